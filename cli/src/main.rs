@@ -1,0 +1,2 @@
+//! The baton executable.
+fn main() {}
