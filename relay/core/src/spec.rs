@@ -1,0 +1,155 @@
+//! What a client asks for: the immutable half of a task, written once and never changed.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::id::{DaemonId, TenantId};
+
+/// Everything a submission fixed. Written once under the task's `spec` key; retries read it again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskSpec {
+    pub tenant: TenantId,
+    /// Name of the credential that submitted it, for display and audit.
+    pub submitted_by: String,
+    pub idempotency_key: Option<String>,
+    pub goal: String,
+    pub prompt: String,
+    pub agent: String,
+    pub options: AgentOptions,
+    /// For kind `command` only; empty otherwise.
+    pub argv: Vec<String>,
+    pub cwd: Option<String>,
+    pub env: BTreeMap<String, String>,
+    pub conversation_id: Option<String>,
+    pub channel_id: Option<String>,
+    pub turn_kind: TurnKind,
+    /// As sent: absent, empty and partial are three different things (see `Profile`).
+    pub requested_profile: RequestedProfile,
+    /// What the relay enforces, resolved once at submit.
+    pub effective_profile: Profile,
+    pub queue_ms: Option<u64>,
+    pub total_ms: Option<u64>,
+    /// Time between renewals that a holder may need; 5 s to 24 h.
+    pub lease_ttl_ms: u64,
+    pub retry: RetryPolicy,
+    pub on_input_timeout: OnInputTimeout,
+    pub dispatch_policy: DispatchPolicy,
+    pub target: Target,
+    /// 0 (lowest) to 100; default 50.
+    pub priority: u8,
+    /// The client's own key-value notes; not used for placement.
+    pub labels: BTreeMap<String, String>,
+    pub success_criteria: Vec<String>,
+    pub contract: Option<CompletionContract>,
+    /// The caller's W3C trace context, if it sent a valid one.
+    pub traceparent: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentOptions {
+    pub model: Option<String>,
+    pub effort: Option<String>,
+    pub permission_mode: Option<String>,
+    pub instructions: Option<String>,
+    pub context_refs: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum TurnKind {
+    #[default]
+    User,
+    SessionTitle,
+    ContextStats,
+    Compact,
+    Control,
+}
+
+/// The caller's wish about deadlines. `Inline(Profile::default())` opts out of every phase timer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RequestedProfile {
+    #[default]
+    Absent,
+    Named(String),
+    Inline(Profile),
+}
+
+/// The eight phase deadlines. A field that is absent is not armed; zero round-trips as sent and is not armed either.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Profile {
+    pub process_start_ms: Option<u64>,
+    pub prompt_write_ms: Option<u64>,
+    pub first_event_ms: Option<u64>,
+    pub first_visible_event_ms: Option<u64>,
+    pub stream_idle_ms: Option<u64>,
+    pub tool_idle_ms: Option<u64>,
+    pub user_input_ms: Option<u64>,
+    pub cleanup_term_ms: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryPolicy {
+    /// How many attempts may end failed or timed_out (1..=10).
+    pub max_attempts: u32,
+    /// How many attempts may end lost (1..=10).
+    pub max_losses: u32,
+    pub when_unsafe: WhenUnsafe,
+    pub backoff_initial_ms: u64,
+    pub backoff_max_ms: u64,
+}
+
+/// What to do after a *loss* whose side effects are unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WhenUnsafe {
+    #[default]
+    Park,
+    Retry,
+    Fail,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnInputTimeout {
+    #[default]
+    Fail,
+    Deny,
+    Park,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DispatchPolicy {
+    #[default]
+    Queue,
+    /// Refuse at once (UNAVAILABLE) when no daemon could take it now.
+    FailFast,
+}
+
+/// Which daemons may take it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    pub daemon: Option<DaemonId>,
+    /// Every pair must be among the daemon's labels.
+    pub labels: BTreeMap<String, String>,
+    /// Every one must be among the daemon's capabilities.
+    pub capabilities: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompletionContract {
+    pub artifacts: Vec<RequiredArtifact>,
+    pub missing_policy: MissingPolicy,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequiredArtifact {
+    pub path: String,
+    pub min_size: Option<u64>,
+    pub sha256: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MissingPolicy {
+    #[default]
+    Reject,
+    Fail,
+    Park,
+}

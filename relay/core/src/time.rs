@@ -1,0 +1,52 @@
+//! Time as an argument: a monotonic moment for decisions, a wall time for display.
+
+use std::ops::{Add, Sub};
+
+use serde::{Deserialize, Serialize};
+
+/// A monotonic instant in milliseconds since an arbitrary start of this process. Never stored: after a restart it
+/// means nothing, so records hold durations and consumed budgets instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Moment(pub u64);
+
+impl Moment {
+    /// Milliseconds from `earlier` to `self`, zero if it lies ahead.
+    pub fn since(self, earlier: Moment) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<u64> for Moment {
+    type Output = Moment;
+    fn add(self, ms: u64) -> Moment {
+        Moment(self.0.saturating_add(ms))
+    }
+}
+
+impl Sub<u64> for Moment {
+    type Output = Moment;
+    fn sub(self, ms: u64) -> Moment {
+        Moment(self.0.saturating_sub(ms))
+    }
+}
+
+/// Unix milliseconds. For display, retention and credential expiry only: a jump of it changes no lease or timer.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,
+)]
+pub struct Wall(pub u64);
+
+/// Both clocks, read once by the shell for one input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Now {
+    pub at: Moment,
+    pub wall: Wall,
+}
+
+/// The core's only source of fresh ids, secrets and jitter: given by the shell, seeded in a simulation.
+pub trait Mint {
+    fn id(&mut self) -> uuid::Uuid;
+    fn secret(&mut self) -> [u8; 32];
+    /// Uniform in `0..1_000_000`; used for jitter.
+    fn millionth(&mut self) -> u32;
+}
