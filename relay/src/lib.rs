@@ -1,1 +1,3 @@
-//! Placeholder until its first commit.
+//! The relay: store, dispatcher, sessions, output log, watch, API and telemetry.
+
+pub mod output;

@@ -1,0 +1,84 @@
+//! What can go wrong in the output log, one enum per call, each case with a machine code.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::piece::CHUNK_BYTES_MAX;
+
+/// The log could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    #[error("cannot {doing} {}: {source}; check that the data directory exists and is writable", path.display())]
+    Io {
+        doing: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("output settings do not fit: {0}")]
+    Config(&'static str),
+}
+
+impl OutputError {
+    pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_path_buf();
+        move |source| Self::Io {
+            doing,
+            path,
+            source,
+        }
+    }
+}
+
+/// Nothing of a refused append, cut or seal was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    #[error("output chunk of {len} bytes is larger than {CHUNK_BYTES_MAX}; split it")]
+    TooLarge { len: usize },
+    #[error("output continues at byte {expected}; replay from there")]
+    Gap { expected: u64 },
+    #[error("a cut from {from} to {to} covers nothing")]
+    EmptyCut { from: u64, to: u64 },
+    #[error("output of this attempt is sealed at byte {end}")]
+    Sealed { end: u64 },
+    #[error(
+        "the relay's disk is full; nothing was stored, replay from the last acknowledged byte later"
+    )]
+    DiskFull,
+    #[error("the output log is closed")]
+    Closed,
+}
+
+impl AppendError {
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::TooLarge { .. } => "output_chunk_too_large",
+            Self::Gap { .. } => "output_gap",
+            Self::EmptyCut { .. } => "output_empty_cut",
+            Self::Sealed { .. } => "output_sealed",
+            Self::DiskFull => "disk_full",
+            Self::Closed => "output_closed",
+        }
+    }
+}
+
+/// Waiting for durability ended without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SyncError {
+    #[error("output is accepted only up to byte {end}")]
+    NotAccepted { end: u64 },
+    #[error("the relay's disk is full; accepted bytes were taken back")]
+    DiskFull,
+    #[error("the output log is closed or has forgotten this attempt")]
+    Closed,
+}
+
+/// A read found nothing to answer with.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// No byte of this attempt is known: it wrote none, or all of it fell to retention or was forgotten.
+    /// A caller whose record names a final offset shows that range as cut by retention.
+    #[error("no output of this attempt is stored")]
+    Unknown,
+    #[error("cannot read stored output: {0}")]
+    Io(#[from] io::Error),
+}
