@@ -1,0 +1,89 @@
+//! What a caller chooses when it opens the store, and the store's fixed limits.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::Fatal;
+
+/// No value in sled is longer: sled moves large leaves to blob files that it never syncs, and a leaf holds up to 17 values.
+pub(super) const MAX_VALUE: usize = 4_000;
+/// Most bytes of changes in one append, and so in one journal entry.
+pub const MAX_ENTRY: usize = 1 << 20;
+/// Most appends that share one journal entry.
+pub(super) const MAX_GROUP: usize = 256;
+/// The newest record format that this version reads and writes.
+pub(super) const SCHEMA: u16 = 1;
+
+/// How to open a store.
+#[derive(Clone)]
+pub struct StoreConfig {
+    /// The store's own directory; created if missing.
+    pub dir: PathBuf,
+    /// The identity given to a new directory, or to this one after a loss was accepted.
+    pub new_incarnation: Uuid,
+    /// Start although acknowledged changes are missing. Makes a new incarnation.
+    pub accept_loss: bool,
+    /// sled's page cache. 32 to 64 MiB: sled counts on-disk bytes and uses several times as much.
+    pub cache_bytes: u64,
+    /// Changes held in memory, not yet in their records, above which `has_room` says no.
+    pub overlay_bytes: usize,
+    /// Changes in memory at which they are written to their records at once.
+    pub apply_bytes: usize,
+    /// Longest wait until a change is written to its record; until then later values replace it for free.
+    pub apply_after: Duration,
+    /// Called once when a write or sync failed. The default aborts the process.
+    pub on_fatal: FatalHook,
+}
+
+impl StoreConfig {
+    pub fn new(dir: impl Into<PathBuf>, new_incarnation: Uuid) -> Self {
+        Self {
+            dir: dir.into(),
+            new_incarnation,
+            accept_loss: false,
+            cache_bytes: 48 << 20,
+            overlay_bytes: 32 << 20,
+            apply_bytes: 8 << 20,
+            apply_after: Duration::from_secs(2),
+            on_fatal: FatalHook::abort(),
+        }
+    }
+}
+
+impl fmt::Debug for StoreConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreConfig")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What happens when durability can no longer be promised. Nothing is acknowledged after it was called.
+#[derive(Clone)]
+pub struct FatalHook(Arc<dyn Fn(&Fatal) + Send + Sync>);
+
+impl FatalHook {
+    pub fn new(hook: impl Fn(&Fatal) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hook))
+    }
+
+    // After a failed sync the kernel may have marked the lost pages clean: only a restart reads what is really there.
+    fn abort() -> Self {
+        Self::new(|_| std::process::abort())
+    }
+
+    pub(super) fn call(&self, fatal: &Fatal) {
+        tracing::error!(op = fatal.op, error = %fatal.message, "the store cannot write; stopping");
+        (self.0)(fatal);
+    }
+}
+
+impl fmt::Debug for FatalHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FatalHook")
+    }
+}

@@ -1,0 +1,145 @@
+//! The errors of the store. Each says what happened, why, and what to do next.
+
+use std::io;
+use std::path::PathBuf;
+
+use uuid::Uuid;
+
+use super::{CommitSeq, Key, MAX_ENTRY};
+
+/// Why a store was not opened. Nothing in the directory was changed, unless the text says so.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(
+        "the data directory {dir} is in use by another relay; stop that one or choose another --data"
+    )]
+    Locked { dir: PathBuf },
+    #[error("cannot {op} {path}: {source}")]
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(
+        "acknowledged changes are missing: the journal ends at {head} and {watermark} was acknowledged; \
+         restore a backup, or start with --accept-loss to go on without them"
+    )]
+    BehindWatermark {
+        head: CommitSeq,
+        watermark: CommitSeq,
+    },
+    #[error(
+        "the journal has a hole after {after}: later entries are there, so this was acknowledged; \
+         restore a backup, or start with --accept-loss to go on from {after}"
+    )]
+    JournalHole { after: CommitSeq },
+    #[error(
+        "the watermark file is missing or unreadable, so nobody can say what was acknowledged; \
+         restore it, or start with --accept-loss"
+    )]
+    WatermarkMissing,
+    #[error(
+        "the watermark belongs to incarnation {watermark} and the records to {found}; \
+         they are from different histories: restore both, or start with --accept-loss"
+    )]
+    ForeignWatermark { found: Uuid, watermark: Uuid },
+    #[error("the record {what} is unreadable; restore a backup, or start with --accept-loss")]
+    MetaUnreadable { what: &'static str },
+    #[error(
+        "the data was written by a newer version (format {found}, this one reads {known}); use that version"
+    )]
+    NewerSchema { found: u16, known: u16 },
+    #[error(
+        "the database does not open: {reason}; restore a backup, or move {dir} away to start empty"
+    )]
+    Damaged { dir: PathBuf, reason: String },
+    #[error("the first write failed: {0}")]
+    Fatal(#[from] Fatal),
+}
+
+impl OpenError {
+    /// A stable word for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Locked { .. } => "store_locked",
+            Self::Io { .. } => "store_io",
+            Self::BehindWatermark { .. } => "store_behind_watermark",
+            Self::JournalHole { .. } => "store_journal_hole",
+            Self::WatermarkMissing => "store_watermark_missing",
+            Self::ForeignWatermark { .. } => "store_foreign_watermark",
+            Self::MetaUnreadable { .. } => "store_meta_unreadable",
+            Self::NewerSchema { .. } => "store_newer_schema",
+            Self::Damaged { .. } => "store_damaged",
+            Self::Fatal(_) => "store_write_failed",
+        }
+    }
+
+    /// True where `--accept-loss` would let the relay start.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Self::BehindWatermark { .. }
+            | Self::JournalHole { .. }
+            | Self::WatermarkMissing
+            | Self::ForeignWatermark { .. }
+            | Self::MetaUnreadable { .. } => true,
+            Self::Locked { .. }
+            | Self::Io { .. }
+            | Self::NewerSchema { .. }
+            | Self::Damaged { .. }
+            | Self::Fatal(_) => false,
+        }
+    }
+}
+
+/// Why a record could not be read. It concerns this record only.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("the record {key:?} is unreadable ({why}); `baton verify` lists all such records")]
+    Unreadable { key: Key, why: Unreadable },
+    #[error("the database could not be read: {0}")]
+    Disk(String),
+}
+
+/// What is wrong with a stored value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    #[error("its checksum does not match")]
+    Checksum,
+    #[error("it is shorter than its header")]
+    Short,
+    #[error("it has the newer format {0}")]
+    NewerSchema(u16),
+    #[error("a part of it is missing or of another write")]
+    Parts,
+}
+
+/// Why an append was refused. Nothing of it was taken.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    #[error("one append of {bytes} bytes is over the limit of {MAX_ENTRY}; split it")]
+    TooLarge { bytes: usize },
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+}
+
+/// The store has stopped: a write failed, or it was closed. What was not yet durable may or may not be there later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the store has stopped; whether the last changes are durable is known after a restart")]
+pub struct Stopped;
+
+/// A write or sync that failed, after which nothing is acknowledged any more.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{op} failed: {message}")]
+pub struct Fatal {
+    pub op: &'static str,
+    pub message: String,
+}
+
+impl Fatal {
+    pub(super) fn new(op: &'static str, cause: &dyn std::fmt::Display) -> Self {
+        Self {
+            op,
+            message: cause.to_string(),
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Every key of the record tree: its shape, its value and how long it lives. Nothing else writes or parses key bytes.
+//!
+//! Shape: `tenant 00 kind rest`. The tenant leads, so a scan that names no tenant cannot be written by accident;
+//! relay-wide records have the empty tenant and sort first. Numbers are big-endian and texts end in a zero byte, so no
+//! key is the beginning of another and byte order is the order of [`Key`].
+//!
+//! Journal entries live in a tree of their own, under `first sequence number (8 bytes) part (2 bytes)`: see `journal.rs`.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+/// Longest tenant or name inside a key, in bytes.
+pub const MAX_TEXT: usize = 128;
+
+/// Where a record is kept. Order: tenant, then kind, then the rest of the key.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
+    /// `"" 00 00 name` — facts about this data directory. Values: see [`MetaKey`]. Lives as long as the directory.
+    Meta(MetaKey),
+    /// `tenant 00 01 name 00` — an operator's switch (paused, draining); no tenant means the whole relay. Value: the
+    /// switch's own record. Lives until the operator clears it.
+    Control {
+        tenant: Option<KeyText>,
+        name: KeyText,
+    },
+    /// `tenant 00 02 task` — what the client submitted, written once. Lives until the task's retention ends.
+    Spec { tenant: KeyText, task: Uuid },
+    /// `tenant 00 03 task` — task, attempts and timeline while the task is open. Deleted by the commit that writes
+    /// `Done`; an operator's retry brings it back.
+    Live { tenant: KeyText, task: Uuid },
+    /// `tenant 00 04 task` — the same facts after the task's end. Lives until its retention ends.
+    Done { tenant: KeyText, task: Uuid },
+    /// `tenant 00 05 digest` — the task that an idempotency key made, under the digest of that key. Lives as long as
+    /// that task.
+    Idempotency { tenant: KeyText, digest: [u8; 32] },
+    /// `tenant 00 06 name 00` — a named deadline profile. Lives until it is removed.
+    Profile { tenant: KeyText, name: KeyText },
+    /// `tenant 00 07 token` — a credential: role, scope and the hash of its secret. Lives past its revocation, so that a
+    /// list can show it.
+    Token { tenant: KeyText, token: Uuid },
+    /// `tenant 00 08 daemon` — a daemon that has enrolled: its name, labels and credential. Lives until it is removed.
+    Daemon { tenant: KeyText, daemon: Uuid },
+}
+
+/// The relay-wide facts. `Applied` is written by the store itself; the others are ordinary changes in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum MetaKey {
+    /// u16: the newest record format in this directory.
+    Schema = 0,
+    /// 16 bytes: the identity of this history. A new one after a loss was accepted.
+    Incarnation = 1,
+    /// u64: counts the starts of the relay.
+    RelayEpoch = 2,
+    /// u64: every change up to this sequence number is in its record, and the journal may end behind it.
+    Applied = 3,
+}
+
+/// The second part of a key: what kind of record it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Kind {
+    Meta = 0,
+    Control = 1,
+    Spec = 2,
+    Live = 3,
+    Done = 4,
+    Idempotency = 5,
+    Profile = 6,
+    Token = 7,
+    Daemon = 8,
+}
+
+impl Kind {
+    const ALL: [Self; 9] = [
+        Self::Meta,
+        Self::Control,
+        Self::Spec,
+        Self::Live,
+        Self::Done,
+        Self::Idempotency,
+        Self::Profile,
+        Self::Token,
+        Self::Daemon,
+    ];
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(byte)).copied()
+    }
+}
+
+impl MetaKey {
+    const ALL: [Self; 4] = [
+        Self::Schema,
+        Self::Incarnation,
+        Self::RelayEpoch,
+        Self::Applied,
+    ];
+}
+
+/// A tenant or a name as a key may hold it: 1 to 128 bytes without a zero byte.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct KeyText(Arc<str>);
+
+impl KeyText {
+    pub fn new(text: &str) -> Result<Self, BadKeyText> {
+        match text {
+            "" => Err(BadKeyText::Empty),
+            long if long.len() > MAX_TEXT => Err(BadKeyText::TooLong { bytes: long.len() }),
+            zero if zero.contains('\0') => Err(BadKeyText::ZeroByte),
+            good => Ok(Self(good.into())),
+        }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for KeyText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+/// Why a text cannot stand in a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadKeyText {
+    #[error("a key text is empty; give a tenant or name of 1 to {MAX_TEXT} bytes")]
+    Empty,
+    #[error("a key text has {bytes} bytes; give at most {MAX_TEXT}")]
+    TooLong { bytes: usize },
+    #[error("a key text has a zero byte; remove it")]
+    ZeroByte,
+}
+
+impl Key {
+    /// The tenant that leads the key; empty for relay-wide records.
+    pub fn tenant(&self) -> &str {
+        match self {
+            Self::Meta(_) => "",
+            Self::Control { tenant, .. } => tenant.as_ref().map_or("", KeyText::as_str),
+            Self::Spec { tenant, .. }
+            | Self::Live { tenant, .. }
+            | Self::Done { tenant, .. }
+            | Self::Idempotency { tenant, .. }
+            | Self::Profile { tenant, .. }
+            | Self::Token { tenant, .. }
+            | Self::Daemon { tenant, .. } => tenant.as_str(),
+        }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Meta(_) => Kind::Meta,
+            Self::Control { .. } => Kind::Control,
+            Self::Spec { .. } => Kind::Spec,
+            Self::Live { .. } => Kind::Live,
+            Self::Done { .. } => Kind::Done,
+            Self::Idempotency { .. } => Kind::Idempotency,
+            Self::Profile { .. } => Kind::Profile,
+            Self::Token { .. } => Kind::Token,
+            Self::Daemon { .. } => Kind::Daemon,
+        }
+    }
+
+    fn rest(&self) -> Rest<'_> {
+        match self {
+            Self::Meta(meta) => Rest::Meta(*meta),
+            Self::Control { name, .. } | Self::Profile { name, .. } => Rest::Name(name.as_str()),
+            Self::Spec { task, .. } | Self::Live { task, .. } | Self::Done { task, .. } => {
+                Rest::Id(task)
+            }
+            Self::Idempotency { digest, .. } => Rest::Digest(digest),
+            Self::Token { token, .. } => Rest::Id(token),
+            Self::Daemon { daemon, .. } => Rest::Id(daemon),
+        }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = prefix(self.tenant(), Some(self.kind()));
+        match self.rest() {
+            Rest::Meta(meta) => bytes.push(meta as u8),
+            Rest::Id(id) => bytes.extend_from_slice(id.as_bytes()),
+            Rest::Digest(digest) => bytes.extend_from_slice(digest),
+            Rest::Name(name) => {
+                bytes.extend_from_slice(name.as_bytes());
+                bytes.push(0);
+            }
+        }
+        bytes
+    }
+
+    /// `None` for bytes that this version did not write: the caller counts such a record as unreadable.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (tenant, after) = split_text(bytes)?;
+        let (&kind, rest) = after.split_first()?;
+        let kind = Kind::from_byte(kind)?;
+        if tenant.is_empty() {
+            return Self::decode_relay_wide(kind, rest);
+        }
+        let tenant = KeyText::new(tenant).ok()?;
+        Some(match kind {
+            Kind::Meta => return None,
+            Kind::Control => Self::Control {
+                tenant: Some(tenant),
+                name: whole_text(rest)?,
+            },
+            Kind::Spec => Self::Spec {
+                tenant,
+                task: Uuid::from_slice(rest).ok()?,
+            },
+            Kind::Live => Self::Live {
+                tenant,
+                task: Uuid::from_slice(rest).ok()?,
+            },
+            Kind::Done => Self::Done {
+                tenant,
+                task: Uuid::from_slice(rest).ok()?,
+            },
+            Kind::Idempotency => Self::Idempotency {
+                tenant,
+                digest: rest.try_into().ok()?,
+            },
+            Kind::Profile => Self::Profile {
+                tenant,
+                name: whole_text(rest)?,
+            },
+            Kind::Token => Self::Token {
+                tenant,
+                token: Uuid::from_slice(rest).ok()?,
+            },
+            Kind::Daemon => Self::Daemon {
+                tenant,
+                daemon: Uuid::from_slice(rest).ok()?,
+            },
+        })
+    }
+
+    fn decode_relay_wide(kind: Kind, rest: &[u8]) -> Option<Self> {
+        match (kind, rest) {
+            (Kind::Meta, &[byte]) => Some(Self::Meta(*MetaKey::ALL.get(usize::from(byte))?)),
+            (Kind::Control, _) => Some(Self::Control {
+                tenant: None,
+                name: whole_text(rest)?,
+            }),
+            (Kind::Meta | Kind::Spec | Kind::Live | Kind::Done | Kind::Idempotency, _)
+            | (Kind::Profile | Kind::Token | Kind::Daemon, _) => None,
+        }
+    }
+}
+
+impl Ord for Key {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let this = (self.tenant(), self.kind(), self.rest());
+        this.cmp(&(other.tenant(), other.kind(), other.rest()))
+    }
+}
+
+impl PartialOrd for Key {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// What follows tenant and kind. Two keys of one kind always have the same variant.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Rest<'a> {
+    Meta(MetaKey),
+    Id(&'a Uuid),
+    Digest(&'a [u8; 32]),
+    Name(&'a str),
+}
+
+/// A run of neighbouring keys, from the first byte string to just before the second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRange {
+    pub(super) start: Vec<u8>,
+    pub(super) end: Vec<u8>,
+}
+
+impl KeyRange {
+    /// All records of one kind of one tenant.
+    pub fn of(tenant: &KeyText, kind: Kind) -> Self {
+        Self::under(prefix(tenant.as_str(), Some(kind)))
+    }
+
+    /// All records of one tenant.
+    pub fn tenant(tenant: &KeyText) -> Self {
+        Self::under(prefix(tenant.as_str(), None))
+    }
+
+    /// Relay-wide records of one kind (`Meta`, `Control`).
+    pub fn relay_wide(kind: Kind) -> Self {
+        Self::under(prefix("", Some(kind)))
+    }
+
+    /// Everything, all tenants: for verification and export.
+    pub fn everything() -> Self {
+        Self {
+            start: Vec::new(),
+            end: vec![0xff],
+        }
+    }
+
+    /// Every key behind those of `tenant`, where the next tenant is found.
+    pub(super) fn behind_tenant(tenant: &str) -> Self {
+        Self {
+            start: Self::under(prefix(tenant, None)).end,
+            ..Self::everything()
+        }
+    }
+
+    // A prefix never ends in ff (it ends in a zero byte or a kind), so its successor is one byte up.
+    fn under(start: Vec<u8>) -> Self {
+        let mut end = start.clone();
+        if let Some(last) = end.last_mut() {
+            *last += 1;
+        }
+        Self { start, end }
+    }
+}
+
+fn prefix(tenant: &str, kind: Option<Kind>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(tenant.len() + 2 + 33);
+    bytes.extend_from_slice(tenant.as_bytes());
+    bytes.push(0);
+    bytes.extend(kind.map(|kind| kind as u8));
+    bytes
+}
+
+fn split_text(bytes: &[u8]) -> Option<(&str, &[u8])> {
+    let end = bytes.iter().position(|&byte| byte == 0)?;
+    Some((std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 1..]))
+}
+
+fn whole_text(bytes: &[u8]) -> Option<KeyText> {
+    match split_text(bytes)? {
+        (text, []) => KeyText::new(text).ok(),
+        (_, [_, ..]) => None,
+    }
+}

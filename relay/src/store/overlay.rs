@@ -1,0 +1,160 @@
+//! Changes that are not yet in their records: the newest value of each key, in memory, in key order. Readers look here
+//! first, so a change is visible from its append on. Must not touch the disk.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::Bound;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use bytes::Bytes;
+
+use super::CommitSeq;
+
+/// Bookkeeping bytes counted per change, so that many small ones are bounded too.
+const PER_CHANGE: usize = 96;
+
+/// One change as it travels from append to journal to record: encoded key, and the body or nothing for a deletion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RawChange {
+    pub(super) key: Bytes,
+    pub(super) body: Option<Bytes>,
+}
+
+impl RawChange {
+    pub(super) fn cost(&self) -> usize {
+        self.key.len() + self.body.as_ref().map_or(0, Bytes::len) + PER_CHANGE
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Overlay {
+    state: RwLock<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    newest: BTreeMap<Bytes, Slot>,
+    /// What each append touched, oldest first: what the apply step works through.
+    appended: VecDeque<Touched>,
+    /// Bytes of all appends not yet applied; bounds memory here and the journal on disk alike.
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Touched {
+    seq: CommitSeq,
+    keys: Vec<Bytes>,
+    bytes: usize,
+}
+
+/// The newest change of a key.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) seq: CommitSeq,
+    pub(super) body: Option<Bytes>,
+}
+
+/// What one apply cycle writes.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    pub(super) changes: Vec<(Bytes, Slot)>,
+    /// Newest change that superseded a due one: the journal may be cut only when it is durable as well.
+    pub(super) superseded_by: CommitSeq,
+}
+
+impl Overlay {
+    pub(super) fn add(&self, seq: CommitSeq, changes: &[RawChange]) {
+        let mut state = self.write();
+        for change in changes {
+            let slot = Slot {
+                seq,
+                body: change.body.clone(),
+            };
+            state.newest.insert(change.key.clone(), slot);
+        }
+        let keys = changes.iter().map(|change| change.key.clone()).collect();
+        let bytes = changes.iter().map(RawChange::cost).sum();
+        state.bytes += bytes;
+        state.appended.push_back(Touched { seq, keys, bytes });
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Option<Slot> {
+        self.read().newest.get(key).cloned()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.read().bytes
+    }
+
+    /// Up to `limit` newest changes within the bounds, in key order, or backwards.
+    pub(super) fn page(
+        &self,
+        bounds: (Bound<&[u8]>, Bound<&[u8]>),
+        reverse: bool,
+        limit: usize,
+    ) -> Vec<(Bytes, Slot)> {
+        let state = self.read();
+        let range = state.newest.range::<[u8], _>(bounds);
+        let own = |(key, slot): (&Bytes, &Slot)| (key.clone(), slot.clone());
+        if reverse {
+            range.rev().take(limit).map(own).collect()
+        } else {
+            range.take(limit).map(own).collect()
+        }
+    }
+
+    /// The newest values of all keys touched by appends up to `durable`. Newer ones stay out: their journal entry could
+    /// still be lost, and half of an append must never be in the records.
+    pub(super) fn due(&self, durable: CommitSeq) -> Due {
+        let state = self.read();
+        let (mut due, mut seen) = (Due::default(), HashSet::new());
+        for touched in state
+            .appended
+            .iter()
+            .take_while(|touched| touched.seq <= durable)
+        {
+            for key in touched
+                .keys
+                .iter()
+                .filter(|key| seen.insert(Bytes::clone(key)))
+            {
+                match state.newest.get(key) {
+                    Some(slot) if slot.seq <= durable => {
+                        due.changes.push((key.clone(), slot.clone()));
+                    }
+                    Some(newer) => due.superseded_by = due.superseded_by.max(newer.seq),
+                    None => {}
+                }
+            }
+        }
+        due
+    }
+
+    /// Forgets what is now in the records: changes up to `applied`, where nothing newer came since.
+    pub(super) fn forget(&self, applied: CommitSeq) {
+        let mut state = self.write();
+        while let Some(touched) = state
+            .appended
+            .pop_front_if(|touched| touched.seq <= applied)
+        {
+            for key in &touched.keys {
+                if state
+                    .newest
+                    .get(key)
+                    .is_some_and(|slot| slot.seq <= applied)
+                {
+                    state.newest.remove(key);
+                }
+            }
+            state.bytes -= touched.bytes;
+        }
+    }
+
+    // Every change to the state is complete before the guard is dropped or a panic can happen.
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
