@@ -4,6 +4,14 @@
 //! become durable, and what may be sent once they are. Time, ids and secrets come in as arguments, so a test
 //! or a simulation can replay any history exactly.
 
+pub mod config;
+mod core;
+pub mod effects;
 pub mod id;
+pub mod input;
+pub mod record;
+pub mod reject;
 pub mod spec;
 pub mod time;
+
+pub use crate::core::{Core, Recovered};

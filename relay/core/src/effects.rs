@@ -1,0 +1,311 @@
+//! What the core wants done: writes that must become durable, and what may be sent once they are.
+
+use std::sync::Arc;
+
+use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
+use crate::input::LeaseToken;
+use crate::record::{
+    DaemonRecord, FenceRecord, IdempotencyRecord, InputKind, SchedulerRecord, TaskRecord,
+    TimelineEvent, TimerKind,
+};
+use crate::reject::Rejection;
+use crate::spec::{TaskSpec, TurnKind};
+use crate::time::Wall;
+
+/// The answer to one input. Writes are one transaction, in order; sends keep their order per session and request.
+#[derive(Debug, Default)]
+pub struct Effects {
+    pub writes: Vec<Write>,
+    pub sends: Vec<Outgoing>,
+    /// For metrics: what was refused or odd, and why.
+    pub counts: Vec<Count>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// Once per task, before anything else of it.
+    PutSpec {
+        task: TaskId,
+        spec: Arc<TaskSpec>,
+    },
+    PutLive(Arc<TaskRecord>),
+    /// The task ended (or its finished record changed): removes the live record.
+    PutDone(Arc<TaskRecord>),
+    /// A finished task became live again (an operator's retry): removes the done record.
+    Reopen(Arc<TaskRecord>),
+    PutIdempotency {
+        tenant: TenantId,
+        key: String,
+        record: IdempotencyRecord,
+    },
+    PutDaemon(Arc<DaemonRecord>),
+    PutScheduler(SchedulerRecord),
+    PutFence(FenceRecord),
+    DropFence(AttemptId),
+}
+
+#[derive(Debug)]
+pub struct Outgoing {
+    pub after: After,
+    pub send: Send,
+}
+
+/// Which uncommitted writes a send has to wait for. Those of the same `Effects` count as already handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum After {
+    Nothing,
+    /// The newest write of this task.
+    Task(TaskId),
+    /// Every write handed over so far.
+    Everything,
+}
+
+#[derive(Debug)]
+pub enum Send {
+    Reply {
+        request: RequestId,
+        outcome: Result<Reply, Rejection>,
+    },
+    ToSession {
+        session: SessionId,
+        message: Downstream,
+    },
+    /// The stream must end; tell the daemon why, if it can still hear.
+    CloseSession {
+        session: SessionId,
+        reason: CloseReason,
+    },
+    /// For watchers and telemetry: the record as written, and the events that are new in it.
+    Published {
+        record: Arc<TaskRecord>,
+        spec: Arc<TaskSpec>,
+        events: Vec<Arc<TimelineEvent>>,
+    },
+}
+
+#[derive(Debug)]
+pub enum Reply {
+    /// `created` is false where the idempotency key was known.
+    Submitted {
+        record: Arc<TaskRecord>,
+        created: bool,
+    },
+    /// The task after the request; unchanged where it had no work to do.
+    Task(Arc<TaskRecord>),
+    Inspected(Box<TaskView>),
+    Daemons(Vec<DaemonView>),
+    Daemon(Box<DaemonView>),
+    Done,
+}
+
+/// A live task with what is in no record.
+#[derive(Debug)]
+pub struct TaskView {
+    pub record: Arc<TaskRecord>,
+    pub spec: Arc<TaskSpec>,
+    pub deadlines: Vec<DeadlineView>,
+    /// Why it is not being run at this moment, as a code; none if it is.
+    pub waits_for: Option<WaitsFor>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadlineView {
+    pub timer: TimerKind,
+    pub tool: Option<Arc<str>>,
+    pub input: Option<InputId>,
+    pub remaining_ms: u64,
+    /// For display; none while it is paused.
+    pub at: Option<Wall>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// No daemon has a free slot and may take it.
+    Daemon,
+    Backoff,
+    /// An earlier attempt may still run.
+    Fence,
+    /// Another task of its conversation runs.
+    Conversation,
+    Pause,
+    Person,
+}
+
+impl WaitsFor {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            WaitsFor::Daemon => "daemon",
+            WaitsFor::Backoff => "backoff",
+            WaitsFor::Fence => "fence",
+            WaitsFor::Conversation => "conversation",
+            WaitsFor::Pause => "pause",
+            WaitsFor::Person => "person",
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct DaemonView {
+    pub record: Arc<DaemonRecord>,
+    pub connected: bool,
+    pub draining: bool,
+    pub sick: bool,
+    pub free_slots: u32,
+    pub held: Vec<AttemptId>,
+}
+
+/// Messages to a daemon. The shell adds incarnation and epoch.
+#[derive(Debug)]
+pub enum Downstream {
+    Welcome {
+        heartbeat_ms: u64,
+        settlements: Vec<Settlement>,
+    },
+    HeartbeatAck {
+        seq: u64,
+        heartbeat_ms: u64,
+        results: Vec<(AttemptId, Renewal)>,
+    },
+    HoldAck {
+        request: u64,
+        results: Vec<(AttemptId, Renewal)>,
+    },
+    /// Durable up to here.
+    Ack {
+        attempt: AttemptId,
+        control_seq: u64,
+    },
+    Dispatch(Box<Dispatch>),
+    /// Only now may a process start. Counts from the send of TaskAccepted on the daemon's clock.
+    LeaseConfirmed {
+        to: AttemptRef,
+        granted_ms: u64,
+        expires_at: Wall,
+    },
+    Cancel {
+        to: AttemptRef,
+        kind: CancelKind,
+        reason: Option<Arc<str>>,
+        grace_ms: u64,
+    },
+    Answer {
+        to: AttemptRef,
+        input: InputId,
+        kind: InputKind,
+        approved: Option<bool>,
+        payload: Arc<[u8]>,
+        by: Arc<str>,
+    },
+    /// Kill it and forget its frames: they will never count.
+    Abandon {
+        attempt: AttemptId,
+        code: Rejection,
+    },
+    /// The frame changed nothing. Unless the code is `gap`, its number is used up in this session.
+    FrameRejected {
+        attempt: AttemptId,
+        control_seq: u64,
+        code: Rejection,
+        expected: Option<u64>,
+    },
+    /// Take nothing new.
+    Drain,
+}
+
+/// Names an attempt in a message to its holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptRef {
+    pub task: TaskId,
+    pub attempt: AttemptId,
+    pub number: u32,
+    pub conversation: Option<Arc<str>>,
+    pub channel: Option<Arc<str>>,
+    pub turn_kind: TurnKind,
+    pub trace_id: [u8; 16],
+    pub span_id: [u8; 8],
+    pub sampled: bool,
+}
+
+#[derive(Debug)]
+pub struct Dispatch {
+    pub to: AttemptRef,
+    pub token: LeaseToken,
+    pub spec: Arc<TaskSpec>,
+    pub granted_ms: u64,
+    /// For display.
+    pub expires_at: Wall,
+    pub accept_ms: u64,
+    pub total_ms: u64,
+    pub previous: Option<AttemptId>,
+    /// The agent's own id of this conversation, from the newest attempt that told one.
+    pub agent_session_id: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settlement {
+    pub attempt: AttemptId,
+    pub verdict: Verdict,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Goes on; replay after `acked`. The grant counts from the send of Hello; none where it was not renewed.
+    Keep {
+        acked: u64,
+        granted_ms: Option<u64>,
+    },
+    /// Its end is still wanted: replay after `acked`, then forget it.
+    Adopt {
+        acked: u64,
+    },
+    Kill {
+        code: Rejection,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    Renewed {
+        granted_ms: u64,
+        expires_at: Wall,
+    },
+    /// Kill it; send no terminal frame.
+    Revoked {
+        code: Rejection,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelKind {
+    User,
+    Operator,
+    Deadline(TimerKind),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// A newer stream of the same instance took over; nothing is said to the daemon.
+    Replaced,
+    /// Another instance of the same daemon connected.
+    Superseded,
+    /// Two heartbeats are missing.
+    Silent,
+}
+
+/// Things worth a metric that no record tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// A frame that changed nothing, with the reason that the wire may not tell apart.
+    FrameRejected(Rejection),
+    /// Foreign on the wire looks like unknown; here it does not.
+    ForeignAttempt {
+        daemon: DaemonId,
+    },
+    PhaseRegression,
+    UnknownFrame,
+    StallCredit {
+        away_ms: u64,
+    },
+    LateTerminal,
+    AdoptedLate,
+}

@@ -1,0 +1,364 @@
+//! Everything that can happen to the core: requests of clients and operators, facts from daemons, the passing of time.
+//!
+//! The shell has authenticated, decoded and checked sizes before one of these is built; the core checks meaning.
+//! Where an input names a finished task, the shell loads that record first (`Finished`): the core holds live ones only.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::id::{
+    AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
+    TenantScope,
+};
+use crate::record::{Artifact, Exit, FailureCode, Phase, RejectCode, TaskRecord, Usage};
+use crate::spec::TaskSpec;
+use crate::time::Wall;
+
+#[derive(Debug)]
+pub enum Input {
+    Submit(Submit),
+    /// Idempotent: a task that is finished or already being canceled answers unchanged.
+    Cancel {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        by: Actor,
+        reason: Option<Arc<str>>,
+        finished: Option<Finished>,
+    },
+    /// Another attempt for a task that ended failed, timed_out or lost, or that needs attention.
+    Retry {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        by: Actor,
+        reason: Option<Arc<str>>,
+        finished: Option<Finished>,
+    },
+    /// Answers a permission request or question of a live attempt.
+    Answer {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        input: InputId,
+        by: Actor,
+        approved: Option<bool>,
+        payload: Arc<[u8]>,
+    },
+    PauseTask {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        by: Actor,
+        reason: Arc<str>,
+    },
+    UnpauseTask {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        by: Actor,
+    },
+    /// Stops new dispatch; what runs goes on.
+    PauseScheduler {
+        request: RequestId,
+        by: Actor,
+        reason: Arc<str>,
+    },
+    UnpauseScheduler {
+        request: RequestId,
+        by: Actor,
+    },
+    /// The daemon keeps what it runs and gets nothing new. `scope` is the caller's: a tenant drains only its own daemons.
+    DrainDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        daemon: DaemonId,
+        by: Actor,
+        reason: Arc<str>,
+    },
+    UndrainDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        daemon: DaemonId,
+        by: Actor,
+    },
+    /// A live task with what only the core knows: its armed deadlines and why it waits.
+    Inspect {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+    },
+    /// Daemons that the caller may see, away ones too.
+    ListDaemons {
+        request: RequestId,
+        scope: TenantScope,
+    },
+
+    SessionOpened {
+        session: SessionId,
+        hello: Box<Hello>,
+    },
+    SessionClosed {
+        session: SessionId,
+    },
+    Heartbeat {
+        session: SessionId,
+        heartbeat: Heartbeat,
+    },
+    Frame(Box<Frame>),
+    /// Output arrived; coalesced by the session (at most every min(1 s, idle limit / 8) per attempt, trailing edge
+    /// flushed; the first event, the first visible one and each tool's first output go at once).
+    Activity(Activity),
+    /// A restart on purpose: renews the attempt for `granted_ms` (at most `Config::max_hold_ms`), committed before it
+    /// is acknowledged.
+    Hold {
+        session: SessionId,
+        request: u64,
+        attempts: Vec<(AttemptId, LeaseToken)>,
+        granted_ms: u64,
+    },
+    /// A Dispatch that was certainly never written to its stream.
+    DeliveryFailed {
+        session: SessionId,
+        attempt: AttemptId,
+    },
+    /// Time passed. Early or extra ones are harmless.
+    Tick,
+}
+
+/// Who asked, for the record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Actor {
+    /// Name of the credential.
+    pub name: Arc<str>,
+    pub operator: bool,
+}
+
+#[derive(Debug)]
+pub struct Submit {
+    pub request: RequestId,
+    /// Minted by the shell; unused if the key is already known.
+    pub task: TaskId,
+    pub spec: Arc<TaskSpec>,
+    /// SHA-256 of the submission as sent; compared where an idempotency key repeats.
+    pub digest: [u8; 32],
+    /// What the store knows of this idempotency key.
+    pub prior: Option<Prior>,
+}
+
+#[derive(Debug)]
+pub struct Prior {
+    pub task: TaskId,
+    pub digest: [u8; 32],
+    /// The task's record, if it is finished.
+    pub finished: Option<Arc<TaskRecord>>,
+}
+
+/// A finished task, loaded for an input that names it.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    pub record: Arc<TaskRecord>,
+    pub spec: Arc<TaskSpec>,
+}
+
+/// The secret half of a lease. Lives in memory only; its `Debug` shows nothing.
+#[derive(Clone, PartialEq, Eq)]
+pub struct LeaseToken(pub [u8; 32]);
+
+impl fmt::Debug for LeaseToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LeaseToken(..)")
+    }
+}
+
+/// A daemon's first word on a stream. `daemon` and `scope` come from its credential.
+#[derive(Debug)]
+pub struct Hello {
+    pub daemon: DaemonId,
+    pub scope: TenantScope,
+    pub instance: InstanceId,
+    /// The kernel's boot id: another one than before ends all earlier attempts of that machine.
+    pub boot_id: Arc<str>,
+    pub name: Arc<str>,
+    pub version: Arc<str>,
+    pub slots: u32,
+    pub labels: BTreeMap<String, String>,
+    pub capabilities: Vec<String>,
+    pub agents: Vec<String>,
+    /// The daemon takes no new work.
+    pub draining: bool,
+    pub active: Vec<ActiveAttempt>,
+}
+
+/// One attempt that the daemon still has.
+#[derive(Debug)]
+pub struct ActiveAttempt {
+    pub re: FrameRef,
+    /// Absent where the daemon restarted and the shim has it.
+    pub proof: Option<LeaseToken>,
+    pub state: ActiveState,
+    /// Newest number in the daemon's outbox.
+    pub control_seq: u64,
+    pub output_end: u64,
+    /// Loaded by the shell if the task is finished.
+    pub finished: Option<Finished>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActiveState {
+    Running,
+    /// Ended on its side; its terminal frame is not acknowledged yet.
+    Finished,
+    /// Its shim did not answer in time: it may run, so it is kept but not renewed.
+    Unreachable,
+}
+
+#[derive(Debug)]
+pub struct Heartbeat {
+    pub seq: u64,
+    pub renewals: Vec<(AttemptId, LeaseToken)>,
+    pub free_slots: u32,
+    pub draining: bool,
+}
+
+/// Whose frame it is. All of it must match: a stale or foreign one changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameRef {
+    pub task: TaskId,
+    pub attempt: AttemptId,
+    pub number: u32,
+    pub incarnation: Incarnation,
+}
+
+#[derive(Debug)]
+pub struct Frame {
+    pub session: SessionId,
+    pub re: FrameRef,
+    /// From 1 within the attempt, without a gap.
+    pub control_seq: u64,
+    pub observed: Wall,
+    /// Live frames that change the lease carry it; frames replayed from a disk outbox do not.
+    pub proof: Option<LeaseToken>,
+    pub body: FrameBody,
+    pub finished: Option<Finished>,
+}
+
+#[derive(Clone, Debug)]
+pub enum FrameBody {
+    /// The daemon will run it once LeaseConfirmed arrives.
+    Accepted,
+    /// The daemon has not started it and will not: counts as a receipt.
+    Rejected {
+        code: RejectCode,
+        message: Option<Arc<str>>,
+    },
+    Started,
+    /// A phase without data of its own. Terminal phases here are diagnostics: they end nothing.
+    Phase {
+        phase: Phase,
+        message: Option<Arc<str>>,
+    },
+    ToolStarted {
+        id: Arc<str>,
+        name: Arc<str>,
+    },
+    ToolFinished {
+        id: Arc<str>,
+    },
+    PermissionRequest {
+        input: InputId,
+        tool: Option<Arc<str>>,
+        payload: Arc<[u8]>,
+    },
+    Question {
+        input: InputId,
+        payload: Arc<[u8]>,
+    },
+    InputWithdrawn {
+        input: InputId,
+    },
+    /// The daemon has the answer of this input.
+    InputReceived {
+        input: InputId,
+    },
+    Completed(Completed),
+    Errored(Errored),
+    Canceled(CanceledBody),
+    /// The daemon gives it back untouched or stopped on purpose; the task is queued again and nothing is counted.
+    Released {
+        reason: Option<Arc<str>>,
+        termination: Termination,
+    },
+    /// The processes are gone; sent when no terminal frame says so.
+    Receipt {
+        termination: Termination,
+    },
+    /// Known to the protocol, not built in this relay yet: refused with `unimplemented`.
+    NotBuilt {
+        name: &'static str,
+    },
+    /// A phase or body from a newer protocol: takes its number, is counted, changes nothing.
+    Unknown,
+}
+
+/// What the worker knows of the processes' end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Termination {
+    pub exit: Option<Exit>,
+    /// No process of the attempt is left.
+    pub group_empty: bool,
+    /// `Some(false)`: the prompt never reached the agent, so nothing can have happened.
+    pub prompt_written: Option<bool>,
+    /// What the cleanup did, in words.
+    pub cleanup: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Completed {
+    pub result: Option<Arc<[u8]>>,
+    pub usage: Usage,
+    pub agent_session_id: Option<Arc<str>>,
+    pub artifacts: Vec<Artifact>,
+    /// Bytes of output in all; the shell has stored them before it passes this on.
+    pub final_offset: u64,
+    pub termination: Termination,
+    /// There was a result, then a hang.
+    pub killed_after_result: bool,
+    /// The daemon's word that it saw the end before its local lease limit.
+    pub in_lease: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Errored {
+    pub code: FailureCode,
+    /// Can only lower what the relay decides.
+    pub retryable_hint: Option<bool>,
+    pub message: Option<Arc<str>>,
+    pub user_message: Option<Arc<str>>,
+    pub usage: Usage,
+    pub agent_session_id: Option<Arc<str>>,
+    pub final_offset: u64,
+    pub termination: Termination,
+    pub in_lease: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct CanceledBody {
+    pub reason: Option<Arc<str>>,
+    pub usage: Usage,
+    pub final_offset: u64,
+    pub termination: Termination,
+    pub in_lease: bool,
+}
+
+#[derive(Debug)]
+pub struct Activity {
+    pub session: SessionId,
+    pub re: FrameRef,
+    /// Some of it was meant for people.
+    pub visible: bool,
+    /// Tool calls that it belongs to; empty for the agent's own output.
+    pub tools: Vec<Arc<str>>,
+    pub output_end: u64,
+}

@@ -1,0 +1,390 @@
+//! One attempt as stored: its state with the data that belongs to it, its lease, what it reached and how it ended.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::code::FailureCode;
+use super::timeline::{Phase, TimerKind};
+use crate::id::{AttemptId, DaemonId, InputId, InstanceId};
+use crate::time::Wall;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptRecord {
+    pub id: AttemptId,
+    /// From 1, rising by one within the task.
+    pub number: u32,
+    pub state: State,
+    /// Set by the offer and kept after the end, so that late frames can be judged.
+    pub holder: Option<Holder>,
+    pub lease: Option<Lease>,
+    pub phase: Option<Phase>,
+    /// Which once-phases were seen or implied.
+    pub reached: Reached,
+    pub retry_safe: bool,
+    /// `Some(false)` only from the worker's receipt: frames are missing precisely when leases expire.
+    pub prompt_written: Option<bool>,
+    pub tools: Vec<OpenTool>,
+    pub inputs: Vec<InputRecord>,
+    /// The newest control frame applied; replays up to here are dropped and acknowledged again.
+    pub control_seq: u64,
+    /// End of the output known to be stored, in bytes.
+    pub output_end: u64,
+    /// Named by the terminal frame.
+    pub final_offset: Option<u64>,
+    pub times: StageTimes,
+    /// Used-up time of running and paused timers, persisted at least every 30 s.
+    pub budgets: Vec<Budget>,
+    pub usage: Usage,
+    pub agent_session_id: Option<Arc<str>>,
+    pub result: Option<Arc<[u8]>>,
+    pub artifacts: Vec<Artifact>,
+    /// A terminal frame that came too late was kept as evidence (one is enough).
+    pub late_terminal: bool,
+    pub previous: Option<AttemptId>,
+    pub successor: Option<AttemptId>,
+    pub span_id: [u8; 8],
+}
+
+/// The machine's state. Seventeen by name (`AttemptState`): the seven ends share one variant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    Queued,
+    Offered,
+    Accepted,
+    Starting,
+    Prompted,
+    Streaming,
+    ToolRunning,
+    WaitingInput,
+    /// The processes are being ended. `pending` is what it will end as; none when the daemon began on its own.
+    CleaningUp {
+        pending: Option<Pending>,
+    },
+    Parked(Parked),
+    Ended(End),
+}
+
+impl State {
+    pub fn name(&self) -> AttemptState {
+        match self {
+            State::Queued => AttemptState::Queued,
+            State::Offered => AttemptState::Offered,
+            State::Accepted => AttemptState::Accepted,
+            State::Starting => AttemptState::Starting,
+            State::Prompted => AttemptState::Prompted,
+            State::Streaming => AttemptState::Streaming,
+            State::ToolRunning => AttemptState::ToolRunning,
+            State::WaitingInput => AttemptState::WaitingInput,
+            State::CleaningUp { .. } => AttemptState::CleaningUp,
+            State::Parked(_) => AttemptState::Parked,
+            State::Ended(end) => end.state.name(),
+        }
+    }
+
+    /// Whether a daemon holds a lease for it.
+    pub fn is_leased(&self) -> bool {
+        match self {
+            State::Offered
+            | State::Accepted
+            | State::Starting
+            | State::Prompted
+            | State::Streaming
+            | State::ToolRunning
+            | State::WaitingInput
+            | State::CleaningUp { .. } => true,
+            State::Queued | State::Parked(_) | State::Ended(_) => false,
+        }
+    }
+
+    pub fn end(&self) -> Option<&End> {
+        if let State::Ended(end) = self {
+            Some(end)
+        } else {
+            None
+        }
+    }
+}
+
+/// The flat names, for display and lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum AttemptState {
+    Queued,
+    Offered,
+    Accepted,
+    Starting,
+    Prompted,
+    Streaming,
+    ToolRunning,
+    WaitingInput,
+    CleaningUp,
+    Parked,
+    Completed,
+    Failed,
+    Canceled,
+    TimedOut,
+    Lost,
+    Released,
+    HandedOff,
+}
+
+impl AttemptState {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AttemptState::Queued => "queued",
+            AttemptState::Offered => "offered",
+            AttemptState::Accepted => "accepted",
+            AttemptState::Starting => "starting",
+            AttemptState::Prompted => "prompted",
+            AttemptState::Streaming => "streaming",
+            AttemptState::ToolRunning => "tool_running",
+            AttemptState::WaitingInput => "waiting_input",
+            AttemptState::CleaningUp => "cleaning_up",
+            AttemptState::Parked => "parked",
+            AttemptState::Completed => "completed",
+            AttemptState::Failed => "failed",
+            AttemptState::Canceled => "canceled",
+            AttemptState::TimedOut => "timed_out",
+            AttemptState::Lost => "lost",
+            AttemptState::Released => "released",
+            AttemptState::HandedOff => "handed_off",
+        }
+    }
+}
+
+/// Who runs it. The boot id is the kernel's: a change of it proves that every process of before is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    pub daemon: DaemonId,
+    pub name: Arc<str>,
+    pub instance: InstanceId,
+    pub boot_id: Arc<str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// SHA-256 of the token; the token itself is never stored.
+    pub token_hash: [u8; 32],
+    pub ttl_ms: u64,
+    /// The largest grant outstanding; boot and the successor rule count with this.
+    pub granted_ms: u64,
+    pub renewals: u64,
+    /// LeaseConfirmed was decided, so a process may exist.
+    pub confirmed: bool,
+}
+
+/// What an attempt that is being ended will end as; the first one stays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pending {
+    Deadline {
+        timer: TimerKind,
+        tool: Option<Arc<str>>,
+        phase: Option<Phase>,
+    },
+    Cancel,
+    /// A timed out input of a task that parks instead of failing.
+    Park,
+}
+
+/// A parked attempt has no lease and no timer; it is listed with its age.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parked {
+    pub cause: ParkCause,
+    pub since: Wall,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ParkCause {
+    Starved,
+    Blocked,
+    InputTimeout,
+}
+
+/// The terminal record: written once, then never changed but for the two named exceptions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    pub state: EndState,
+    pub failure_code: Option<FailureCode>,
+    pub retryable: bool,
+    pub message: Option<Arc<str>>,
+    pub user_message: Option<Arc<str>>,
+    pub by: EndedBy,
+    /// The last phase seen when its end was decided.
+    pub cause_phase: Option<Phase>,
+    pub exit: Option<Exit>,
+    pub receipt: Receipt,
+    pub killed_after_result: bool,
+    pub adopted_late: bool,
+    /// The daemon's words about its cleanup.
+    pub cleanup: Option<Arc<str>>,
+    pub at: Wall,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum EndState {
+    Completed,
+    Failed,
+    Canceled,
+    TimedOut,
+    Lost,
+    Released,
+    HandedOff,
+}
+
+impl EndState {
+    pub fn name(self) -> AttemptState {
+        match self {
+            EndState::Completed => AttemptState::Completed,
+            EndState::Failed => AttemptState::Failed,
+            EndState::Canceled => AttemptState::Canceled,
+            EndState::TimedOut => AttemptState::TimedOut,
+            EndState::Lost => AttemptState::Lost,
+            EndState::Released => AttemptState::Released,
+            EndState::HandedOff => AttemptState::HandedOff,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum EndedBy {
+    Daemon,
+    Relay,
+    Operator,
+    Client,
+}
+
+impl EndedBy {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EndedBy::Daemon => "daemon",
+            EndedBy::Relay => "relay",
+            EndedBy::Operator => "operator",
+            EndedBy::Client => "client",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+/// Whether the death of its processes is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Receipt {
+    /// No process was ever allowed to start.
+    NotNeeded,
+    /// The worker says that the group is empty, or its machine rebooted since.
+    Confirmed,
+    Unconfirmed,
+}
+
+impl Receipt {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Receipt::NotNeeded => "not_needed",
+            Receipt::Confirmed => "confirmed",
+            Receipt::Unconfirmed => "unconfirmed",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenTool {
+    pub id: Arc<str>,
+    pub name: Arc<str>,
+}
+
+/// A permission request or a question; bound to its attempt, answered once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputRecord {
+    pub id: InputId,
+    pub kind: InputKind,
+    pub state: InputState,
+    /// Opaque to the relay: the tool's input, or the question with its options, as the daemon sent it.
+    pub payload: Arc<[u8]>,
+    pub tool: Option<Arc<str>>,
+    pub asked: Wall,
+    /// SHA-256 of kind, tool and payload: an answer is bound to what was shown.
+    pub digest: [u8; 32],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InputKind {
+    Permission,
+    Question,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum InputState {
+    Open,
+    /// Stored, not yet confirmed by the daemon: sent again after each reconnect.
+    Answered(Answer),
+    /// The daemon has the answer.
+    Received(Answer),
+    Withdrawn,
+    Expired,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    pub by: Arc<str>,
+    pub at: Wall,
+    /// For a permission: granted or not. A question has none.
+    pub approved: Option<bool>,
+    pub payload: Arc<[u8]>,
+}
+
+/// Once-phases as bits, in their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reached(pub u16);
+
+/// When each stage began, on the relay's wall clock; for display and spans.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageTimes {
+    pub queued: Option<Wall>,
+    pub offered: Option<Wall>,
+    pub accepted: Option<Wall>,
+    pub started: Option<Wall>,
+    pub agent_started: Option<Wall>,
+    pub prompt_written: Option<Wall>,
+    pub first_event: Option<Wall>,
+    pub first_visible_event: Option<Wall>,
+    pub cleanup_started: Option<Wall>,
+    pub cleanup_finished: Option<Wall>,
+    pub ended: Option<Wall>,
+}
+
+/// How much of one timer's limit is used up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Budget {
+    pub timer: TimerKind,
+    /// For the timers that exist once per tool call.
+    pub tool: Option<Arc<str>>,
+    /// For the timers that exist once per input.
+    pub input: Option<InputId>,
+    pub limit_ms: u64,
+    pub consumed_ms: u64,
+    pub paused: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    pub input_tokens: u64,
+    pub output_tokens: u64,
+    pub cache_read_tokens: u64,
+    pub cache_write_tokens: u64,
+    /// A decimal number as the agent gave it.
+    pub cost_usd: Option<Arc<str>>,
+    pub duration_ms: u64,
+}
+
+/// The daemon's evidence about one required file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifact {
+    pub path: Arc<str>,
+    pub is_file: bool,
+    pub size: u64,
+    pub sha256: Option<Arc<str>>,
+}

@@ -1,0 +1,86 @@
+//! The stable machine codes of ends and refusals. A code is never renamed; a daemon's unknown one is kept as sent.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum $name {
+            $($variant,)*
+            /// Not in this registry; kept as sent.
+            Other(Arc<str>),
+        }
+
+        impl $name {
+            /// Every registered code.
+            pub const REGISTERED: &'static [&'static str] = &[$($text,)*];
+
+            pub fn as_str(&self) -> &str {
+                match self {
+                    $(Self::$variant => $text,)*
+                    Self::Other(text) => text,
+                }
+            }
+
+            /// Never fails: what is not registered becomes `Other`.
+            pub fn parse(text: &str) -> Self {
+                match text {
+                    $($text => Self::$variant,)*
+                    other => Self::Other(other.into()),
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// Why an attempt did not complete.
+    FailureCode {
+        DeliveryFailed = "delivery_failed",
+        NotAccepted = "not_accepted",
+        DaemonLostAttempt = "daemon_lost_attempt",
+        LeaseExpired = "lease_expired",
+        ProcessStartTimeout = "process_start_timeout",
+        PromptWriteTimeout = "prompt_write_timeout",
+        NoFirstEventTimeout = "no_first_event_timeout",
+        NoVisibleEventTimeout = "no_visible_event_timeout",
+        StreamIdleTimeout = "stream_idle_timeout",
+        ToolIdleTimeout = "tool_idle_timeout",
+        UserInputTimeout = "user_input_timeout",
+        TaskDeadlineExceeded = "task_deadline_exceeded",
+        SpawnFailed = "spawn_failed",
+        ProviderMissing = "provider_missing",
+        BadCwd = "bad_cwd",
+        AgentExit = "agent_exit",
+        NoResult = "no_result",
+        ProviderError = "provider_error",
+        ProviderAuth = "provider_auth",
+        ProviderQuota = "provider_quota",
+        OutputInvalid = "output_invalid",
+        ReceiptsMissing = "receipts_missing",
+        RelayUnreachable = "relay_unreachable",
+        CanceledByUser = "canceled_by_user",
+        CanceledByOperator = "canceled_by_operator",
+        DependencyFailed = "dependency_failed",
+        OperatorForced = "operator_forced",
+        DispatchLimit = "dispatch_limit",
+        Starved = "starved",
+    }
+}
+
+codes! {
+    /// Why a daemon would not take an offer. Each counts as a receipt: nothing was started.
+    RejectCode {
+        AtCapacity = "at_capacity",
+        LowMemory = "low_memory",
+        Draining = "draining",
+        UnsupportedAgent = "unsupported_agent",
+        BadCwd = "bad_cwd",
+        Duplicate = "duplicate",
+        Invalid = "invalid",
+        NotConfirmed = "not_confirmed",
+    }
+}

@@ -1,0 +1,259 @@
+//! What happened to a task, in order: bounded, oldest dropped and counted. Watchers and spans are fed from it.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::attempt::AttemptState;
+use super::code::FailureCode;
+use super::{AttentionCause, TaskState};
+use crate::id::{AttemptId, InputId};
+use crate::time::Wall;
+
+/// How many events a record keeps.
+pub const TIMELINE_MAX: usize = 256;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timeline {
+    /// Events that were here once; the oldest kept one has revision `dropped + 1`.
+    pub dropped: u64,
+    pub events: Vec<Arc<TimelineEvent>>,
+}
+
+impl Timeline {
+    pub fn push(&mut self, event: Arc<TimelineEvent>) {
+        if self.events.len() >= TIMELINE_MAX {
+            // Drops a block at once, so that a long task does not shift the whole list on each event.
+            let cut = TIMELINE_MAX / 8;
+            self.events.drain(..cut);
+            self.dropped += cut as u64;
+        }
+        self.events.push(event);
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimelineEvent {
+    /// Rises by one within the task, without a gap.
+    pub revision: u64,
+    /// The relay's clock.
+    pub at: Wall,
+    /// The daemon's clock, where it told; informational.
+    pub observed: Option<Wall>,
+    pub attempt: Option<AttemptId>,
+    pub kind: EventKind,
+    /// The attempt's state after it.
+    pub state: Option<AttemptState>,
+    /// The task's state after it.
+    pub task_state: TaskState,
+    pub message: Option<Arc<str>>,
+    /// For display: when the timer that this event armed will fire, if nothing happens.
+    pub deadline: Option<(TimerKind, Wall)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EventKind {
+    Submitted,
+    /// A new attempt waits for a daemon.
+    Queued,
+    Offered {
+        daemon: Arc<str>,
+    },
+    /// LeaseConfirmed: from here on a process may exist.
+    Confirmed,
+    /// The daemon would not take it.
+    Rejected {
+        code: Arc<str>,
+    },
+    Phase(Phase),
+    ToolStarted {
+        id: Arc<str>,
+        name: Arc<str>,
+    },
+    ToolFinished {
+        id: Arc<str>,
+    },
+    InputAsked {
+        input: InputId,
+    },
+    InputAnswered {
+        input: InputId,
+    },
+    InputReceived {
+        input: InputId,
+    },
+    InputClosed {
+        input: InputId,
+    },
+    /// A timer ran out; what follows from it is in the next events.
+    DeadlineExpired {
+        timer: TimerKind,
+    },
+    CancelRequested,
+    CancelDelivered,
+    CancelConfirmed,
+    Ended {
+        code: Option<FailureCode>,
+        retryable: bool,
+    },
+    RetryScheduled {
+        after_ms: u64,
+    },
+    RetryStopped,
+    /// An operator or client asked for another attempt.
+    RetryAsked,
+    Attention(AttentionCause),
+    Paused,
+    Unpaused,
+    /// The worker's word came after the end: its processes are gone.
+    ReceiptArrived,
+    /// A terminal frame that changed nothing.
+    LateTerminal,
+    /// A late result became the task's result.
+    AdoptedLate,
+}
+
+impl EventKind {
+    /// The stable name on every surface.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            EventKind::Submitted => "submitted",
+            EventKind::Queued => "queued",
+            EventKind::Offered { .. } => "offered",
+            EventKind::Confirmed => "confirmed",
+            EventKind::Rejected { .. } => "rejected",
+            EventKind::Phase(phase) => phase.as_str(),
+            EventKind::ToolStarted { .. } => "tool_started",
+            EventKind::ToolFinished { .. } => "tool_finished",
+            EventKind::InputAsked { .. } => "input_asked",
+            EventKind::InputAnswered { .. } => "input_answered",
+            EventKind::InputReceived { .. } => "input_received",
+            EventKind::InputClosed { .. } => "input_closed",
+            EventKind::DeadlineExpired { .. } => "deadline_expired",
+            EventKind::CancelRequested => "cancel_requested",
+            EventKind::CancelDelivered => "cancel_delivered",
+            EventKind::CancelConfirmed => "cancel_confirmed",
+            EventKind::Ended { .. } => "ended",
+            EventKind::RetryScheduled { .. } => "retry_scheduled",
+            EventKind::RetryStopped => "retry_stopped",
+            EventKind::RetryAsked => "retry_asked",
+            EventKind::Attention(_) => "attention",
+            EventKind::Paused => "paused",
+            EventKind::Unpaused => "unpaused",
+            EventKind::ReceiptArrived => "receipt_arrived",
+            EventKind::LateTerminal => "late_terminal",
+            EventKind::AdoptedLate => "adopted_late",
+        }
+    }
+}
+
+/// The lifecycle phases that a daemon reports. Tool and input edges carry data and are frames of their own here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Phase {
+    Accepted,
+    Queued,
+    Started,
+    AgentStarted,
+    PromptWritten,
+    FirstEventSeen,
+    FirstVisibleEventSeen,
+    Streaming,
+    ToolStarted,
+    ToolFinished,
+    WaitingInput,
+    InputReceived,
+    CleanupStarted,
+    CleanupFinished,
+    Heartbeat,
+    RetryScheduled,
+    Completed,
+    Failed,
+    Canceled,
+    TimedOut,
+    Lost,
+    Blocked,
+    Checkpointed,
+    Released,
+}
+
+impl Phase {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::Accepted => "accepted",
+            Phase::Queued => "queued",
+            Phase::Started => "started",
+            Phase::AgentStarted => "agent_started",
+            Phase::PromptWritten => "prompt_written",
+            Phase::FirstEventSeen => "first_event_seen",
+            Phase::FirstVisibleEventSeen => "first_visible_event_seen",
+            Phase::Streaming => "streaming",
+            Phase::ToolStarted => "tool_started",
+            Phase::ToolFinished => "tool_finished",
+            Phase::WaitingInput => "waiting_input",
+            Phase::InputReceived => "input_received",
+            Phase::CleanupStarted => "cleanup_started",
+            Phase::CleanupFinished => "cleanup_finished",
+            Phase::Heartbeat => "heartbeat",
+            Phase::RetryScheduled => "retry_scheduled",
+            Phase::Completed => "completed",
+            Phase::Failed => "failed",
+            Phase::Canceled => "canceled",
+            Phase::TimedOut => "timed_out",
+            Phase::Lost => "lost",
+            Phase::Blocked => "blocked",
+            Phase::Checkpointed => "checkpointed",
+            Phase::Released => "released",
+        }
+    }
+}
+
+/// The twelve timers: eight of the profile, four of the relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum TimerKind {
+    Queue,
+    Accept,
+    ProcessStart,
+    PromptWrite,
+    FirstEvent,
+    FirstVisibleEvent,
+    StreamIdle,
+    ToolIdle,
+    UserInput,
+    CleanupTerm,
+    Total,
+    Lease,
+}
+
+impl TimerKind {
+    pub const ALL: [TimerKind; 12] = [
+        TimerKind::Queue,
+        TimerKind::Accept,
+        TimerKind::ProcessStart,
+        TimerKind::PromptWrite,
+        TimerKind::FirstEvent,
+        TimerKind::FirstVisibleEvent,
+        TimerKind::StreamIdle,
+        TimerKind::ToolIdle,
+        TimerKind::UserInput,
+        TimerKind::CleanupTerm,
+        TimerKind::Total,
+        TimerKind::Lease,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TimerKind::Queue => "queue",
+            TimerKind::Accept => "accept",
+            TimerKind::ProcessStart => "process_start",
+            TimerKind::PromptWrite => "prompt_write",
+            TimerKind::FirstEvent => "first_event",
+            TimerKind::FirstVisibleEvent => "first_visible_event",
+            TimerKind::StreamIdle => "stream_idle",
+            TimerKind::ToolIdle => "tool_idle",
+            TimerKind::UserInput => "user_input",
+            TimerKind::CleanupTerm => "cleanup_term",
+            TimerKind::Total => "total",
+            TimerKind::Lease => "lease",
+        }
+    }
+}

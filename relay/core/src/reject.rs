@@ -1,0 +1,136 @@
+//! Why the core would not do something: one stable machine code each. The shell maps them to statuses in one place.
+
+/// A refusal. Nothing was written for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Rejection {
+    /// Unknown here or another tenant's: the two look alike.
+    UnknownTask,
+    UnknownAttempt,
+    UnknownInput,
+    UnknownDaemon,
+    UnknownSession,
+    /// The task's state does not allow it.
+    AlreadyFinished,
+    NotFinished,
+    BeingCanceled,
+    QueueFull,
+    TenantQueueFull,
+    IdempotencyConflict,
+    /// fail_fast, and nobody could take it now.
+    NoDaemon,
+    NotPaused,
+    /// The attempt budget of the task is spent for good.
+    DispatchLimit,
+    InputClosed,
+    AnswerConflict,
+    /// The frame's attempt is not its task's live one.
+    StaleAttempt,
+    /// The incarnation is not this relay's.
+    StaleIncarnation,
+    BadProof,
+    NotLeased,
+    LeaseExpired,
+    Superseded,
+    TaskTerminal,
+    WrongOrder,
+    /// An earlier control frame is missing: replay from the expected one.
+    Gap,
+    TooManyTools,
+    TooManyInputs,
+    DuplicateInput,
+    DuplicateTool,
+    UnknownTool,
+    ContractUnmet,
+    Unimplemented,
+}
+
+impl Rejection {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Rejection::UnknownTask => "unknown_task",
+            Rejection::UnknownAttempt => "unknown_attempt",
+            Rejection::UnknownInput => "unknown_input",
+            Rejection::UnknownDaemon => "unknown_daemon",
+            Rejection::UnknownSession => "unknown_session",
+            Rejection::AlreadyFinished => "already_finished",
+            Rejection::NotFinished => "not_finished",
+            Rejection::BeingCanceled => "being_canceled",
+            Rejection::QueueFull => "queue_full",
+            Rejection::TenantQueueFull => "tenant_queue_full",
+            Rejection::IdempotencyConflict => "idempotency_conflict",
+            Rejection::NoDaemon => "no_daemon",
+            Rejection::NotPaused => "not_paused",
+            Rejection::DispatchLimit => "dispatch_limit",
+            Rejection::InputClosed => "input_closed",
+            Rejection::AnswerConflict => "answer_conflict",
+            Rejection::StaleAttempt => "stale_attempt",
+            Rejection::StaleIncarnation => "stale_incarnation",
+            Rejection::BadProof => "bad_proof",
+            Rejection::NotLeased => "not_leased",
+            Rejection::LeaseExpired => "lease_expired",
+            Rejection::Superseded => "superseded",
+            Rejection::TaskTerminal => "task_terminal",
+            Rejection::WrongOrder => "wrong_order",
+            Rejection::Gap => "gap",
+            Rejection::TooManyTools => "too_many_tools",
+            Rejection::TooManyInputs => "too_many_inputs",
+            Rejection::DuplicateInput => "duplicate_input",
+            Rejection::DuplicateTool => "duplicate_tool",
+            Rejection::UnknownTool => "unknown_tool",
+            Rejection::ContractUnmet => "contract_unmet",
+            Rejection::Unimplemented => "unimplemented",
+        }
+    }
+
+    /// What is wrong, why, and what to do next: a sentence for people.
+    pub fn explain(self) -> &'static str {
+        match self {
+            Rejection::UnknownTask => "no task with this id; check the id, or list the tasks",
+            Rejection::UnknownAttempt => "no attempt with this id is held by this daemon",
+            Rejection::UnknownInput => "no input with this id; list the open inputs of the task",
+            Rejection::UnknownDaemon => "no daemon with this id; list the daemons",
+            Rejection::UnknownSession => "this stream is not a session of the relay; connect again",
+            Rejection::AlreadyFinished => "the task has finished and cannot be changed",
+            Rejection::NotFinished => {
+                "the task has not ended in a state that can be retried; wait or cancel it first"
+            }
+            Rejection::BeingCanceled => "the task is being canceled",
+            Rejection::QueueFull => "the relay holds as many open tasks as it may; try again later",
+            Rejection::TenantQueueFull => {
+                "this tenant has as many open tasks as it may; try again later"
+            }
+            Rejection::IdempotencyConflict => {
+                "this idempotency key was used for another submission; use a new key"
+            }
+            Rejection::NoDaemon => {
+                "no connected daemon can take the task now; start one, or submit without fail_fast"
+            }
+            Rejection::NotPaused => "it is not paused",
+            Rejection::DispatchLimit => "the task was offered as often as it may; submit it again",
+            Rejection::InputClosed => "the input is closed: answered, withdrawn or expired",
+            Rejection::AnswerConflict => "the input has another answer already",
+            Rejection::StaleAttempt => "the attempt is not the task's live one",
+            Rejection::StaleIncarnation => {
+                "the frame belongs to an earlier life of the relay's data"
+            }
+            Rejection::BadProof => "the lease token does not match",
+            Rejection::NotLeased => "the attempt holds no lease",
+            Rejection::LeaseExpired => "the lease has expired",
+            Rejection::Superseded => "a newer attempt or session took over",
+            Rejection::TaskTerminal => "the task has ended",
+            Rejection::WrongOrder => "this frame cannot come in the attempt's present state",
+            Rejection::Gap => {
+                "an earlier control frame is missing; replay from the expected number"
+            }
+            Rejection::TooManyTools => "too many open tool calls in one attempt",
+            Rejection::TooManyInputs => "too many open inputs in one attempt",
+            Rejection::DuplicateInput => "an input with this id exists already",
+            Rejection::DuplicateTool => "a tool call with this id is open already",
+            Rejection::UnknownTool => "no tool call with this id is open",
+            Rejection::ContractUnmet => {
+                "required artifacts are missing; complete again once they exist"
+            }
+            Rejection::Unimplemented => "this relay does not support that yet",
+        }
+    }
+}
