@@ -19,8 +19,8 @@ pub struct AttemptRecord {
     pub holder: Option<Holder>,
     pub lease: Option<Lease>,
     pub phase: Option<Phase>,
-    /// Which once-phases were seen or implied.
-    pub reached: Reached,
+    /// The furthest once-phase seen or implied.
+    pub reached: Option<Phase>,
     pub retry_safe: bool,
     /// `Some(false)` only from the worker's receipt: frames are missing precisely when leases expire.
     pub prompt_written: Option<bool>,
@@ -33,8 +33,10 @@ pub struct AttemptRecord {
     /// Named by the terminal frame.
     pub final_offset: Option<u64>,
     pub times: StageTimes,
-    /// Used-up time of running and paused timers, persisted at least every 30 s.
+    /// Used-up time of its timers when this was written.
     pub budgets: Vec<Budget>,
+    /// The relay's uptime when `budgets` was written: what passed since is used up too.
+    pub budgets_at_ms: u64,
     pub usage: Usage,
     pub agent_session_id: Option<Arc<str>>,
     pub result: Option<Arc<[u8]>>,
@@ -181,7 +183,9 @@ pub enum Pending {
         tool: Option<Arc<str>>,
         phase: Option<Phase>,
     },
-    Cancel,
+    Cancel {
+        operator: bool,
+    },
     /// A timed out input of a task that parks instead of failing.
     Park,
 }
@@ -335,10 +339,6 @@ pub struct Answer {
     pub approved: Option<bool>,
     pub payload: Arc<[u8]>,
 }
-
-/// Once-phases as bits, in their order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reached(pub u16);
 
 /// When each stage began, on the relay's wall clock; for display and spans.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -40,10 +40,13 @@ pub struct Pause {
     pub since: Wall,
 }
 
-/// Whether the relay hands out work at all.
+/// Whether the relay hands out work at all, and how long it has run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SchedulerRecord {
     pub paused: Option<Pause>,
+    /// Sum of all runs of the relay, written at least every 30 s: with it every stored budget can be brought up to
+    /// date, so that one small write does for all tasks.
+    pub uptime_ms: u64,
 }
 
 /// The successor rule's memory: this attempt may still run, so nothing of its task or conversation is leased.
