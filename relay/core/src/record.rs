@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 pub use attempt::{
     Answer, Artifact, AttemptRecord, AttemptState, Budget, End, EndState, EndedBy, Exit, Holder,
-    InputKind, InputRecord, InputState, Lease, OpenTool, ParkCause, Parked, Pending, Reached,
-    Receipt, StageTimes, State, Usage,
+    InputKind, InputRecord, InputState, Lease, OpenTool, ParkCause, Parked, Pending, Receipt,
+    StageTimes, State, Usage,
 };
 pub use code::{FailureCode, RejectCode};
 pub use fleet::{DaemonRecord, DrainMark, FenceRecord, IdempotencyRecord, Pause, SchedulerRecord};
