@@ -1,1 +1,33 @@
-//! Placeholder until its first commit.
+//! The wire protocol `baton.v1`: generated messages and services, their short names, their JSON, and trace context.
+//!
+//! Owns what travels; decides nothing. PROTOCOL.md beside this crate says what the messages mean.
+
+pub mod codes;
+mod json;
+mod secret;
+mod short_name;
+mod trace;
+
+pub use json::{lossy_text, to_json};
+pub use short_name::{ShortName, UnknownName, short_name_of};
+pub use trace::TraceParent;
+
+/// Version of the protocol that this crate speaks, for Hello and Welcome.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Every file of the protocol with its imports and comments, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("baton_descriptor");
+
+/// Messages, clients and servers of `baton.v1`.
+#[expect(
+    unused_qualifications,
+    clippy::allow_attributes,
+    clippy::allow_attributes_without_reason,
+    clippy::large_enum_variant,
+    clippy::too_many_lines,
+    reason = "generated code is not ours to shape"
+)]
+pub mod v1 {
+    tonic::include_proto!("baton.v1");
+    include!(concat!(env!("OUT_DIR"), "/short_names.rs"));
+}

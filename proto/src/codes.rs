@@ -1,0 +1,37 @@
+//! Failure codes of attempts: stable words, never renamed. PROTOCOL.md says what each means.
+//!
+//! The relay's core decides what follows from a code; this file only spells them, for whoever writes frames.
+
+pub const DELIVERY_FAILED: &str = "delivery_failed";
+pub const NOT_ACCEPTED: &str = "not_accepted";
+pub const DAEMON_LOST_ATTEMPT: &str = "daemon_lost_attempt";
+pub const LEASE_EXPIRED: &str = "lease_expired";
+pub const PROCESS_START_TIMEOUT: &str = "process_start_timeout";
+pub const PROMPT_WRITE_TIMEOUT: &str = "prompt_write_timeout";
+pub const NO_FIRST_EVENT_TIMEOUT: &str = "no_first_event_timeout";
+pub const NO_VISIBLE_EVENT_TIMEOUT: &str = "no_visible_event_timeout";
+pub const STREAM_IDLE_TIMEOUT: &str = "stream_idle_timeout";
+pub const TOOL_IDLE_TIMEOUT: &str = "tool_idle_timeout";
+pub const USER_INPUT_TIMEOUT: &str = "user_input_timeout";
+pub const TASK_DEADLINE_EXCEEDED: &str = "task_deadline_exceeded";
+pub const SPAWN_FAILED: &str = "spawn_failed";
+pub const PROVIDER_MISSING: &str = "provider_missing";
+pub const BAD_CWD: &str = "bad_cwd";
+pub const UNSUPPORTED_OPTION: &str = "unsupported_option";
+pub const AGENT_EXIT: &str = "agent_exit";
+pub const NO_RESULT: &str = "no_result";
+pub const PROVIDER_ERROR: &str = "provider_error";
+pub const PROVIDER_AUTH: &str = "provider_auth";
+pub const PROVIDER_QUOTA: &str = "provider_quota";
+pub const PROVIDER_OVERLOADED: &str = "provider_overloaded";
+pub const CONTEXT_OVERFLOW: &str = "context_overflow";
+pub const REFUSAL: &str = "refusal";
+pub const RESUME_FAILED: &str = "resume_failed";
+pub const OUTPUT_INVALID: &str = "output_invalid";
+pub const RECEIPTS_MISSING: &str = "receipts_missing";
+pub const WORKER_DISK_FULL: &str = "worker_disk_full";
+pub const AGENT_REPORTED: &str = "agent_reported";
+pub const CANCELED_BY_USER: &str = "canceled_by_user";
+pub const CANCELED_BY_OPERATOR: &str = "canceled_by_operator";
+pub const OPERATOR_FORCED: &str = "operator_forced";
+pub const DISPATCH_LIMIT: &str = "dispatch_limit";

@@ -1,0 +1,76 @@
+//! Enum values as people see them: short and lower case (`completed`, `needs_attention`).
+//!
+//! The names come from the descriptor set at build time; there is no second list to keep in step.
+
+use std::fmt;
+
+/// An enum of the protocol whose values have short names. Implemented for all of them.
+pub trait ShortName: Copy + Into<i32> + TryFrom<i32> + 'static {
+    /// Number and short name of every value, in the order of the proto file.
+    const NAMES: &'static [(i32, &'static str)];
+
+    /// E.g. `needs_attention`.
+    fn short_name(self) -> &'static str {
+        name_in(Self::NAMES, self.into()).expect("the table holds every value of the enum")
+    }
+
+    /// Reads a short name. `unspecified` is not a name that people may use.
+    fn from_short_name(name: &str) -> Result<Self, UnknownName> {
+        let found = Self::NAMES
+            .iter()
+            .find(|(number, short)| *number != 0 && *short == name);
+        let number = found.map(|(number, _)| *number);
+        number
+            .and_then(|number| Self::try_from(number).ok())
+            .ok_or_else(|| UnknownName::new::<Self>(name))
+    }
+
+    /// All names that people may use.
+    fn short_names() -> impl Iterator<Item = &'static str> {
+        Self::NAMES
+            .iter()
+            .filter(|(number, _)| *number != 0)
+            .map(|(_, name)| *name)
+    }
+}
+
+/// Short name of a number that came over the wire; a number that this version does not know is itself the name.
+pub fn short_name_of<E: ShortName>(number: i32) -> String {
+    name_in(E::NAMES, number).map_or_else(|| number.to_string(), str::to_owned)
+}
+
+pub(crate) fn name_in(names: &[(i32, &'static str)], number: i32) -> Option<&'static str> {
+    names
+        .iter()
+        .find(|(known, _)| *known == number)
+        .map(|(_, name)| *name)
+}
+
+/// A word that is no value of the enum, with the words that are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownName {
+    pub given: String,
+    pub known: Vec<&'static str>,
+}
+
+impl UnknownName {
+    fn new<E: ShortName>(given: &str) -> Self {
+        Self {
+            given: given.to_owned(),
+            known: E::short_names().collect(),
+        }
+    }
+}
+
+impl fmt::Display for UnknownName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "unknown value '{}'; use one of {}",
+            self.given,
+            self.known.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for UnknownName {}
