@@ -9,9 +9,14 @@ mod core;
 pub mod effects;
 pub mod id;
 pub mod input;
+pub mod profile;
 pub mod record;
 pub mod reject;
 pub mod spec;
 pub mod time;
+pub mod timers;
+
+#[cfg(test)]
+mod samples;
 
 pub use crate::core::{Core, Recovered};

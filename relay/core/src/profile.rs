@@ -1,0 +1,282 @@
+//! How long things may take: default deadlines by turn kind, which profile a task gets, and what is accepted.
+//!
+//! Absent, empty and partial stay three different things: only an absent profile is filled with defaults. The
+//! stored request is never changed here.
+
+use std::fmt;
+
+use crate::config::Config;
+use crate::spec::{Profile, RequestedProfile, TaskSpec, TurnKind};
+
+/// The lease ttl of a task that asked for none.
+pub const LEASE_TTL_MS: u64 = 30_000;
+pub const LEASE_TTL_MIN_MS: u64 = 5_000;
+
+const HOUR_MS: u64 = 3_600_000;
+/// The whole of a turn that only fetches or names something.
+const SHORT_TOTAL_MS: u64 = 120_000;
+const MAX_MS: u64 = 7 * 24 * HOUR_MS;
+const MAX_QUEUE_MS: u64 = 30 * 24 * HOUR_MS;
+const MAX_CLEANUP_TERM_MS: u64 = 600_000;
+
+/// What the relay will enforce. `named` looks a stored profile up by its name.
+pub fn effective(
+    requested: &RequestedProfile,
+    turn: TurnKind,
+    named: impl FnOnce(&str) -> Option<Profile>,
+) -> Result<Profile, UnknownProfile> {
+    match requested {
+        RequestedProfile::Absent => Ok(default_for(turn)),
+        RequestedProfile::Named(name) => named(name).ok_or_else(|| UnknownProfile(name.clone())),
+        RequestedProfile::Inline(profile) => Ok(profile.clone()),
+    }
+}
+
+/// The profile of a task that asked for none.
+pub fn default_for(turn: TurnKind) -> Profile {
+    let start = Profile {
+        process_start_ms: Some(15_000),
+        prompt_write_ms: Some(5_000),
+        ..Profile::default()
+    };
+    match turn {
+        TurnKind::User => Profile {
+            first_event_ms: Some(90_000),
+            first_visible_event_ms: Some(120_000),
+            stream_idle_ms: Some(120_000),
+            tool_idle_ms: Some(300_000),
+            user_input_ms: Some(600_000),
+            cleanup_term_ms: Some(2_000),
+            ..start
+        },
+        TurnKind::Compact => Profile {
+            first_event_ms: Some(90_000),
+            stream_idle_ms: Some(300_000),
+            ..start
+        },
+        TurnKind::SessionTitle | TurnKind::ContextStats | TurnKind::Control => Profile {
+            first_event_ms: Some(30_000),
+            stream_idle_ms: Some(30_000),
+            ..start
+        },
+    }
+}
+
+/// The whole of one attempt, from its confirmation: as asked, or the default of its turn kind.
+pub fn total_ms(spec: &TaskSpec, config: &Config) -> u64 {
+    spec.total_ms.unwrap_or(match spec.turn_kind {
+        TurnKind::User | TurnKind::Compact => config.total_ms,
+        TurnKind::SessionTitle | TurnKind::ContextStats | TurnKind::Control => SHORT_TOTAL_MS,
+    })
+}
+
+/// How long one attempt may wait for a daemon.
+pub fn queue_ms(spec: &TaskSpec, config: &Config) -> u64 {
+    spec.queue_ms.unwrap_or(config.queue_ms)
+}
+
+/// Between TERM and KILL. It always has a value, also for an empty profile: a kill without a limit is no kill.
+pub fn cleanup_term_ms(profile: &Profile, config: &Config) -> u64 {
+    match profile.cleanup_term_ms {
+        None | Some(0) => config.cleanup_term_ms,
+        Some(ms) => ms,
+    }
+}
+
+/// Refuses what no operator could want: a deadline beyond a week, a kill that takes more than ten minutes.
+pub fn check(profile: &Profile) -> Result<(), OutOfRange> {
+    let fields = [
+        ("process_start", profile.process_start_ms, MAX_MS),
+        ("prompt_write", profile.prompt_write_ms, MAX_MS),
+        ("first_event", profile.first_event_ms, MAX_MS),
+        (
+            "first_visible_event",
+            profile.first_visible_event_ms,
+            MAX_MS,
+        ),
+        ("stream_idle", profile.stream_idle_ms, MAX_MS),
+        ("tool_idle", profile.tool_idle_ms, MAX_MS),
+        ("user_input", profile.user_input_ms, MAX_MS),
+        ("cleanup_term", profile.cleanup_term_ms, MAX_CLEANUP_TERM_MS),
+    ];
+    fields
+        .into_iter()
+        .try_for_each(|(name, ms, most)| within(name, ms.unwrap_or(0), 0, most))
+}
+
+/// `queue` and `total` stand outside the profile and cannot be switched off.
+pub fn check_queue(ms: u64) -> Result<(), OutOfRange> {
+    within("queue", ms, 1, MAX_QUEUE_MS)
+}
+
+pub fn check_total(ms: u64) -> Result<(), OutOfRange> {
+    within("total", ms, 1, MAX_MS)
+}
+
+pub fn check_lease_ttl(ms: u64, config: &Config) -> Result<(), OutOfRange> {
+    within("lease", ms, LEASE_TTL_MIN_MS, config.max_lease_ms)
+}
+
+fn within(name: &'static str, ms: u64, least_ms: u64, most_ms: u64) -> Result<(), OutOfRange> {
+    if (least_ms..=most_ms).contains(&ms) {
+        return Ok(());
+    }
+    Err(OutOfRange {
+        name,
+        ms,
+        least_ms,
+        most_ms,
+    })
+}
+
+/// No profile of that name is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownProfile(pub String);
+
+impl fmt::Display for UnknownProfile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "no deadline profile is called {:?}; `baton profile list` shows those there are",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for UnknownProfile {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfRange {
+    pub name: &'static str,
+    pub ms: u64,
+    pub least_ms: u64,
+    pub most_ms: u64,
+}
+
+impl fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let OutOfRange {
+            name,
+            ms,
+            least_ms,
+            most_ms,
+        } = self;
+        write!(
+            f,
+            "{name} of {ms} ms is out of range; give {least_ms} to {most_ms} ms"
+        )
+    }
+}
+
+impl std::error::Error for OutOfRange {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{config, task_spec};
+
+    const TURNS: [TurnKind; 5] = [
+        TurnKind::User,
+        TurnKind::SessionTitle,
+        TurnKind::ContextStats,
+        TurnKind::Compact,
+        TurnKind::Control,
+    ];
+
+    fn none(_: &str) -> Option<Profile> {
+        None
+    }
+
+    #[test]
+    fn absent_empty_and_partial_stay_three_different_things() {
+        let partial = Profile {
+            stream_idle_ms: Some(7),
+            tool_idle_ms: Some(0),
+            ..Profile::default()
+        };
+        for turn in TURNS {
+            let absent = effective(&RequestedProfile::Absent, turn, none).unwrap();
+            assert_eq!(absent, default_for(turn));
+            assert_ne!(absent, Profile::default());
+            let empty = RequestedProfile::Inline(Profile::default());
+            assert_eq!(effective(&empty, turn, none), Ok(Profile::default()));
+            let inline = RequestedProfile::Inline(partial.clone());
+            assert_eq!(effective(&inline, turn, none), Ok(partial.clone()));
+        }
+    }
+
+    #[test]
+    fn a_name_gives_its_profile_and_an_unknown_one_is_refused() {
+        let slow = Profile {
+            first_event_ms: Some(9),
+            ..Profile::default()
+        };
+        let asked = RequestedProfile::Named("slow".into());
+        let known = |name: &str| (name == "slow").then(|| slow.clone());
+        assert_eq!(effective(&asked, TurnKind::User, known), Ok(slow.clone()));
+        let refused = effective(&asked, TurnKind::User, none);
+        assert_eq!(refused, Err(UnknownProfile("slow".into())));
+    }
+
+    #[test]
+    fn defaults_differ_by_turn_kind_and_pass_their_own_check() {
+        let user = default_for(TurnKind::User);
+        let all = [
+            user.process_start_ms,
+            user.prompt_write_ms,
+            user.first_event_ms,
+            user.first_visible_event_ms,
+            user.stream_idle_ms,
+            user.tool_idle_ms,
+            user.user_input_ms,
+            user.cleanup_term_ms,
+        ];
+        let expected = [
+            15_000, 5_000, 90_000, 120_000, 120_000, 300_000, 600_000, 2_000,
+        ];
+        assert_eq!(all, expected.map(Some));
+        assert_eq!(default_for(TurnKind::Compact).stream_idle_ms, Some(300_000));
+        assert_eq!(default_for(TurnKind::Control).first_event_ms, Some(30_000));
+        assert_eq!(default_for(TurnKind::Control).tool_idle_ms, None);
+        assert!(TURNS.iter().all(|turn| check(&default_for(*turn)).is_ok()));
+        let totals = TURNS.map(|turn_kind| {
+            let spec = TaskSpec {
+                turn_kind,
+                ..task_spec()
+            };
+            total_ms(&spec, &config())
+        });
+        assert_eq!(totals, [7_200_000, 120_000, 120_000, 7_200_000, 120_000]);
+        let own = TaskSpec {
+            total_ms: Some(5),
+            queue_ms: Some(6),
+            ..task_spec()
+        };
+        let both = |spec| (total_ms(spec, &config()), queue_ms(spec, &config()));
+        assert_eq!((both(&own), both(&task_spec()).1), ((5, 6), 86_400_000));
+    }
+
+    #[test]
+    fn limits_out_of_range_are_refused_by_name() {
+        let slow_kill = Profile {
+            cleanup_term_ms: Some(600_001),
+            ..Profile::default()
+        };
+        assert_eq!(check(&slow_kill).unwrap_err().name, "cleanup_term");
+        assert!(check(&Profile::default()).is_ok());
+        assert!(check_queue(0).is_err() && check_total(0).is_err() && check_total(1).is_ok());
+        let lease = |ms| check_lease_ttl(ms, &config()).is_ok();
+        let edges = [4_999, 5_000, 86_400_000, 86_400_001].map(lease);
+        assert_eq!(edges, [false, true, true, false]);
+    }
+
+    #[test]
+    fn a_kill_has_a_limit_even_without_a_profile() {
+        let with = |ms| Profile {
+            cleanup_term_ms: ms,
+            ..Profile::default()
+        };
+        let of = |ms| cleanup_term_ms(&with(ms), &config());
+        assert_eq!((of(None), of(Some(0)), of(Some(9))), (2_000, 2_000, 9));
+    }
+}

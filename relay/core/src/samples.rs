@@ -1,0 +1,58 @@
+//! Ordinary values that unit tests vary; only the fields a test names matter to it.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::id::{Incarnation, RelayEpoch, TenantId};
+use crate::spec::{
+    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
+    TaskSpec, TurnKind, WhenUnsafe,
+};
+
+pub(crate) fn config() -> Config {
+    Config::new(Incarnation(Uuid::from_u128(1)), RelayEpoch(1))
+}
+
+pub(crate) fn tenant(name: &str) -> TenantId {
+    TenantId::new(name).unwrap()
+}
+
+pub(crate) fn task_spec() -> TaskSpec {
+    TaskSpec {
+        tenant: tenant("acme"),
+        submitted_by: "tester".into(),
+        idempotency_key: None,
+        goal: String::new(),
+        prompt: "do it".into(),
+        agent: "claude".into(),
+        options: AgentOptions::default(),
+        argv: Vec::new(),
+        cwd: None,
+        env: BTreeMap::new(),
+        conversation_id: None,
+        channel_id: None,
+        turn_kind: TurnKind::User,
+        requested_profile: RequestedProfile::Absent,
+        effective_profile: Profile::default(),
+        queue_ms: None,
+        total_ms: None,
+        lease_ttl_ms: 30_000,
+        retry: RetryPolicy {
+            max_attempts: 3,
+            max_losses: 3,
+            when_unsafe: WhenUnsafe::Park,
+            backoff_initial_ms: 1_000,
+            backoff_max_ms: 60_000,
+        },
+        on_input_timeout: OnInputTimeout::Fail,
+        dispatch_policy: DispatchPolicy::Queue,
+        target: Target::default(),
+        priority: 50,
+        labels: BTreeMap::new(),
+        success_criteria: Vec::new(),
+        contract: None,
+        traceparent: None,
+    }
+}
