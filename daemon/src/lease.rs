@@ -1,0 +1,90 @@
+//! One attempt's lease as its holder counts it. Pure.
+//!
+//! The relay counts from the moment it *received* a renewal and adds grace; the daemon counts from the
+//! moment it *sent* the renewal that was acknowledged. So the daemon's limit always comes first, and
+//! its processes are gone before anyone else may start.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// Part of the final stretch kept for KILL itself, so that it is done by the limit and not begun there.
+const KILL_LEAD: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseClock {
+    limit: Moment,
+    granted: Duration,
+}
+
+impl LeaseClock {
+    /// `sent_at` is when the frame went out that this grant answers.
+    pub fn granted(sent_at: Moment, granted: Duration) -> Self {
+        Self {
+            limit: sent_at.after(granted),
+            granted,
+        }
+    }
+
+    /// An answer never shortens the lease: a larger grant that is outstanding still counts.
+    pub fn renew(&mut self, sent_at: Moment, granted: Duration) {
+        self.granted = granted;
+        self.limit = self.limit.max(sent_at.after(granted));
+    }
+
+    pub fn limit(&self) -> Moment {
+        self.limit
+    }
+
+    pub fn left(&self, now: Moment) -> Duration {
+        now.until(self.limit)
+    }
+
+    pub fn ttl(&self) -> Duration {
+        self.granted
+    }
+
+    /// When TERM goes out if no renewal is acknowledged before.
+    pub fn term_at(&self, cleanup_term: Duration) -> Moment {
+        self.limit.before(cleanup_term.min(self.granted / 4))
+    }
+
+    /// When KILL goes out after that, so that nothing is left at the limit.
+    pub fn kill_at(&self) -> Moment {
+        self.limit.before(KILL_LEAD.min(self.granted / 8))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(millis: u64) -> Moment {
+        Moment::from_millis(millis)
+    }
+
+    #[test]
+    fn limit_counts_from_the_send_time_and_never_moves_back() {
+        let mut lease = LeaseClock::granted(ms(1_000), Duration::from_secs(30));
+        assert_eq!(lease.limit(), ms(31_000));
+        lease.renew(ms(11_000), Duration::from_secs(30));
+        assert_eq!(lease.limit(), ms(41_000));
+        // A hold of ten minutes outlives the ordinary renewal that follows it.
+        lease.renew(ms(12_000), Duration::from_secs(600));
+        lease.renew(ms(13_000), Duration::from_secs(30));
+        assert_eq!(lease.limit(), ms(612_000));
+        assert_eq!(lease.left(ms(611_000)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn term_leads_by_cleanup_term_or_a_quarter_and_kill_is_before_the_limit() {
+        let lease = LeaseClock::granted(ms(0), Duration::from_secs(30));
+        assert_eq!(lease.term_at(Duration::from_secs(2)), ms(28_000));
+        assert_eq!(lease.term_at(Duration::from_secs(60)), ms(22_500));
+        assert_eq!(lease.kill_at(), ms(29_800));
+        let short = LeaseClock::granted(ms(0), Duration::from_millis(800));
+        assert_eq!(short.term_at(Duration::from_secs(2)), ms(600));
+        assert_eq!(short.kill_at(), ms(700));
+        assert!(short.term_at(Duration::ZERO) >= short.kill_at());
+    }
+}

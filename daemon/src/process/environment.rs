@@ -1,0 +1,86 @@
+//! What a child gets to see of the daemon's environment: an allow-list, then the task's own variables,
+//! then Baton's. The daemon's credential and the lease token are never among them.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+
+use super::ATTEMPT_MARKER;
+
+/// Taken over from the daemon when set there; so is every `LC_*`.
+const INHERITED: [&str; 9] = [
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TMPDIR",
+];
+
+/// The whole environment of a child. `task` are the submitter's variables: names that Baton speaks for,
+/// or that are no names at all, are left out.
+pub fn child_environment<'a>(
+    daemon: impl IntoIterator<Item = (OsString, OsString)>,
+    task: impl IntoIterator<Item = (&'a str, &'a str)>,
+    attempt_id: &str,
+    traceparent: &str,
+) -> BTreeMap<OsString, OsString> {
+    let mut environment: BTreeMap<OsString, OsString> = daemon
+        .into_iter()
+        .filter(|(name, _)| is_inherited(name))
+        .collect();
+    let allowed = task
+        .into_iter()
+        .filter(|(name, value)| is_task_variable(name, value));
+    environment.extend(allowed.map(|(name, value)| (name.into(), value.into())));
+    environment.insert(ATTEMPT_MARKER.into(), attempt_id.into());
+    if !traceparent.is_empty() && !traceparent.contains('\0') {
+        environment.insert("TRACEPARENT".into(), traceparent.into());
+    }
+    environment
+}
+
+fn is_inherited(name: &OsStr) -> bool {
+    name.to_str()
+        .is_some_and(|name| INHERITED.contains(&name) || name.starts_with("LC_"))
+}
+
+fn is_task_variable(name: &str, value: &str) -> bool {
+    let is_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name
+            .bytes()
+            .next()
+            .is_some_and(|first| !first.is_ascii_digit());
+    is_name && !value.contains('\0') && !name.starts_with("BATON_") && name != "TRACEPARENT"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_allow_list_the_task_and_batons_own_variables_get_through() {
+        let daemon = [
+            ("PATH", "/bin"),
+            ("LC_ALL", "C"),
+            ("BATON_TOKEN_FILE", "/x"),
+            ("AWS_KEY", "s"),
+        ]
+        .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let task = [
+            ("GREETING", "hi"),
+            ("PATH", "/opt/bin"),
+            ("BATON_ATTEMPT_ID", "forged"),
+            ("9X", "no"),
+            ("A=B", "no"),
+            ("NUL", "a\0b"),
+        ];
+        let environment = child_environment(daemon, task, "attempt-1", "00-aa-bb-01");
+        let seen: Vec<String> = environment
+            .iter()
+            .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+            .collect();
+        let expected = [
+            "BATON_ATTEMPT_ID=attempt-1",
+            "GREETING=hi",
+            "LC_ALL=C",
+            "PATH=/opt/bin",
+            "TRACEPARENT=00-aa-bb-01",
+        ];
+        assert_eq!(seen, expected);
+    }
+}
