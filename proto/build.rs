@@ -5,15 +5,19 @@ use std::{env, error::Error, fmt::Write as _, fs, path::Path};
 use prost::Message;
 use tonic_prost_build::FileDescriptorSet;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 13] = [
     "baton/v1/agents.proto",
     "baton/v1/attempt_frames.proto",
     "baton/v1/common.proto",
+    "baton/v1/data.proto",
     "baton/v1/fleet.proto",
     "baton/v1/inputs.proto",
     "baton/v1/link.proto",
     "baton/v1/operator.proto",
-    "baton/v1/task.proto",
+    "baton/v1/progress.proto",
+    "baton/v1/records.proto",
+    "baton/v1/settings.proto",
+    "baton/v1/spec.proto",
     "baton/v1/tasks.proto",
 ];
 

@@ -3,13 +3,17 @@
 //! Owns what travels; decides nothing. PROTOCOL.md beside this crate says what the messages mean.
 
 pub mod codes;
+mod error_detail;
 mod json;
 mod secret;
 mod short_name;
+mod time;
 mod trace;
 
+pub use error_detail::{pack_error_detail, unpack_error_detail};
 pub use json::{lossy_text, to_json};
 pub use short_name::{ShortName, UnknownName, short_name_of};
+pub use time::{timestamp_from_ms, timestamp_to_ms};
 pub use trace::TraceParent;
 
 /// Version of the protocol that this crate speaks, for Hello and Welcome.
