@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
-    TenantScope,
+    TenantScope, TokenId,
 };
 use crate::record::{Artifact, Exit, FailureCode, Phase, RejectCode, TaskRecord, Usage};
 use crate::spec::TaskSpec;
@@ -177,6 +177,8 @@ impl fmt::Debug for LeaseToken {
 pub struct Hello {
     pub daemon: DaemonId,
     pub scope: TenantScope,
+    /// The credential that its id is bound to.
+    pub token: TokenId,
     pub instance: InstanceId,
     /// The kernel's boot id: another one than before ends all earlier attempts of that machine.
     pub boot_id: Arc<str>,

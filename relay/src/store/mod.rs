@@ -158,6 +158,11 @@ impl Store {
         Ok(Vec::new())
     }
 
+    /// The newest append; reads see everything up to it.
+    pub fn appended(&self) -> CommitSeq {
+        self.durable()
+    }
+
     /// Everything up to this number is durable.
     pub fn durable(&self) -> CommitSeq {
         *self.durable.borrow()
@@ -213,6 +218,15 @@ impl Journal {
 }
 
 impl Change {
+    /// Bytes that it adds to an append, about: callers use it to keep appends below [`MAX_ENTRY`].
+    pub fn size(&self) -> usize {
+        const OVERHEAD: usize = 200;
+        match self {
+            Self::Put(_, body) => body.len() + OVERHEAD,
+            Self::Delete(_) => OVERHEAD,
+        }
+    }
+
     fn into_raw(self) -> RawChange {
         match self {
             Self::Put(key, body) => RawChange {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
+use crate::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope, TokenId};
 use crate::time::Wall;
 
 /// A daemon as last seen; kept so that a drain survives a restart and a list shows who is away.
@@ -13,6 +13,8 @@ use crate::time::Wall;
 pub struct DaemonRecord {
     pub daemon: DaemonId,
     pub scope: TenantScope,
+    /// The credential that it came with; its id is bound to it.
+    pub token: TokenId,
     pub name: Arc<str>,
     pub version: Arc<str>,
     pub boot_id: Arc<str>,
