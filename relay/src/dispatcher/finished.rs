@@ -1,0 +1,100 @@
+//! The core holds live tasks only. Where an input names a finished one, its record is loaded here and passed in.
+
+use std::sync::Arc;
+
+use baton_core::id::{SessionId, TaskId, TenantId, TenantScope};
+use baton_core::input::{Finished, Input, Prior, Submit};
+use baton_core::record::TaskRecord;
+
+use crate::reader::Reader;
+
+/// Fills in what the input needs from the store. Reads the disk only where the core does not have the task.
+pub(super) fn complete<'a>(
+    input: &mut Input,
+    live: impl Fn(TaskId) -> bool,
+    scope: impl Fn(&SessionId) -> Option<&'a TenantScope>,
+    reader: &Reader,
+) {
+    match input {
+        Input::Submit(submit) => submit.prior = prior(submit, &live, reader),
+        Input::Cancel {
+            tenant,
+            task,
+            finished,
+            ..
+        }
+        | Input::Retry {
+            tenant,
+            task,
+            finished,
+            ..
+        } => {
+            if !live(*task) {
+                *finished = load(reader, tenant, *task);
+            }
+        }
+        Input::Frame(frame) => {
+            if !live(frame.re.task) {
+                frame.finished = scope(&frame.session)
+                    .and_then(|scope| load_within(reader, scope, frame.re.task));
+            }
+        }
+        Input::SessionOpened { hello, .. } => {
+            for active in &mut hello.active {
+                if !live(active.re.task) {
+                    active.finished = load_within(reader, &hello.scope, active.re.task);
+                }
+            }
+        }
+        Input::Answer { .. }
+        | Input::PauseTask { .. }
+        | Input::UnpauseTask { .. }
+        | Input::PauseScheduler { .. }
+        | Input::UnpauseScheduler { .. }
+        | Input::DrainDaemon { .. }
+        | Input::UndrainDaemon { .. }
+        | Input::Inspect { .. }
+        | Input::ListDaemons { .. }
+        | Input::SessionClosed { .. }
+        | Input::Heartbeat { .. }
+        | Input::Activity(_)
+        | Input::Hold { .. }
+        | Input::DeliveryFailed { .. }
+        | Input::Tick => {}
+    }
+}
+
+fn prior(submit: &Submit, live: &impl Fn(TaskId) -> bool, reader: &Reader) -> Option<Prior> {
+    let key = submit.spec.idempotency_key.as_deref()?;
+    let known = reader.idempotency(&submit.spec.tenant, key)?;
+    let finished = if live(known.task) {
+        None
+    } else {
+        finished_record(reader, &submit.spec.tenant, known.task)
+    };
+    Some(Prior {
+        task: known.task,
+        digest: known.digest,
+        finished,
+    })
+}
+
+fn finished_record(reader: &Reader, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskRecord>> {
+    load(reader, tenant, task).map(|finished| finished.record)
+}
+
+fn load(reader: &Reader, tenant: &TenantId, task: TaskId) -> Option<Finished> {
+    let (spec, record) = reader.newest_task(tenant, task)?;
+    Some(Finished { record, spec })
+}
+
+/// A daemon's frame does not name the tenant: it is its credential's, or for a shared daemon any of them.
+fn load_within(reader: &Reader, scope: &TenantScope, task: TaskId) -> Option<Finished> {
+    match scope {
+        TenantScope::One(tenant) => load(reader, tenant, task),
+        TenantScope::All => reader
+            .tenants()
+            .iter()
+            .find_map(|tenant| load(reader, tenant, task)),
+    }
+}

@@ -1,0 +1,170 @@
+//! The dispatcher: one task owns the core, and everything that changes a task passes through it.
+//!
+//! ```text
+//! loop { take what waits (daemon frames before client requests)
+//!        core.handle(input, now) -> writes, sends
+//!        hand the writes to the journal as one append
+//!        send what depends on nothing that is still on its way to the disk }
+//! ```
+//!
+//! Why one owner: there is one linear history, no lock, and the whole relay can be driven by a made-up stream of inputs.
+//! It does not wait for the disk: it goes on handling while the committer syncs, and the `Gate` holds back each
+//! send until the write it depends on is durable. The cost: one core's worth of decisions per relay. If that is ever
+//! too little, tasks can be sharded by id.
+
+mod finished;
+mod gate;
+mod turn;
+
+use std::sync::Arc;
+
+use baton_core::effects::{CloseReason, Downstream, Reply};
+use baton_core::id::{RequestId, SessionId};
+use baton_core::input::{Hello, Input};
+use baton_core::reject::Rejection;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::bodies::{BODY_INLINE_MAX, Bodies};
+use crate::store::{Change, Store};
+
+pub(crate) use turn::{Loop, Parts};
+
+/// Daemon frames that wait for the loop. Full: the session waits, and so does its stream.
+const FRAMES: usize = 4096;
+/// Client requests that wait for the loop. Full: the caller waits, under its own deadline.
+const REQUESTS: usize = 2048;
+/// Messages that wait for one session. Full: the session is closed; a daemon that does not read is not alive.
+pub(crate) const SESSION_QUEUE: usize = 16_384;
+
+/// A handle to the loop. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Dispatcher {
+    frames: mpsc::Sender<FromSession>,
+    requests: mpsc::Sender<Request>,
+    bodies: Bodies,
+    store: Store,
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("{}", .0.explain())]
+    Rejected(Rejection),
+    /// The relay is going away; nothing was done.
+    #[error("the relay is stopping; try again when it is back")]
+    Stopping,
+    /// The request was taken and the relay stopped before its outcome was known.
+    #[error(
+        "the relay stopped before the outcome was known; ask again with the same idempotency key"
+    )]
+    Unknown,
+    #[error("a long body could not be stored: {0}")]
+    Body(Arc<str>),
+}
+
+/// What a session tells the loop.
+#[derive(Debug)]
+pub(crate) enum FromSession {
+    Opened {
+        session: SessionId,
+        hello: Box<Hello>,
+        messages: mpsc::Sender<ToSession>,
+    },
+    Input(Input),
+}
+
+/// What the loop tells a session.
+#[derive(Debug)]
+pub(crate) enum ToSession {
+    Message(Downstream),
+    Close(CloseReason),
+}
+
+type MakeInput = Box<dyn FnOnce(RequestId) -> Input + Send>;
+
+/// What a client's call asks of the loop.
+enum Request {
+    Ask {
+        make: MakeInput,
+        reply: oneshot::Sender<Result<Reply, Refusal>>,
+    },
+    /// Records that are no business of the core (tokens, profiles), made durable in the same order as everything.
+    Write {
+        changes: Vec<Change>,
+        done: oneshot::Sender<()>,
+    },
+}
+
+impl Dispatcher {
+    fn new(
+        bodies: Bodies,
+        store: Store,
+    ) -> (Self, mpsc::Receiver<FromSession>, mpsc::Receiver<Request>) {
+        let (frames, from_sessions) = mpsc::channel(FRAMES);
+        let (requests, from_clients) = mpsc::channel(REQUESTS);
+        (
+            Self {
+                frames,
+                requests,
+                bodies,
+                store,
+            },
+            from_sessions,
+            from_clients,
+        )
+    }
+
+    /// Hands the core an input and waits for its reply, which is sent after what it tells of is durable.
+    pub async fn request(
+        &self,
+        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+    ) -> Result<Reply, Refusal> {
+        let (reply, outcome) = oneshot::channel();
+        let ask = Request::Ask {
+            make: Box::new(make),
+            reply,
+        };
+        self.requests
+            .send(ask)
+            .await
+            .map_err(|_| Refusal::Stopping)?;
+        outcome.await.map_err(|_| Refusal::Unknown)?
+    }
+
+    /// Makes a prompt durable that is too long for a record. Call it before the submission that carries the prompt.
+    pub async fn keep_body(&self, prompt: &str) -> Result<(), Refusal> {
+        if prompt.len() <= BODY_INLINE_MAX {
+            return Ok(());
+        }
+        let (bodies, bytes) = (self.bodies.clone(), prompt.as_bytes().to_vec());
+        let kept = tokio::task::spawn_blocking(move || bodies.keep(&bytes)).await;
+        match kept {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Refusal::Body(error.to_string().into())),
+            Err(_) => Err(Refusal::Stopping),
+        }
+    }
+
+    /// Makes records durable that are no business of the core.
+    pub async fn write(&self, changes: Vec<Change>) -> Result<(), Refusal> {
+        let (done, durable) = oneshot::channel();
+        self.requests
+            .send(Request::Write { changes, done })
+            .await
+            .map_err(|_| Refusal::Stopping)?;
+        durable.await.map_err(|_| Refusal::Unknown)
+    }
+
+    /// The reading half of what this loop writes.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Waits for room; an error means that the relay is stopping.
+    pub(crate) async fn from_session(&self, message: FromSession) -> Result<(), Refusal> {
+        self.frames
+            .send(message)
+            .await
+            .map_err(|_| Refusal::Stopping)
+    }
+}

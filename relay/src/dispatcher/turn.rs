@@ -1,0 +1,386 @@
+//! The loop itself: what wakes it, what it takes in one turn, and how effects become appends and sends.
+
+use std::collections::HashMap;
+
+use baton_core::Core;
+use baton_core::effects::{CloseReason, Effects, Outgoing, Reply, Send, Write};
+use baton_core::id::{RequestId, SessionId, TenantScope};
+use baton_core::input::Input;
+use baton_core::time::Mint;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::gate::Gate;
+use super::{Dispatcher, FromSession, Refusal, Request, ToSession, finished};
+use crate::bodies::Bodies;
+use crate::clock::Clock;
+use crate::reader::Reader;
+use crate::records;
+use crate::store::{Change, CommitSeq, Journal};
+use crate::telemetry::Telemetry;
+use crate::watch::Watchers;
+
+/// Inputs of one turn. Frames come first and get more, or submissions would starve the completions that make room.
+const FRAMES_PER_TURN: usize = 512;
+const REQUESTS_PER_TURN: usize = 128;
+/// Changes of one append; several appends share a sync anyway, and the journal bounds an entry at 1 MiB.
+const APPEND_BYTES: usize = 512 * 1024;
+
+/// Everything the loop owns or uses, handed over at start.
+pub(crate) struct Parts {
+    pub(crate) core: Core,
+    /// What recovery decided; performed like any other effects.
+    pub(crate) first: Effects,
+    pub(crate) journal: Journal,
+    pub(crate) reader: Reader,
+    pub(crate) bodies: Bodies,
+    pub(crate) clock: Clock,
+    pub(crate) mint: Box<dyn Mint + std::marker::Send>,
+    pub(crate) watchers: Watchers,
+    pub(crate) telemetry: Telemetry,
+}
+
+pub(crate) struct Loop {
+    core: Core,
+    journal: Journal,
+    durable: watch::Receiver<CommitSeq>,
+    reader: Reader,
+    clock: Clock,
+    mint: Box<dyn Mint + std::marker::Send>,
+    watchers: Watchers,
+    telemetry: Telemetry,
+    frames: mpsc::Receiver<FromSession>,
+    requests: mpsc::Receiver<Request>,
+    gate: Gate,
+    sessions: HashMap<SessionId, OpenSession>,
+    replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Refusal>>>,
+    /// Direct writes whose callers wait for their commit.
+    writes: Vec<(CommitSeq, oneshot::Sender<()>)>,
+    next_request: u64,
+    pending: Pending,
+}
+
+struct OpenSession {
+    messages: mpsc::Sender<ToSession>,
+    /// Whose tasks its daemon may speak of.
+    scope: TenantScope,
+}
+
+/// Effects of this turn that were not handed to the journal yet.
+#[derive(Default)]
+struct Pending {
+    changes: Vec<Change>,
+    bytes: usize,
+    tasks: Vec<baton_core::id::TaskId>,
+    sends: Vec<Outgoing>,
+    writes: Vec<oneshot::Sender<()>>,
+}
+
+enum Wake {
+    Frame(FromSession),
+    Request(Request),
+    Time,
+    Durable,
+    StoreGone,
+}
+
+impl Loop {
+    pub(crate) fn new(parts: Parts) -> (Self, Dispatcher) {
+        let Parts {
+            core,
+            first,
+            journal,
+            reader,
+            bodies,
+            clock,
+            mint,
+            watchers,
+            telemetry,
+        } = parts;
+        let (dispatcher, frames, requests) = Dispatcher::new(bodies, reader.store().clone());
+        let durable = reader.store().subscribe();
+        let mut this = Self {
+            core,
+            journal,
+            durable,
+            reader,
+            clock,
+            mint,
+            watchers,
+            telemetry,
+            frames,
+            requests,
+            gate: Gate::default(),
+            sessions: HashMap::new(),
+            replies: HashMap::new(),
+            writes: Vec::new(),
+            next_request: 0,
+            pending: Pending::default(),
+        };
+        this.collect(first);
+        (this, dispatcher)
+    }
+
+    /// Runs until `stop`; then finishes what is on its way to the disk and closes the journal.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        self.hand_over();
+        while !stop.is_cancelled() {
+            let wake = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                wake = self.wake() => wake,
+            };
+            if matches!(wake, Wake::StoreGone) {
+                return;
+            }
+            self.turn(wake);
+            if !self.journal.has_room() && self.journal.room().await.is_err() {
+                return;
+            }
+        }
+        self.finish().await;
+    }
+
+    /// Waits for the next thing to do. Safe to drop: each branch takes only what it returns.
+    async fn wake(&mut self) -> Wake {
+        let deadline = self.core.next_deadline();
+        let clock = self.clock.clone();
+        tokio::select! {
+            biased;
+            // Commits first: they free the sends that clients and daemons wait for.
+            changed = self.durable.changed() => if changed.is_ok() { Wake::Durable } else { Wake::StoreGone },
+            Some(frame) = self.frames.recv() => Wake::Frame(frame),
+            () = sleep_until(&clock, deadline) => Wake::Time,
+            Some(request) = self.requests.recv() => Wake::Request(request),
+        }
+    }
+
+    fn turn(&mut self, wake: Wake) {
+        match wake {
+            Wake::Frame(frame) => self.take_frame(frame),
+            Wake::Request(request) => self.take_request(request),
+            Wake::Time | Wake::Durable | Wake::StoreGone => {}
+        }
+        // Frames that have arrived are handled before any deadline: a busy loop must not expire a renewed lease.
+        for _ in 0..FRAMES_PER_TURN {
+            let Ok(frame) = self.frames.try_recv() else {
+                break;
+            };
+            self.take_frame(frame);
+        }
+        self.tick_if_due();
+        for _ in 0..REQUESTS_PER_TURN {
+            let Ok(request) = self.requests.try_recv() else {
+                break;
+            };
+            self.take_request(request);
+        }
+        self.hand_over();
+        self.release();
+    }
+
+    fn take_frame(&mut self, message: FromSession) {
+        match message {
+            FromSession::Opened {
+                session,
+                hello,
+                messages,
+            } => {
+                self.sessions.insert(
+                    session,
+                    OpenSession {
+                        messages,
+                        scope: hello.scope.clone(),
+                    },
+                );
+                self.handle(Input::SessionOpened { session, hello });
+            }
+            FromSession::Input(Input::SessionClosed { session }) => {
+                self.sessions.remove(&session);
+                self.handle(Input::SessionClosed { session });
+            }
+            FromSession::Input(input) => self.handle(input),
+        }
+    }
+
+    fn take_request(&mut self, request: Request) {
+        match request {
+            Request::Ask { make, reply } => {
+                self.next_request += 1;
+                let request = RequestId(self.next_request);
+                self.replies.insert(request, reply);
+                self.handle(make(request));
+            }
+            Request::Write { changes, done } => {
+                self.append();
+                self.pending.changes = changes;
+                self.pending.writes.push(done);
+            }
+        }
+    }
+
+    fn tick_if_due(&mut self) {
+        let now = self.clock.now();
+        if self
+            .core
+            .next_deadline()
+            .is_some_and(|deadline| deadline <= now.at)
+        {
+            self.handle(Input::Tick);
+        }
+    }
+
+    fn handle(&mut self, mut input: Input) {
+        let scope = |session: &SessionId| self.sessions.get(session).map(|open| &open.scope);
+        finished::complete(
+            &mut input,
+            |task| self.core.is_live(task),
+            scope,
+            &self.reader,
+        );
+        let effects = self.core.handle(input, self.clock.now(), &mut *self.mint);
+        self.collect(effects);
+    }
+
+    fn collect(&mut self, effects: Effects) {
+        let Effects {
+            writes,
+            sends,
+            counts,
+        } = effects;
+        self.telemetry.count(&counts);
+        // Writes of one task stand together and stay together; tasks do not depend on each other.
+        for together in writes.chunk_by(|one, next| records::task_of(one) == records::task_of(next))
+        {
+            self.add(together);
+        }
+        self.pending.sends.extend(sends);
+    }
+
+    /// Adds changes that must be in one append, behind what fits with them.
+    fn add(&mut self, writes: &[Write]) {
+        let mut changes = Vec::with_capacity(writes.len() + 1);
+        writes
+            .iter()
+            .for_each(|write| records::changes(write, &mut changes));
+        let bytes = changes.iter().map(Change::size).sum::<usize>();
+        if self.pending.bytes + bytes > APPEND_BYTES {
+            self.append();
+        }
+        self.pending.bytes += bytes;
+        self.pending.changes.append(&mut changes);
+        self.pending
+            .tasks
+            .extend(writes.first().and_then(records::task_of));
+    }
+
+    /// Hands this turn's changes to the journal, then admits its sends.
+    fn hand_over(&mut self) {
+        self.append();
+        for outgoing in std::mem::take(&mut self.pending.sends) {
+            if let Some(send) = self.gate.admit(outgoing) {
+                self.perform(send);
+            }
+        }
+    }
+
+    fn append(&mut self) {
+        if self.pending.changes.is_empty() {
+            return;
+        }
+        self.pending.bytes = 0;
+        let changes = std::mem::take(&mut self.pending.changes);
+        let commit = match self.journal.append(changes) {
+            Ok(commit) => commit,
+            Err(error) => {
+                // Memory is now ahead of what can ever be stored; only a restart brings them together again.
+                tracing::error!(%error, "the journal refused an append; stopping");
+                std::process::abort();
+            }
+        };
+        self.gate.appended(commit);
+        for task in self.pending.tasks.drain(..) {
+            self.gate.wrote(task, commit);
+        }
+        self.writes
+            .extend(self.pending.writes.drain(..).map(|done| (commit, done)));
+    }
+
+    /// Performs what the newest durable commit allows.
+    fn release(&mut self) {
+        let durable = *self.durable.borrow_and_update();
+        for send in self.gate.release(durable) {
+            self.perform(send);
+        }
+        for (_, done) in self.writes.extract_if(.., |(commit, _)| *commit <= durable) {
+            let _ = done.send(()); // The caller may have gone.
+        }
+    }
+
+    fn perform(&mut self, send: Send) {
+        match send {
+            Send::Reply { request, outcome } => {
+                if let Some(reply) = self.replies.remove(&request) {
+                    let _ = reply.send(outcome.map_err(Refusal::Rejected)); // The caller may have gone.
+                }
+            }
+            Send::ToSession { session, message } => self.tell(session, ToSession::Message(message)),
+            Send::CloseSession { session, reason } => self.close(session, reason),
+            Send::Published {
+                record,
+                spec,
+                events,
+            } => {
+                self.watchers.publish(&record);
+                self.telemetry.published(&spec, &record, &events);
+            }
+        }
+    }
+
+    fn tell(&mut self, session: SessionId, message: ToSession) {
+        let Some(open) = self.sessions.get(&session) else {
+            return;
+        };
+        if let Err(mpsc::error::TrySendError::Full(_)) = open.messages.try_send(message) {
+            tracing::warn!(session_id = %session, "a daemon does not read its stream; closing it");
+            self.sessions.remove(&session);
+        }
+    }
+
+    fn close(&mut self, session: SessionId, reason: CloseReason) {
+        self.tell(session, ToSession::Close(reason));
+        self.sessions.remove(&session);
+    }
+
+    /// Nothing new is taken; what was taken becomes durable and is answered.
+    async fn finish(mut self) {
+        self.frames.close();
+        self.requests.close();
+        self.sessions.clear();
+        self.hand_over();
+        while !self.gate.is_empty() || !self.writes.is_empty() {
+            if self.durable.changed().await.is_err() {
+                break;
+            }
+            self.release();
+        }
+        let journal = self.journal;
+        let closed = tokio::task::spawn_blocking(move || journal.close()).await;
+        if !matches!(closed, Ok(Ok(()))) {
+            tracing::error!("the store did not close cleanly; the next start recovers");
+        }
+    }
+}
+
+async fn sleep_until(clock: &Clock, deadline: Option<baton_core::time::Moment>) {
+    match deadline {
+        Some(deadline) => clock.sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl std::fmt::Debug for Loop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loop").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,228 @@
+//! Between the core's records and the store's bytes: which key each record has, and how it is written and read.
+//!
+//! The only file that encodes or decodes a record. Recovery and ordinary reads use the same path.
+
+use std::sync::Arc;
+
+use baton_core::Recovered;
+use baton_core::effects::Write;
+use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
+use baton_core::record::{
+    DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+};
+use baton_core::spec::TaskSpec;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::bodies::{BODY_INLINE_MAX, BodyHash};
+use crate::store::{Change, Key, KeyText};
+
+/// Tenant part of keys that belong to a fleet shared by all tenants. No tenant can have this name.
+const SHARED: &str = "*";
+const FENCE_PREFIX: &str = "fence/";
+const SCHEDULER: &str = "scheduler";
+
+/// A stored value that this version cannot read.
+#[derive(Debug, thiserror::Error)]
+#[error("a stored {what} cannot be read: {source}")]
+pub struct Undecodable {
+    what: &'static str,
+    source: postcard::Error,
+}
+
+/// A task's specification as stored: a long prompt is a file named by its hash.
+#[derive(Serialize, Deserialize)]
+struct StoredSpec<'a> {
+    #[serde(borrow)]
+    spec: std::borrow::Cow<'a, TaskSpec>,
+    prompt: Option<[u8; 32]>,
+}
+
+/// The store changes that one write of the core stands for.
+pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
+    match write {
+        Write::PutSpec { task, spec } => into.push(Change::Put(
+            spec_key(&spec.tenant, *task),
+            encode_spec(spec),
+        )),
+        Write::PutLive(record) => into.push(Change::Put(
+            live_key(&record.tenant, record.task),
+            encode(&**record),
+        )),
+        Write::PutDone(record) => {
+            into.push(Change::Put(
+                done_key(&record.tenant, record.task),
+                encode(&**record),
+            ));
+            into.push(Change::Delete(live_key(&record.tenant, record.task)));
+        }
+        Write::Reopen(record) => {
+            into.push(Change::Put(
+                live_key(&record.tenant, record.task),
+                encode(&**record),
+            ));
+            into.push(Change::Delete(done_key(&record.tenant, record.task)));
+        }
+        Write::PutIdempotency {
+            tenant,
+            key,
+            record,
+        } => {
+            into.push(Change::Put(idempotency_key(tenant, key), encode(record)));
+        }
+        Write::PutDaemon(record) => {
+            into.push(Change::Put(
+                daemon_key(&record.scope, record.daemon),
+                encode(&**record),
+            ));
+        }
+        Write::PutScheduler(record) => into.push(Change::Put(scheduler_key(), encode(record))),
+        Write::PutFence(record) => {
+            into.push(Change::Put(fence_key(record.attempt), encode(record)))
+        }
+        Write::DropFence(attempt) => into.push(Change::Delete(fence_key(*attempt))),
+    }
+}
+
+/// The task whose record a write changes, if it is one of a task.
+pub(crate) fn task_of(write: &Write) -> Option<TaskId> {
+    match write {
+        Write::PutSpec { task, .. } => Some(*task),
+        Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
+            Some(record.task)
+        }
+        Write::PutIdempotency { record, .. } => Some(record.task),
+        Write::PutFence(record) => Some(record.task),
+        Write::PutDaemon(_) | Write::PutScheduler(_) | Write::DropFence(_) => None,
+    }
+}
+
+pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    postcard::to_stdvec(record).expect("records hold only what postcard can write")
+}
+
+pub(crate) fn decode<T: DeserializeOwned>(
+    what: &'static str,
+    bytes: &[u8],
+) -> Result<T, Undecodable> {
+    postcard::from_bytes(bytes).map_err(|source| Undecodable { what, source })
+}
+
+fn encode_spec(spec: &TaskSpec) -> Vec<u8> {
+    if spec.prompt.len() <= BODY_INLINE_MAX {
+        return encode(&StoredSpec {
+            spec: std::borrow::Cow::Borrowed(spec),
+            prompt: None,
+        });
+    }
+    let prompt = Some(BodyHash::of(spec.prompt.as_bytes()).0);
+    let short = TaskSpec {
+        prompt: String::new(),
+        ..spec.clone()
+    };
+    encode(&StoredSpec {
+        spec: std::borrow::Cow::Owned(short),
+        prompt,
+    })
+}
+
+/// The specification, and the body that its prompt has to be filled from.
+pub(crate) fn decode_spec(bytes: &[u8]) -> Result<(TaskSpec, Option<BodyHash>), Undecodable> {
+    let stored: StoredSpec<'_> = postcard::from_bytes(bytes).map_err(|source| Undecodable {
+        what: "specification",
+        source,
+    })?;
+    Ok((stored.spec.into_owned(), stored.prompt.map(BodyHash)))
+}
+
+pub(crate) fn decode_task(bytes: &[u8]) -> Result<Arc<TaskRecord>, Undecodable> {
+    decode("task", bytes).map(Arc::new)
+}
+
+/// Puts one relay-wide control record where it belongs; others are not the core's.
+pub(crate) fn decode_control(
+    name: &str,
+    bytes: &[u8],
+    into: &mut Recovered,
+) -> Result<(), Undecodable> {
+    if name == SCHEDULER {
+        into.scheduler = decode::<SchedulerRecord>("scheduler switch", bytes)?;
+    } else if name.starts_with(FENCE_PREFIX) {
+        into.fences.push(decode::<FenceRecord>("fence", bytes)?);
+    }
+    Ok(())
+}
+
+pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, Undecodable> {
+    decode("idempotency key", bytes)
+}
+
+pub(crate) fn decode_daemon(bytes: &[u8]) -> Result<Arc<DaemonRecord>, Undecodable> {
+    decode("daemon", bytes).map(Arc::new)
+}
+
+pub(crate) fn tenant_text(tenant: &TenantId) -> KeyText {
+    text(tenant.as_str())
+}
+
+/// The tenant part of a key for records that one tenant or the shared fleet owns.
+pub(crate) fn scope_text(scope: &TenantScope) -> KeyText {
+    match scope {
+        TenantScope::One(tenant) => tenant_text(tenant),
+        TenantScope::All => text(SHARED),
+    }
+}
+
+pub(crate) fn spec_key(tenant: &TenantId, task: TaskId) -> Key {
+    Key::Spec {
+        tenant: tenant_text(tenant),
+        task: task.0,
+    }
+}
+
+pub(crate) fn live_key(tenant: &TenantId, task: TaskId) -> Key {
+    Key::Live {
+        tenant: tenant_text(tenant),
+        task: task.0,
+    }
+}
+
+pub(crate) fn done_key(tenant: &TenantId, task: TaskId) -> Key {
+    Key::Done {
+        tenant: tenant_text(tenant),
+        task: task.0,
+    }
+}
+
+pub(crate) fn idempotency_key(tenant: &TenantId, key: &str) -> Key {
+    Key::Idempotency {
+        tenant: tenant_text(tenant),
+        digest: Sha256::digest(key.as_bytes()).into(),
+    }
+}
+
+pub(crate) fn daemon_key(scope: &TenantScope, daemon: DaemonId) -> Key {
+    Key::Daemon {
+        tenant: scope_text(scope),
+        daemon: daemon.0,
+    }
+}
+
+fn scheduler_key() -> Key {
+    Key::Control {
+        tenant: None,
+        name: text(SCHEDULER),
+    }
+}
+
+fn fence_key(attempt: AttemptId) -> Key {
+    Key::Control {
+        tenant: None,
+        name: text(&format!("{FENCE_PREFIX}{attempt}")),
+    }
+}
+
+fn text(name: &str) -> KeyText {
+    KeyText::new(name).expect("tenant names and our own words fit into keys")
+}

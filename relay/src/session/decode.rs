@@ -1,0 +1,351 @@
+//! Frames of a daemon, from the wire into the core's words. Shape is checked here; meaning is the core's business.
+//!
+//! A fault names the field, so that whoever writes a daemon learns what to mend; it never ends the stream.
+
+use std::sync::Arc;
+
+use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
+use baton_core::input::{
+    CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, Termination,
+};
+use baton_core::record::{Artifact, Exit, FailureCode, Phase, RejectCode, Usage};
+use baton_core::time::Wall;
+use baton_proto::ShortName;
+use baton_proto::v1;
+use baton_proto::v1::attempt_frame::Body;
+use bytes::Bytes;
+use prost::Message;
+use sha2::{Digest, Sha256};
+
+use super::fault::FrameFault;
+
+/// Longest text that is kept for people; longer ones are cut at a character.
+const TEXT_MAX: usize = 4096;
+const NOTE_MAX: usize = 256;
+const TOOL_ID_MAX: usize = 256;
+const TOOL_INPUT_MAX: usize = 256 * 1024;
+const QUESTION_MAX: usize = 64 * 1024;
+const RESULT_MAX: usize = 64 * 1024;
+const ARTIFACTS_MAX: usize = 64;
+
+/// What an attempt-scoped frame is to the session.
+#[derive(Debug)]
+pub(super) enum Decoded {
+    Control(FrameBody),
+    Output(v1::Stream),
+    Cut(v1::OutputCut),
+}
+
+pub(super) fn reference(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, FrameFault> {
+    let sent = sent.ok_or(FrameFault::MissingRef)?;
+    Ok(FrameRef {
+        task: TaskId(id("ref.task_id", &sent.task_id)?),
+        attempt: AttemptId(id("ref.attempt_id", &sent.attempt_id)?),
+        number: sent.attempt_number,
+        incarnation: Incarnation(id("ref.incarnation", &sent.incarnation)?),
+    })
+}
+
+pub(super) fn observed(frame: &v1::AttemptFrame) -> Wall {
+    frame.observed_at.as_ref().map_or(Wall(0), wall)
+}
+
+pub(super) fn wall(time: &prost_types::Timestamp) -> Wall {
+    let seconds = u64::try_from(time.seconds).unwrap_or(0);
+    let millis = u64::try_from(time.nanos).unwrap_or(0) / 1_000_000;
+    Wall(seconds.saturating_mul(1_000).saturating_add(millis))
+}
+
+pub(super) fn token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
+    let bytes: [u8; 32] = sent?.value.as_ref().try_into().ok()?;
+    Some(LeaseToken(bytes))
+}
+
+/// Turns a body into what it means; `in_lease` is the daemon's word on a terminal frame.
+pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameFault> {
+    let Some(body) = body else {
+        return Ok(Decoded::Control(FrameBody::Unknown));
+    };
+    Ok(Decoded::Control(match body {
+        Body::Stream(stream) => return Ok(Decoded::Output(stream)),
+        Body::OutputCut(cut) => return Ok(Decoded::Cut(cut)),
+        Body::Accepted(_) => FrameBody::Accepted,
+        Body::Rejected(rejected) => FrameBody::Rejected {
+            code: RejectCode::parse(rejected.code().short_name()),
+            message: text(&rejected.message),
+        },
+        Body::Started(_) => FrameBody::Started,
+        Body::Lifecycle(lifecycle) => phase(&lifecycle)?,
+        Body::PermissionRequest(request) => permission(&request)?,
+        Body::Question(question) => self::question(&question)?,
+        Body::InputWithdrawn(withdrawn) => FrameBody::InputWithdrawn {
+            input: input_id(&withdrawn.input_id)?,
+        },
+        Body::Progress(_) => FrameBody::NotBuilt { name: "progress" },
+        Body::Checkpoint(_) => FrameBody::NotBuilt { name: "checkpoint" },
+        Body::Block(_) => FrameBody::NotBuilt { name: "block" },
+        Body::Release(release) => FrameBody::Released {
+            reason: text(&release.reason),
+            termination: termination(release.receipt.as_ref()),
+        },
+        Body::Complete(complete) => FrameBody::Completed(completed(complete, in_lease)?),
+        Body::Error(error) => FrameBody::Errored(errored(&error, in_lease)?),
+        Body::Canceled(canceled) => FrameBody::Canceled(self::canceled(&canceled, in_lease)),
+        Body::Receipt(receipt) => FrameBody::Receipt {
+            termination: termination(Some(&receipt)),
+        },
+    }))
+}
+
+/// Output bytes that a terminal frame says there are in all.
+pub(super) fn final_offset(body: &FrameBody) -> Option<u64> {
+    match body {
+        FrameBody::Completed(done) => Some(done.final_offset),
+        FrameBody::Errored(error) => Some(error.final_offset),
+        FrameBody::Canceled(canceled) => Some(canceled.final_offset),
+        FrameBody::Accepted
+        | FrameBody::Rejected { .. }
+        | FrameBody::Started
+        | FrameBody::Phase { .. }
+        | FrameBody::ToolStarted { .. }
+        | FrameBody::ToolFinished { .. }
+        | FrameBody::PermissionRequest { .. }
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::Released { .. }
+        | FrameBody::Receipt { .. }
+        | FrameBody::NotBuilt { .. }
+        | FrameBody::Unknown => None,
+    }
+}
+
+fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
+    use v1::LifecyclePhase as Wire;
+    let plain = |phase| FrameBody::Phase {
+        phase,
+        message: note(&sent.message),
+    };
+    // A number from a newer protocol takes its place in the order and changes nothing.
+    let Ok(wire) = Wire::try_from(sent.phase) else {
+        return Ok(FrameBody::Unknown);
+    };
+    Ok(match wire {
+        Wire::Unspecified => FrameBody::Unknown,
+        Wire::ToolStarted => FrameBody::ToolStarted {
+            id: tool_id(&sent.tool_call_id)?,
+            name: text(&sent.tool_name).unwrap_or_else(|| "unnamed".into()),
+        },
+        Wire::ToolFinished => FrameBody::ToolFinished {
+            id: tool_id(&sent.tool_call_id)?,
+        },
+        Wire::InputReceived => FrameBody::InputReceived {
+            input: input_id(&sent.input_id)?,
+        },
+        Wire::Accepted => plain(Phase::Accepted),
+        Wire::Queued => plain(Phase::Queued),
+        Wire::Started => plain(Phase::Started),
+        Wire::AgentStarted => plain(Phase::AgentStarted),
+        Wire::PromptWritten => plain(Phase::PromptWritten),
+        Wire::FirstEventSeen => plain(Phase::FirstEventSeen),
+        Wire::FirstVisibleEventSeen => plain(Phase::FirstVisibleEventSeen),
+        Wire::Streaming => plain(Phase::Streaming),
+        Wire::WaitingInput => plain(Phase::WaitingInput),
+        Wire::CleanupStarted => plain(Phase::CleanupStarted),
+        Wire::CleanupFinished => plain(Phase::CleanupFinished),
+        Wire::Heartbeat => plain(Phase::Heartbeat),
+        Wire::RetryScheduled => plain(Phase::RetryScheduled),
+        Wire::Completed => plain(Phase::Completed),
+        Wire::Failed => plain(Phase::Failed),
+        Wire::Canceled => plain(Phase::Canceled),
+        Wire::TimedOut => plain(Phase::TimedOut),
+        Wire::Lost => plain(Phase::Lost),
+        Wire::Blocked => plain(Phase::Blocked),
+        Wire::Checkpointed => plain(Phase::Checkpointed),
+        Wire::Released => plain(Phase::Released),
+    })
+}
+
+fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> {
+    if request.tool_name.trim().is_empty() {
+        return Err(FrameFault::Blank("permission_request.tool_name"));
+    }
+    at_most(
+        "permission_request.tool_input",
+        request.tool_input.len(),
+        TOOL_INPUT_MAX,
+    )?;
+    // The answer is bound to what was shown, so what is shown must be what the agent will run.
+    let digest: [u8; 32] = Sha256::digest(&request.tool_input).into();
+    if request.tool_input_sha256.as_ref() != digest {
+        return Err(FrameFault::DigestMismatch);
+    }
+    Ok(FrameBody::PermissionRequest {
+        input: input_id(&request.input_id)?,
+        tool: text(&request.tool_call_id),
+        payload: request.encode_to_vec().into(),
+    })
+}
+
+fn question(question: &v1::Question) -> Result<FrameBody, FrameFault> {
+    if question.question.trim().is_empty() {
+        return Err(FrameFault::Blank("question.question"));
+    }
+    if question
+        .options
+        .iter()
+        .any(|option| option.label.trim().is_empty())
+    {
+        return Err(FrameFault::Blank("question.options.label"));
+    }
+    let payload = question.encode_to_vec();
+    at_most("question", payload.len(), QUESTION_MAX)?;
+    Ok(FrameBody::Question {
+        input: input_id(&question.input_id)?,
+        payload: payload.into(),
+    })
+}
+
+fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<Completed, FrameFault> {
+    at_most("complete.result", sent.result.len(), RESULT_MAX)?;
+    at_most("complete.artifacts", sent.artifacts.len(), ARTIFACTS_MAX)?;
+    Ok(Completed {
+        result: bytes(&sent.result),
+        usage: usage(sent.usage.as_ref()),
+        agent_session_id: text(&sent.agent_session_id),
+        artifacts: sent.artifacts.iter().map(artifact).collect(),
+        final_offset: sent.final_offset,
+        termination: termination(sent.receipt.as_ref()),
+        killed_after_result: sent.killed_after_result,
+        in_lease,
+    })
+}
+
+fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<Errored, FrameFault> {
+    if sent.failure_code.trim().is_empty() {
+        return Err(FrameFault::Blank("error.failure_code"));
+    }
+    at_most("error.failure_code", sent.failure_code.len(), 64)?;
+    Ok(Errored {
+        code: FailureCode::parse(&sent.failure_code),
+        retryable_hint: sent.retryable_hint,
+        message: with_tail(&sent.message, &sent.stderr_tail),
+        user_message: text(&sent.user_message),
+        usage: usage(sent.usage.as_ref()),
+        agent_session_id: text(&sent.agent_session_id),
+        final_offset: sent.final_offset,
+        termination: termination(sent.receipt.as_ref()),
+        in_lease,
+    })
+}
+
+fn canceled(sent: &v1::TaskCanceled, in_lease: bool) -> CanceledBody {
+    CanceledBody {
+        reason: text(&sent.message),
+        usage: usage(sent.usage.as_ref()),
+        final_offset: sent.final_offset,
+        termination: termination(sent.receipt.as_ref()),
+        in_lease,
+    }
+}
+
+fn termination(sent: Option<&v1::TerminationReceipt>) -> Termination {
+    let Some(sent) = sent else {
+        return Termination::default();
+    };
+    let exit = sent
+        .exit_code
+        .map(Exit::Code)
+        .or_else(|| sent.signal.map(Exit::Signal));
+    let words = format!("swept {} beyond the group", sent.swept_processes);
+    Termination {
+        exit,
+        group_empty: sent.group_empty,
+        prompt_written: sent.prompt_written,
+        cleanup: (sent.killed || sent.swept_processes > 0).then(|| {
+            if sent.killed {
+                format!("killed; {words}").into()
+            } else {
+                words.into()
+            }
+        }),
+    }
+}
+
+fn usage(sent: Option<&v1::Usage>) -> Usage {
+    let Some(sent) = sent else {
+        return Usage::default();
+    };
+    Usage {
+        input_tokens: sent.input_tokens,
+        output_tokens: sent.output_tokens,
+        cache_read_tokens: sent.cache_read_tokens,
+        cache_write_tokens: sent.cache_write_tokens,
+        cost_usd: text(&sent.cost_usd),
+        duration_ms: sent.duration_ms,
+    }
+}
+
+fn artifact(sent: &v1::ArtifactReceipt) -> Artifact {
+    Artifact {
+        path: clip(&sent.path).into(),
+        is_file: sent.exists && sent.is_file,
+        size: sent.size,
+        sha256: text(&sent.sha256),
+    }
+}
+
+fn id(field: &'static str, sent: &str) -> Result<uuid::Uuid, FrameFault> {
+    let parsed = sent
+        .parse::<TaskId>()
+        .map_err(|_| FrameFault::MalformedId(field))?;
+    Ok(parsed.0)
+}
+
+fn input_id(sent: &str) -> Result<InputId, FrameFault> {
+    sent.parse()
+        .map_err(|_| FrameFault::MalformedId("input_id"))
+}
+
+fn tool_id(sent: &str) -> Result<Arc<str>, FrameFault> {
+    if sent.trim().is_empty() {
+        return Err(FrameFault::Blank("tool_call_id"));
+    }
+    at_most("tool_call_id", sent.len(), TOOL_ID_MAX)?;
+    Ok(sent.into())
+}
+
+fn at_most(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
+    if size <= limit {
+        Ok(())
+    } else {
+        Err(FrameFault::TooLong { field, size, limit })
+    }
+}
+
+/// The daemon's last words of standard error belong to the message that operators read.
+fn with_tail(message: &str, tail: &str) -> Option<Arc<str>> {
+    let tail = tail.trim();
+    if tail.is_empty() {
+        return text(message);
+    }
+    let tail = &tail[tail.ceil_char_boundary(tail.len().saturating_sub(TEXT_MAX / 2))..];
+    text(&format!("{message}; stderr: {tail}"))
+}
+
+fn text(sent: &str) -> Option<Arc<str>> {
+    (!sent.is_empty()).then(|| clip(sent).into())
+}
+
+/// A remark in the timeline, which is kept short because the record holds hundreds of them.
+fn note(sent: &str) -> Option<Arc<str>> {
+    (!sent.is_empty()).then(|| sent[..sent.floor_char_boundary(NOTE_MAX)].into())
+}
+
+fn clip(sent: &str) -> &str {
+    &sent[..sent.floor_char_boundary(TEXT_MAX)]
+}
+
+fn bytes(sent: &Bytes) -> Option<Arc<[u8]>> {
+    (!sent.is_empty()).then(|| sent.as_ref().into())
+}

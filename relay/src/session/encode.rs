@@ -1,0 +1,547 @@
+//! The core's messages to a daemon, put on the wire. Each frame carries the relay's incarnation and epoch.
+
+use baton_core::effects::{
+    AttemptRef, CancelKind, CloseReason, Dispatch, Downstream, Renewal, Settlement, Verdict,
+};
+use baton_core::id::{AttemptId, DaemonId, Incarnation, RelayEpoch};
+use baton_core::record::{InputKind, TimerKind};
+use baton_core::reject::Rejection;
+use baton_core::spec::{
+    AgentOptions, CompletionContract, MissingPolicy, OnInputTimeout, Profile, TurnKind,
+};
+use baton_core::time::Wall;
+use baton_proto::v1;
+use baton_proto::v1::attempt_command::Body;
+use baton_proto::v1::relay_frame::Frame;
+use bytes::Bytes;
+use prost::Message;
+
+use super::fault::FrameFault;
+use super::held::Acked;
+
+/// What every frame of this relay's run carries.
+#[derive(Clone, Debug)]
+pub(crate) struct Stamp {
+    pub(crate) incarnation: Incarnation,
+    pub(crate) epoch: RelayEpoch,
+}
+
+/// Sizes that Welcome tells, and that the session enforces.
+pub(super) const LIMITS: v1::Limits = v1::Limits {
+    max_frame_bytes: 2 << 20,
+    max_chunk_bytes: crate::output::CHUNK_BYTES_MAX as u64,
+    max_unacked_bytes: 16 << 20,
+    max_output_bytes: 64 << 20,
+    max_tool_bytes: 256 << 10,
+    max_result_bytes: 64 << 10,
+};
+
+impl Stamp {
+    pub(super) fn frame(&self, frame: Frame) -> v1::RelayFrame {
+        v1::RelayFrame {
+            relay_epoch: self.epoch.0,
+            incarnation: self.incarnation.to_string(),
+            frame: Some(frame),
+        }
+    }
+
+    fn command(&self, to: &AttemptRef, body: Body) -> v1::RelayFrame {
+        let command = v1::AttemptCommand {
+            r#ref: Some(self.reference(to)),
+            body: Some(body),
+        };
+        self.frame(Frame::Attempt(command))
+    }
+
+    fn reference(&self, to: &AttemptRef) -> v1::AttemptRef {
+        v1::AttemptRef {
+            task_id: to.task.to_string(),
+            attempt_id: to.attempt.to_string(),
+            attempt_number: to.number,
+            incarnation: self.incarnation.to_string(),
+            conversation_id: to.conversation.as_deref().unwrap_or_default().to_owned(),
+            channel_id: to.channel.as_deref().unwrap_or_default().to_owned(),
+            turn_kind: turn_kind(to.turn_kind).into(),
+            traceparent: traceparent(to),
+        }
+    }
+
+    /// Answers Hello; `offset` tells how much output of an attempt is durable.
+    pub(super) fn welcome(
+        &self,
+        daemon: DaemonId,
+        heartbeat_ms: u64,
+        settlements: &[Settlement],
+        offset: impl Fn(AttemptId) -> u64,
+    ) -> v1::RelayFrame {
+        self.frame(Frame::Welcome(v1::Welcome {
+            relay_id: self.incarnation.to_string(),
+            daemon_id: daemon.to_string(),
+            protocol_version: 1,
+            heartbeat_ms,
+            limits: Some(LIMITS),
+            settlements: settlements
+                .iter()
+                .map(|one| settlement(one, offset(one.attempt)))
+                .collect(),
+            deadline_slack_ms: 2_000,
+            latest_daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+            features: Vec::new(),
+            relay_time: None,
+        }))
+    }
+
+    pub(super) fn ack(&self, entries: Vec<Acked>) -> v1::RelayFrame {
+        let entry = |acked: Acked| v1::AckEntry {
+            attempt_id: acked.attempt.to_string(),
+            control_seq: acked.control_seq,
+            output_offset: acked.offset,
+        };
+        self.frame(Frame::Ack(v1::Ack {
+            entries: entries.into_iter().map(entry).collect(),
+        }))
+    }
+
+    pub(super) fn goodbye(
+        &self,
+        code: v1::GoodbyeCode,
+        message: &str,
+        retry_after_ms: Option<u64>,
+    ) -> v1::RelayFrame {
+        self.frame(Frame::Goodbye(v1::Goodbye {
+            code: code.into(),
+            message: message.to_owned(),
+            retry_after_ms,
+        }))
+    }
+
+    pub(super) fn fault(
+        &self,
+        attempt: &str,
+        control_seq: u64,
+        offset: Option<u64>,
+        fault: &FrameFault,
+    ) -> v1::RelayFrame {
+        let error = v1::ErrorDetail {
+            code: fault.code().to_owned(),
+            message: fault.to_string(),
+            field: fault.field().to_owned(),
+            ..v1::ErrorDetail::default()
+        };
+        self.frame(Frame::Rejected(v1::FrameRejected {
+            attempt_id: attempt.to_owned(),
+            control_seq,
+            output_offset: offset,
+            error: Some(error),
+            expected_control_seq: None,
+        }))
+    }
+
+    /// Everything but Welcome and Ack, which need what only the session knows.
+    pub(super) fn message(&self, message: Downstream) -> Option<v1::RelayFrame> {
+        Some(match message {
+            Downstream::Welcome { .. } | Downstream::Ack { .. } => return None,
+            Downstream::HeartbeatAck {
+                seq,
+                heartbeat_ms,
+                results,
+            } => self.frame(Frame::HeartbeatAck(v1::HeartbeatAck {
+                seq,
+                heartbeat_ms,
+                results: results.into_iter().map(renewal).collect(),
+                relay_time: None,
+            })),
+            Downstream::HoldAck { request, results } => {
+                self.frame(Frame::HoldGranted(v1::HoldGranted {
+                    seq: request,
+                    results: results.into_iter().map(renewal).collect(),
+                }))
+            }
+            Downstream::Dispatch(dispatch) => self.dispatch(&dispatch),
+            Downstream::LeaseConfirmed {
+                to,
+                granted_ms,
+                expires_at,
+            } => {
+                let confirmed = v1::LeaseConfirmed {
+                    granted_ms,
+                    expires_at: Some(timestamp(expires_at)),
+                };
+                self.command(&to, Body::LeaseConfirmed(confirmed))
+            }
+            Downstream::Cancel {
+                to,
+                kind,
+                reason,
+                grace_ms,
+            } => self.command(&to, Body::Cancel(cancel(kind, reason.as_deref(), grace_ms))),
+            Downstream::Answer {
+                to,
+                input,
+                kind,
+                approved,
+                payload,
+                by,
+            } => {
+                let answer = Answered {
+                    input_id: input.to_string(),
+                    approved,
+                    payload: &payload,
+                    by: &by,
+                };
+                self.command(&to, answer.body(kind))
+            }
+            Downstream::Abandon { attempt, code } => self.abandon(attempt, code),
+            Downstream::FrameRejected {
+                attempt,
+                control_seq,
+                code,
+                expected,
+            } => self.rejected(attempt, control_seq, code, expected),
+            // Zero would withdraw it; an operator drains until he says otherwise.
+            Downstream::Drain => self.frame(Frame::Drain(v1::Drain {
+                deadline_ms: u64::MAX,
+                reason: String::new(),
+            })),
+        })
+    }
+
+    /// The wire names the attempt alone here: what is abandoned may not be known any more.
+    fn abandon(&self, attempt: AttemptId, code: Rejection) -> v1::RelayFrame {
+        let reference = v1::AttemptRef {
+            attempt_id: attempt.to_string(),
+            incarnation: self.incarnation.to_string(),
+            ..v1::AttemptRef::default()
+        };
+        let body = Body::Abandon(v1::Abandon {
+            code: fence(code).into(),
+        });
+        self.frame(Frame::Attempt(v1::AttemptCommand {
+            r#ref: Some(reference),
+            body: Some(body),
+        }))
+    }
+
+    fn rejected(
+        &self,
+        attempt: AttemptId,
+        control_seq: u64,
+        code: Rejection,
+        expected: Option<u64>,
+    ) -> v1::RelayFrame {
+        let error = v1::ErrorDetail {
+            code: code.as_str().to_owned(),
+            message: code.explain().to_owned(),
+            ..v1::ErrorDetail::default()
+        };
+        self.frame(Frame::Rejected(v1::FrameRejected {
+            attempt_id: attempt.to_string(),
+            control_seq,
+            output_offset: None,
+            error: Some(error),
+            expected_control_seq: expected,
+        }))
+    }
+
+    fn dispatch(&self, dispatch: &Dispatch) -> v1::RelayFrame {
+        let Dispatch {
+            to,
+            token,
+            spec,
+            granted_ms,
+            expires_at,
+            accept_ms,
+            total_ms,
+            previous,
+            agent_session_id,
+        } = dispatch;
+        let resume = previous.map(|previous| v1::ResumeContext {
+            previous_attempt_id: previous.to_string(),
+            ..v1::ResumeContext::default()
+        });
+        let command = (!spec.argv.is_empty()).then(|| v1::CommandSpec {
+            argv: spec.argv.clone(),
+        });
+        self.command(
+            to,
+            Body::Dispatch(v1::Dispatch {
+                token: Some(v1::LeaseToken {
+                    value: Bytes::copy_from_slice(&token.0),
+                }),
+                granted_ms: *granted_ms,
+                expires_at: Some(timestamp(*expires_at)),
+                accept_ms: *accept_ms,
+                profile: Some(profile(&spec.effective_profile)),
+                total_ms: *total_ms,
+                prompt: spec.prompt.clone(),
+                agent: spec.agent.clone(),
+                options: Some(options(&spec.options)),
+                command,
+                cwd: spec.cwd.clone().unwrap_or_default(),
+                workspace: None,
+                agent_session_id: agent_session_id.as_deref().unwrap_or_default().to_owned(),
+                env: spec.env.clone(),
+                contract: spec.contract.as_ref().map(contract),
+                resume,
+                on_input_timeout: on_input_timeout(spec.on_input_timeout).into(),
+                permission_rules: Vec::new(),
+                labels: spec.labels.clone(),
+                goal: spec.goal.clone(),
+                success_criteria: spec.success_criteria.clone(),
+                mcp: false,
+                max_output_bytes: LIMITS.max_output_bytes,
+                default_cleanup_term_ms: 2_000,
+            }),
+        )
+    }
+}
+
+/// A person's word on its way to the agent.
+struct Answered<'a> {
+    input_id: String,
+    approved: Option<bool>,
+    payload: &'a [u8],
+    by: &'a str,
+}
+
+impl Answered<'_> {
+    fn body(self, kind: InputKind) -> Body {
+        match kind {
+            InputKind::Permission => Body::PermissionDecision(self.decision()),
+            InputKind::Question => Body::Answer(self.answer()),
+        }
+    }
+
+    fn decision(self) -> v1::PermissionDecision {
+        let outcome = match self.approved {
+            Some(true) => v1::InputOutcome::Allowed,
+            Some(false) | None => v1::InputOutcome::Denied,
+        };
+        // What was stored with the answer carries its scope and message; who decided is the relay's word.
+        let stored = v1::PermissionDecision::decode(self.payload).unwrap_or_default();
+        v1::PermissionDecision {
+            input_id: self.input_id,
+            outcome: outcome.into(),
+            decided_by: self.by.to_owned(),
+            ..stored
+        }
+    }
+
+    fn answer(self) -> v1::QuestionAnswer {
+        let stored = v1::QuestionAnswer::decode(self.payload).unwrap_or_default();
+        v1::QuestionAnswer {
+            input_id: self.input_id,
+            outcome: v1::InputOutcome::Answered.into(),
+            answered_by: self.by.to_owned(),
+            ..stored
+        }
+    }
+}
+
+pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'static str)> {
+    match reason {
+        CloseReason::Replaced => None,
+        CloseReason::Superseded => Some((
+            v1::GoodbyeCode::Superseded,
+            "another instance of this daemon connected; two machines may share one data directory",
+        )),
+        CloseReason::Silent => Some((
+            v1::GoodbyeCode::IdleTimeout,
+            "two heartbeats are missing; connect again",
+        )),
+    }
+}
+
+fn settlement(one: &Settlement, acked_offset: u64) -> v1::Settlement {
+    use v1::settlement::Decision;
+    let decision = match &one.verdict {
+        Verdict::Keep { acked, granted_ms } => Decision::Keep(v1::Keep {
+            acked_control_seq: *acked,
+            acked_offset,
+            granted_ms: *granted_ms,
+        }),
+        Verdict::Adopt { acked } => Decision::Adopt(v1::Adopt {
+            acked_control_seq: *acked,
+            acked_offset,
+        }),
+        Verdict::Kill { code } => Decision::Kill(v1::Kill {
+            code: fence(*code).into(),
+        }),
+    };
+    v1::Settlement {
+        attempt_id: one.attempt.to_string(),
+        decision: Some(decision),
+    }
+}
+
+fn renewal((attempt, renewal): (AttemptId, Renewal)) -> v1::RenewResult {
+    use v1::renew_result::Result as Outcome;
+    let result = match renewal {
+        Renewal::Renewed {
+            granted_ms,
+            expires_at,
+        } => Outcome::Renewed(v1::Renewed {
+            granted_ms,
+            expires_at: Some(timestamp(expires_at)),
+        }),
+        Renewal::Revoked { code } => Outcome::Revoked(v1::Revoked {
+            code: fence(code).into(),
+        }),
+    };
+    v1::RenewResult {
+        attempt_id: attempt.to_string(),
+        result: Some(result),
+    }
+}
+
+/// Foreign and unknown look alike, and so does every reason that only tells of other people's attempts.
+fn fence(code: Rejection) -> v1::FenceCode {
+    match code {
+        Rejection::LeaseExpired => v1::FenceCode::LeaseExpired,
+        Rejection::Superseded => v1::FenceCode::Superseded,
+        Rejection::StaleAttempt => v1::FenceCode::StaleAttempt,
+        Rejection::TaskTerminal | Rejection::AlreadyFinished => v1::FenceCode::TaskTerminal,
+        Rejection::BadProof => v1::FenceCode::BadProof,
+        Rejection::StaleIncarnation => v1::FenceCode::StaleIncarnation,
+        Rejection::NotLeased => v1::FenceCode::NotLeased,
+        Rejection::UnknownTask
+        | Rejection::UnknownAttempt
+        | Rejection::UnknownInput
+        | Rejection::UnknownDaemon
+        | Rejection::UnknownSession
+        | Rejection::NotFinished
+        | Rejection::BeingCanceled
+        | Rejection::QueueFull
+        | Rejection::TenantQueueFull
+        | Rejection::IdempotencyConflict
+        | Rejection::NoDaemon
+        | Rejection::NotPaused
+        | Rejection::DispatchLimit
+        | Rejection::InputClosed
+        | Rejection::AnswerConflict
+        | Rejection::WrongOrder
+        | Rejection::Gap
+        | Rejection::TooManyTools
+        | Rejection::TooManyInputs
+        | Rejection::DuplicateInput
+        | Rejection::DuplicateTool
+        | Rejection::UnknownTool
+        | Rejection::ContractUnmet
+        | Rejection::Unimplemented => v1::FenceCode::UnknownAttempt,
+    }
+}
+
+fn cancel(kind: CancelKind, reason: Option<&str>, grace_ms: u64) -> v1::Cancel {
+    let (why, timer) = match kind {
+        CancelKind::User => (v1::CancelReason::User, v1::TimerKind::Unspecified),
+        CancelKind::Operator => (v1::CancelReason::Operator, v1::TimerKind::Unspecified),
+        CancelKind::Deadline(timer) => (v1::CancelReason::Deadline, timer_kind(timer)),
+    };
+    v1::Cancel {
+        reason: why.into(),
+        timer: timer.into(),
+        grace_ms,
+        message: reason.unwrap_or_default().to_owned(),
+    }
+}
+
+pub(crate) fn timer_kind(timer: TimerKind) -> v1::TimerKind {
+    match timer {
+        TimerKind::Queue => v1::TimerKind::Queue,
+        TimerKind::Accept => v1::TimerKind::Accept,
+        TimerKind::ProcessStart => v1::TimerKind::ProcessStart,
+        TimerKind::PromptWrite => v1::TimerKind::PromptWrite,
+        TimerKind::FirstEvent => v1::TimerKind::FirstEvent,
+        TimerKind::FirstVisibleEvent => v1::TimerKind::FirstVisibleEvent,
+        TimerKind::StreamIdle => v1::TimerKind::StreamIdle,
+        TimerKind::ToolIdle => v1::TimerKind::ToolIdle,
+        TimerKind::UserInput => v1::TimerKind::UserInput,
+        TimerKind::CleanupTerm => v1::TimerKind::CleanupTerm,
+        TimerKind::Total => v1::TimerKind::Total,
+        TimerKind::Lease => v1::TimerKind::Lease,
+    }
+}
+
+pub(crate) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
+    match kind {
+        TurnKind::User => v1::TurnKind::User,
+        TurnKind::SessionTitle => v1::TurnKind::SessionTitle,
+        TurnKind::ContextStats => v1::TurnKind::ContextStats,
+        TurnKind::Compact => v1::TurnKind::Compact,
+        TurnKind::Control => v1::TurnKind::Control,
+    }
+}
+
+pub(crate) fn profile(profile: &Profile) -> v1::DeadlineProfile {
+    v1::DeadlineProfile {
+        process_start_ms: profile.process_start_ms,
+        prompt_write_ms: profile.prompt_write_ms,
+        first_event_ms: profile.first_event_ms,
+        first_visible_event_ms: profile.first_visible_event_ms,
+        stream_idle_ms: profile.stream_idle_ms,
+        tool_idle_ms: profile.tool_idle_ms,
+        user_input_ms: profile.user_input_ms,
+        cleanup_term_ms: profile.cleanup_term_ms,
+    }
+}
+
+pub(crate) fn timestamp(wall: Wall) -> prost_types::Timestamp {
+    prost_types::Timestamp {
+        seconds: i64::try_from(wall.0 / 1_000).unwrap_or(i64::MAX),
+        nanos: i32::try_from(wall.0 % 1_000 * 1_000_000).unwrap_or(0),
+    }
+}
+
+fn options(options: &AgentOptions) -> v1::AgentOptions {
+    let reference = |path: &String| v1::ContextRef {
+        path: path.clone(),
+        ..v1::ContextRef::default()
+    };
+    v1::AgentOptions {
+        model: options.model.clone().unwrap_or_default(),
+        effort: options.effort.clone().unwrap_or_default(),
+        permission_mode: options.permission_mode.clone().unwrap_or_default(),
+        instructions: options.instructions.clone().unwrap_or_default(),
+        context_refs: options.context_refs.iter().map(reference).collect(),
+    }
+}
+
+fn contract(contract: &CompletionContract) -> v1::CompletionContract {
+    let policy = match contract.missing_policy {
+        MissingPolicy::Reject => v1::MissingPolicy::Reject,
+        MissingPolicy::Fail => v1::MissingPolicy::Fail,
+        MissingPolicy::Park => v1::MissingPolicy::Park,
+    };
+    let artifact = |artifact: &baton_core::spec::RequiredArtifact| v1::RequiredArtifact {
+        path: artifact.path.clone(),
+        min_size: artifact.min_size,
+        sha256: artifact.sha256.clone().unwrap_or_default(),
+    };
+    v1::CompletionContract {
+        required_artifacts: contract.artifacts.iter().map(artifact).collect(),
+        missing_policy: policy.into(),
+    }
+}
+
+fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
+    match policy {
+        OnInputTimeout::Fail => v1::OnInputTimeout::Fail,
+        OnInputTimeout::Deny => v1::OnInputTimeout::Deny,
+        OnInputTimeout::Park => v1::OnInputTimeout::Park,
+    }
+}
+
+fn traceparent(to: &AttemptRef) -> String {
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    format!(
+        "00-{}-{}-{:02x}",
+        hex(&to.trace_id),
+        hex(&to.span_id),
+        u8::from(to.sampled)
+    )
+}

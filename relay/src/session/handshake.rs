@@ -1,0 +1,98 @@
+//! From a bare stream to a session: Hello in time, an id that belongs to the credential, a place in the dispatcher.
+
+use std::time::Duration;
+
+use baton_core::id::{DaemonId, SessionId};
+use baton_core::input::FrameRef;
+use baton_proto::v1;
+use baton_proto::v1::daemon_frame::Frame;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tonic::{Status, Streaming};
+use uuid::Uuid;
+
+use super::fault::LinkFault;
+use super::held::Held;
+use super::{Session, Shell, hello};
+use crate::auth::Principal;
+use crate::dispatcher::{FromSession, SESSION_QUEUE};
+
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) async fn greet(
+    principal: Principal,
+    mut inbound: Streaming<v1::DaemonFrame>,
+    shell: Shell,
+    wire: mpsc::Sender<Result<v1::RelayFrame, Status>>,
+) -> Result<Session, LinkFault> {
+    let sent = first(&mut inbound).await?;
+    let daemon = daemon_id(&sent, &principal, &shell)?;
+    let hello = hello::decode(sent, daemon, &principal)?;
+    let listed: Vec<FrameRef> = hello.active.iter().map(|active| active.re).collect();
+    let id = SessionId(Uuid::now_v7());
+    let (messages_in, messages) = mpsc::channel(SESSION_QUEUE);
+    let opened = FromSession::Opened {
+        session: id,
+        hello: Box::new(hello),
+        messages: messages_in,
+    };
+    shell
+        .dispatcher
+        .from_session(opened)
+        .await
+        .map_err(|_| LinkFault::Stopping)?;
+    let acks = shell.output.ack_feed();
+    Ok(Session {
+        id,
+        daemon,
+        principal,
+        shell,
+        inbound,
+        messages,
+        wire,
+        pending: std::collections::VecDeque::new(),
+        held: Held::default(),
+        listed,
+        acks,
+        settling: JoinSet::new(),
+    })
+}
+
+async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, LinkFault> {
+    let frame = tokio::time::timeout(HELLO_TIMEOUT, inbound.message())
+        .await
+        .map_err(|_| LinkFault::HelloTimeout(HELLO_TIMEOUT.as_secs()))?;
+    match frame {
+        Ok(Some(v1::DaemonFrame {
+            frame: Some(Frame::Hello(hello)),
+        })) => Ok(hello),
+        Ok(Some(_)) => Err(LinkFault::HelloNotFirst),
+        Ok(None) | Err(_) => Err(LinkFault::EndedBeforeHello),
+    }
+}
+
+/// A daemon keeps the id it was given as long as it comes with the same credential, or that one can no longer be
+/// used (it was replaced). An id that this relay does not know is replaced by a new one.
+fn daemon_id(
+    sent: &v1::Hello,
+    principal: &Principal,
+    shell: &Shell,
+) -> Result<DaemonId, LinkFault> {
+    let fresh = || DaemonId(Uuid::now_v7());
+    let Some(claimed) = hello::claimed_id(sent)? else {
+        return Ok(fresh());
+    };
+    match shell.reader.daemon(&principal.scope, claimed) {
+        None => Ok(fresh()),
+        Some(known) if known.token == principal.token || !usable(shell, known.token) => Ok(claimed),
+        Some(_) => Err(LinkFault::ForeignDaemon),
+    }
+}
+
+fn usable(shell: &Shell, token: baton_core::id::TokenId) -> bool {
+    let wall = shell.clock.now().wall;
+    shell
+        .tokens
+        .get(token)
+        .is_some_and(|record| record.is_usable(wall))
+}

@@ -1,0 +1,127 @@
+//! The first frame of a stream: who it is, what it offers and which attempts it still has.
+
+use std::collections::BTreeMap;
+
+use baton_core::id::{DaemonId, InstanceId};
+use baton_core::input::{ActiveAttempt, ActiveState, Hello};
+use baton_proto::v1;
+
+use super::decode;
+use super::fault::LinkFault;
+use crate::auth::Principal;
+
+const NAME_MAX: usize = 128;
+const SLOTS_MAX: u32 = 4096;
+const LABELS_MAX: usize = 64;
+const WORDS_MAX: usize = 64;
+const WORD_BYTES_MAX: usize = 128;
+const ACTIVE_MAX: usize = 4096;
+const PROTOCOL: u32 = 1;
+
+/// The id that a daemon says it was given earlier; none the first time.
+pub(super) fn claimed_id(hello: &v1::Hello) -> Result<Option<DaemonId>, LinkFault> {
+    if hello.daemon_id.is_empty() {
+        return Ok(None);
+    }
+    hello
+        .daemon_id
+        .parse()
+        .map(Some)
+        .map_err(|_| bad("daemon_id", "not an id; send what Welcome gave, or nothing"))
+}
+
+/// Checks shape and limits. `daemon` is settled already; scope comes from the credential.
+pub(super) fn decode(
+    sent: v1::Hello,
+    daemon: DaemonId,
+    principal: &Principal,
+) -> Result<Hello, LinkFault> {
+    check(&sent)?;
+    let instance = sent
+        .instance_id
+        .parse::<InstanceId>()
+        .map_err(|_| bad("instance_id", "not an id"))?;
+    let active: Result<Vec<_>, _> = sent.active.iter().map(active).collect();
+    Ok(Hello {
+        daemon,
+        scope: principal.scope.clone(),
+        token: principal.token,
+        instance,
+        boot_id: sent.boot_id.as_str().into(),
+        name: sent.name.as_str().into(),
+        version: sent.version.as_str().into(),
+        slots: sent.slots,
+        labels: sent.labels,
+        capabilities: sent.capabilities,
+        agents: sent
+            .agents
+            .into_iter()
+            .filter(|agent| agent.problem.is_empty())
+            .map(|agent| agent.name)
+            .collect(),
+        draining: sent.draining,
+        active: active?,
+    })
+}
+
+fn check(sent: &v1::Hello) -> Result<(), LinkFault> {
+    if sent.protocol_version != PROTOCOL {
+        return Err(LinkFault::Version(sent.protocol_version));
+    }
+    if sent.boot_id.is_empty() || sent.boot_id.len() > WORD_BYTES_MAX {
+        return Err(bad("boot_id", "needs the kernel's boot id"));
+    }
+    if sent.name.trim().is_empty() || sent.name.chars().count() > NAME_MAX {
+        return Err(bad("name", "needs 1 to 128 characters"));
+    }
+    if sent.version.len() > WORD_BYTES_MAX {
+        return Err(bad("version", "has more than 128 bytes"));
+    }
+    if sent.slots == 0 || sent.slots > SLOTS_MAX {
+        return Err(bad("slots", "must be 1 to 4096"));
+    }
+    if sent.active.len() > ACTIVE_MAX {
+        return Err(bad("active", "lists more than 4096 attempts"));
+    }
+    words(&sent.labels, &sent.capabilities, &sent.agents)
+}
+
+fn words(
+    labels: &BTreeMap<String, String>,
+    capabilities: &[String],
+    agents: &[v1::AgentInfo],
+) -> Result<(), LinkFault> {
+    let fits = |word: &str| word.len() <= WORD_BYTES_MAX;
+    if labels.len() > LABELS_MAX || !labels.iter().all(|(key, value)| fits(key) && fits(value)) {
+        return Err(bad("labels", "may be 64 of 128 bytes each side"));
+    }
+    if capabilities.len() > WORDS_MAX || !capabilities.iter().all(|word| fits(word)) {
+        return Err(bad("capabilities", "may be 64 of 128 bytes"));
+    }
+    if agents.len() > WORDS_MAX || !agents.iter().all(|agent| fits(&agent.name)) {
+        return Err(bad("agents", "may be 64 of 128 bytes"));
+    }
+    Ok(())
+}
+
+fn active(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {
+    let re = decode::reference(sent.r#ref.as_ref())
+        .map_err(|_| bad("active.ref", "is missing or malformed"))?;
+    let state = match sent.state() {
+        v1::ActiveState::Running => ActiveState::Running,
+        v1::ActiveState::Finished => ActiveState::Finished,
+        v1::ActiveState::Unreachable | v1::ActiveState::Unspecified => ActiveState::Unreachable,
+    };
+    Ok(ActiveAttempt {
+        re,
+        proof: decode::token(sent.token.as_ref()),
+        state,
+        control_seq: sent.last_control_seq,
+        output_end: sent.output_end,
+        finished: None,
+    })
+}
+
+fn bad(field: &'static str, what: &'static str) -> LinkFault {
+    LinkFault::BadHello { field, what }
+}

@@ -1,0 +1,338 @@
+//! What the daemon says: each frame is decoded, checked against what this session may speak for, and passed on.
+
+use baton_core::input::{Frame, FrameBody, FrameRef, Heartbeat, Input};
+use baton_proto::v1;
+use baton_proto::v1::daemon_frame::Frame as Sent;
+
+use super::decode::{self, Decoded};
+use super::fault::FrameFault;
+use super::held::Seen;
+use super::{Ended, Session, Settled};
+use crate::output::{AppendError, Appended, CHUNK_BYTES_MAX, Chunk, CutReason};
+
+/// Terminal frames that may wait for their output at one time; a daemon has at most 4096 slots.
+const SETTLING_MAX: usize = 4096;
+/// Longest hold that is passed on; the core has its own, lower limit.
+const HOLD_MS_MAX: u64 = 600_000;
+
+impl Session {
+    pub(super) async fn take(&mut self, frame: v1::DaemonFrame) -> Result<(), Ended> {
+        match frame.frame {
+            // An arm from a newer protocol: nothing to do.
+            None => Ok(()),
+            Some(Sent::Hello(_)) => Err(Ended::Goodbye(
+                v1::GoodbyeCode::ProtocolError,
+                "Hello came twice on one stream",
+            )),
+            Some(Sent::Goodbye(_)) => Err(Ended::ByPeer),
+            Some(Sent::Heartbeat(heartbeat)) => self.heartbeat(&heartbeat).await,
+            Some(Sent::Hold(hold)) => self.hold(&hold).await,
+            Some(Sent::Attempt(frame)) => self.attempt_frame(frame).await,
+        }
+    }
+
+    async fn heartbeat(&mut self, sent: &v1::Heartbeat) -> Result<(), Ended> {
+        let heartbeat = Heartbeat {
+            seq: sent.seq,
+            renewals: renewals(&sent.renew),
+            free_slots: sent.free_slots,
+            draining: sent.status() == v1::DaemonStatus::Draining,
+        };
+        self.forward(Input::Heartbeat {
+            session: self.id,
+            heartbeat,
+        })
+        .await
+    }
+
+    async fn hold(&mut self, sent: &v1::HoldRequest) -> Result<(), Ended> {
+        self.forward(Input::Hold {
+            session: self.id,
+            request: sent.seq,
+            attempts: renewals(&sent.attempts),
+            granted_ms: sent.hold_ms.min(HOLD_MS_MAX),
+        })
+        .await
+    }
+
+    async fn attempt_frame(&mut self, mut frame: v1::AttemptFrame) -> Result<(), Ended> {
+        let named = frame
+            .r#ref
+            .as_ref()
+            .map_or_else(String::new, |sent| sent.attempt_id.clone());
+        let control_seq = frame.control_seq;
+        let offset = output_offset(&frame);
+        match self.decode(&mut frame) {
+            Err(fault) => {
+                self.refuse(&named, control_seq, offset, &fault);
+                self.use_up(&frame).await
+            }
+            Ok((re, Decoded::Output(stream))) => self.stream(re, &frame, stream).await,
+            Ok((re, Decoded::Cut(cut))) => self.cut(re, cut).await,
+            Ok((re, Decoded::Control(body))) => self.control(re, &frame, body).await,
+        }
+    }
+
+    /// A control frame that was refused here still takes its number, or everything behind it would be a gap.
+    async fn use_up(&mut self, frame: &v1::AttemptFrame) -> Result<(), Ended> {
+        match decode::reference(frame.r#ref.as_ref()) {
+            Ok(re) if self.held.holds(&re) && frame.control_seq > 0 => {
+                self.control(re, frame, FrameBody::Unknown).await
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    fn decode(&self, frame: &mut v1::AttemptFrame) -> Result<(FrameRef, Decoded), FrameFault> {
+        let re = decode::reference(frame.r#ref.as_ref())?;
+        if !self.held.holds(&re) {
+            return Err(FrameFault::UnknownAttempt);
+        }
+        let decoded = decode::body(frame.body.take(), frame.within_lease)?;
+        let is_control = matches!(decoded, Decoded::Control(_));
+        if is_control == (frame.control_seq == 0) {
+            return Err(FrameFault::WrongNumber);
+        }
+        Ok((re, decoded))
+    }
+
+    async fn control(
+        &mut self,
+        re: FrameRef,
+        sent: &v1::AttemptFrame,
+        body: FrameBody,
+    ) -> Result<(), Ended> {
+        if let Some(activity) = self.held.flush(self.id, re.attempt) {
+            self.forward(Input::Activity(activity)).await?;
+        }
+        let final_offset = decode::final_offset(&body);
+        if proves_the_end(&body) {
+            self.held.last_word(re.attempt, sent.control_seq);
+        }
+        let frame = Box::new(Frame {
+            session: self.id,
+            re,
+            control_seq: sent.control_seq,
+            observed: decode::observed(sent),
+            proof: None,
+            body,
+            finished: None,
+        });
+        match final_offset {
+            Some(offset) if offset > self.durable_offset(re.attempt) => self.settle(frame, offset),
+            Some(_) | None => self.forward(Input::Frame(frame)).await,
+        }
+    }
+
+    /// A terminal frame waits here until its output is durable; other attempts' frames go on meanwhile.
+    fn settle(&mut self, frame: Box<Frame>, offset: u64) -> Result<(), Ended> {
+        let stored = self
+            .shell
+            .output
+            .end(frame.re.attempt.0)
+            .map_or(0, |end| end.end);
+        if stored < offset || self.settling.len() >= SETTLING_MAX {
+            return Err(Ended::Goodbye(
+                v1::GoodbyeCode::ProtocolError,
+                "output is missing before a terminal frame; replay it",
+            ));
+        }
+        let output = self.shell.output.clone();
+        self.settling.spawn(async move {
+            let durable = output.synced(frame.re.attempt.0, offset).await.is_ok();
+            (frame, durable)
+        });
+        Ok(())
+    }
+
+    pub(super) async fn settled(
+        &mut self,
+        settled: Result<Settled, tokio::task::JoinError>,
+    ) -> Result<(), Ended> {
+        match settled {
+            Ok((frame, true)) => self.forward(Input::Frame(frame)).await,
+            // Not acknowledged, so the daemon keeps it and brings it again.
+            Ok((_, false)) | Err(_) => Err(Ended::Goodbye(
+                v1::GoodbyeCode::Busy,
+                "output could not be stored",
+            )),
+        }
+    }
+
+    async fn stream(
+        &mut self,
+        re: FrameRef,
+        frame: &v1::AttemptFrame,
+        sent: v1::Stream,
+    ) -> Result<(), Ended> {
+        if sent.chunk.is_empty() || sent.chunk.len() > CHUNK_BYTES_MAX {
+            let fault = FrameFault::TooLong {
+                field: "stream.chunk",
+                size: sent.chunk.len(),
+                limit: CHUNK_BYTES_MAX,
+            };
+            self.refuse(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
+            return Ok(());
+        }
+        let chunk = Chunk {
+            attempt: re.attempt.0,
+            offset: sent.offset,
+            after_control_seq: sent.after_control_seq,
+            kind: output_kind(&sent),
+            observed_at_ms: decode::observed(frame).0,
+            bytes: sent.chunk,
+        };
+        let appended = self.shell.output.append(chunk).await;
+        let Some(Appended { end }) = self.appended(re, sent.offset, appended)? else {
+            return Ok(());
+        };
+        let seen = Seen {
+            attempt: re.attempt,
+            visible: sent.visible,
+            tool: &sent.tool_call_id,
+            end,
+        };
+        match self.held.output(self.id, seen, self.shell.clock.now().at) {
+            Some(activity) => self.forward(Input::Activity(activity)).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn cut(&mut self, re: FrameRef, sent: v1::OutputCut) -> Result<(), Ended> {
+        let (Some(to), Some(reason)) = (
+            sent.offset.checked_add(sent.length),
+            cut_reason(sent.reason()),
+        ) else {
+            self.refuse(
+                &re.attempt.to_string(),
+                0,
+                Some(sent.offset),
+                &FrameFault::BadCut,
+            );
+            return Ok(());
+        };
+        let appended = self
+            .shell
+            .output
+            .append_cut(re.attempt.0, sent.offset, to, reason)
+            .await;
+        self.appended(re, sent.offset, appended).map(|_| ())
+    }
+
+    /// A fault of this chunk is answered; a log that cannot store anything ends the stream, and the daemon brings its
+    /// unacknowledged output again.
+    fn appended(
+        &mut self,
+        re: FrameRef,
+        offset: u64,
+        appended: Result<Appended, AppendError>,
+    ) -> Result<Option<Appended>, Ended> {
+        let fault = match appended {
+            Ok(appended) => {
+                self.acks.watch(re.attempt.0);
+                return Ok(Some(appended));
+            }
+            Err(AppendError::DiskFull | AppendError::Closed) => {
+                return Err(Ended::Goodbye(
+                    v1::GoodbyeCode::Busy,
+                    "output cannot be stored now; come back later",
+                ));
+            }
+            Err(AppendError::Gap { .. }) => FrameFault::OutputGap,
+            Err(AppendError::TooLarge { len }) => FrameFault::TooLong {
+                field: "stream.chunk",
+                size: len,
+                limit: CHUNK_BYTES_MAX,
+            },
+            Err(AppendError::EmptyCut { .. }) => FrameFault::BadCut,
+            // Everything that could still count was stored before the end.
+            Err(AppendError::Sealed { .. }) => return Ok(None),
+        };
+        self.refuse(&re.attempt.to_string(), 0, Some(offset), &fault);
+        Ok(None)
+    }
+
+    pub(super) async fn flush_due(&mut self) -> Result<(), Ended> {
+        for activity in self.held.flush_due(self.id, self.shell.clock.now().at) {
+            self.forward(Input::Activity(activity)).await?;
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, attempt: &str, control_seq: u64, offset: Option<u64>, fault: &FrameFault) {
+        tracing::debug!(session_id = %self.id, attempt_id = attempt, control_seq, %fault, "frame refused");
+        // Ids come from the peer; what is echoed is bounded.
+        let attempt = &attempt[..attempt.floor_char_boundary(64)];
+        self.pending
+            .push_back(self.shell.stamp.fault(attempt, control_seq, offset, fault));
+    }
+}
+
+fn renewals(
+    sent: &[v1::RenewEntry],
+) -> Vec<(baton_core::id::AttemptId, baton_core::input::LeaseToken)> {
+    let one = |entry: &v1::RenewEntry| {
+        let attempt = entry.attempt_id.parse().ok()?;
+        // A missing token is answered like a wrong one.
+        let token =
+            decode::token(entry.token.as_ref()).unwrap_or(baton_core::input::LeaseToken([0; 32]));
+        Some((attempt, token))
+    };
+    sent.iter().filter_map(one).collect()
+}
+
+fn output_offset(frame: &v1::AttemptFrame) -> Option<u64> {
+    match &frame.body {
+        Some(v1::attempt_frame::Body::Stream(stream)) => Some(stream.offset),
+        Some(v1::attempt_frame::Body::OutputCut(cut)) => Some(cut.offset),
+        Some(_) | None => None,
+    }
+}
+
+/// After such a frame the daemon has nothing more to say about the attempt.
+fn proves_the_end(body: &FrameBody) -> bool {
+    match body {
+        FrameBody::Completed(done) => done.termination.group_empty,
+        FrameBody::Errored(error) => error.termination.group_empty,
+        FrameBody::Canceled(canceled) => canceled.termination.group_empty,
+        FrameBody::Released { termination, .. } | FrameBody::Receipt { termination } => {
+            termination.group_empty
+        }
+        FrameBody::Rejected { .. } => true,
+        FrameBody::Accepted
+        | FrameBody::Started
+        | FrameBody::Phase { .. }
+        | FrameBody::ToolStarted { .. }
+        | FrameBody::ToolFinished { .. }
+        | FrameBody::PermissionRequest { .. }
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::NotBuilt { .. }
+        | FrameBody::Unknown => false,
+    }
+}
+
+/// The log keeps one byte: the kind in the low bits, visibility in the highest.
+fn output_kind(sent: &v1::Stream) -> u8 {
+    let kind = u8::try_from(sent.kind).unwrap_or(0) & 0x7f;
+    if sent.visible { kind | VISIBLE } else { kind }
+}
+
+/// Set in a stored chunk's kind when people were meant to see it.
+pub(crate) const VISIBLE: u8 = 0x80;
+
+fn cut_reason(sent: v1::CutReason) -> Option<CutReason> {
+    match sent {
+        v1::CutReason::DaemonOverflow
+        | v1::CutReason::DiskFull
+        | v1::CutReason::LineTooLong
+        | v1::CutReason::WorkerCrash => Some(CutReason::DaemonOverflow),
+        // Only the relay cuts for these.
+        v1::CutReason::AttemptLimit
+        | v1::CutReason::Retention
+        | v1::CutReason::Corrupt
+        | v1::CutReason::NotReceived
+        | v1::CutReason::Unspecified => None,
+    }
+}

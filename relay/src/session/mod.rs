@@ -1,0 +1,225 @@
+//! One live stream of one daemon: a pipe that decodes, checks who may speak, and forwards.
+//!
+//! Control frames go to the dispatcher, output goes straight to the output log, messages come back over one bounded
+//! channel. A session decides nothing about an attempt, and its end ends none.
+
+mod decode;
+mod encode;
+mod fault;
+mod handshake;
+mod held;
+mod hello;
+mod inbound;
+mod outbound;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use baton_core::id::{AttemptId, SessionId};
+use baton_core::input::{Frame, FrameRef, Input};
+use baton_proto::v1;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use crate::auth::Principal;
+use crate::clock::Clock;
+use crate::dispatcher::{Dispatcher, FromSession, ToSession};
+use crate::output::{AckFeed, OutputEnd, OutputLog};
+use crate::reader::Reader;
+use held::Held;
+
+pub(crate) use encode::{Stamp, profile, timer_kind, timestamp, turn_kind};
+pub(crate) use fault::LinkFault;
+
+/// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
+/// when its queue is full as well.
+const WIRE_QUEUE: usize = 256;
+
+/// What every session needs of the relay. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Shell {
+    pub(crate) dispatcher: Dispatcher,
+    pub(crate) reader: Reader,
+    pub(crate) output: OutputLog,
+    pub(crate) clock: Clock,
+    pub(crate) stamp: Arc<Stamp>,
+    /// Says whether a credential may still be used; a daemon id is bound to one that can.
+    pub(crate) tokens: crate::auth::Tokens,
+    /// The relay is going away: say Goodbye and end.
+    pub(crate) stop: CancellationToken,
+}
+
+/// The answering half of a daemon's stream.
+pub(crate) type Frames = ReceiverStream<Result<v1::RelayFrame, Status>>;
+
+/// Serves one stream until either side ends it. Returns at once; the session runs on its own.
+pub(crate) fn serve(
+    principal: Principal,
+    inbound: Streaming<v1::DaemonFrame>,
+    shell: Shell,
+) -> Frames {
+    let (wire, frames) = mpsc::channel(WIRE_QUEUE);
+    tokio::spawn(async move {
+        match handshake::greet(principal, inbound, shell, wire.clone()).await {
+            Ok(session) => session.run().await,
+            Err(fault) => {
+                tracing::info!(%fault, "a daemon's stream was refused");
+                let _ = wire.send(Err(crate::api::status::link(&fault))).await; // The peer may have gone.
+            }
+        }
+    });
+    ReceiverStream::new(frames)
+}
+
+/// A stream that has said Hello.
+pub(crate) struct Session {
+    id: SessionId,
+    daemon: baton_core::id::DaemonId,
+    principal: Principal,
+    shell: Shell,
+    inbound: Streaming<v1::DaemonFrame>,
+    messages: mpsc::Receiver<ToSession>,
+    wire: mpsc::Sender<Result<v1::RelayFrame, Status>>,
+    /// Encoded frames that the wire has no room for yet.
+    pending: VecDeque<v1::RelayFrame>,
+    held: Held,
+    /// Refs that Hello listed; Welcome says which of them this session may speak for.
+    listed: Vec<FrameRef>,
+    acks: AckFeed,
+    /// Terminal frames that wait until their output is durable.
+    settling: JoinSet<Settled>,
+}
+
+/// A terminal frame whose output is durable, or never will be.
+type Settled = (Box<Frame>, bool);
+
+/// What a session waits for.
+enum Next {
+    Stop,
+    CredentialEnded,
+    WireGone,
+    WireHasRoom,
+    Message(Option<ToSession>),
+    Settled(Result<Settled, tokio::task::JoinError>),
+    OutputDurable(Vec<(uuid::Uuid, OutputEnd)>),
+    Frame(Result<Option<v1::DaemonFrame>, Status>),
+    Flush,
+}
+
+/// Why a session ended.
+#[derive(Debug)]
+enum Ended {
+    /// The daemon closed, or the connection broke.
+    ByPeer,
+    /// The relay closes it with these words.
+    Goodbye(v1::GoodbyeCode, &'static str),
+    /// The dispatcher dropped it: it did not read, or a newer stream took its place.
+    Dropped,
+}
+
+impl Session {
+    /// The bracket: whatever ends the stream, the core is told once.
+    async fn run(mut self) {
+        tracing::info!(session_id = %self.id, daemon_id = %self.daemon, "daemon connected");
+        let ended = loop {
+            if let Err(ended) = self.step().await {
+                break ended;
+            }
+        };
+        tracing::info!(session_id = %self.id, daemon_id = %self.daemon, ?ended, "daemon disconnected");
+        self.farewell(&ended);
+        let closed = FromSession::Input(Input::SessionClosed { session: self.id });
+        // An error means that the whole relay stops, which ends every session anyway.
+        let _ = self.shell.dispatcher.from_session(closed).await;
+    }
+
+    async fn step(&mut self) -> Result<(), Ended> {
+        match self.next().await {
+            Next::Stop => Err(Ended::Goodbye(
+                v1::GoodbyeCode::Shutdown,
+                "the relay is stopping",
+            )),
+            Next::CredentialEnded => Err(Ended::Goodbye(
+                v1::GoodbyeCode::AuthExpired,
+                "the credential is revoked or expired",
+            )),
+            Next::WireGone => Err(Ended::ByPeer),
+            Next::WireHasRoom => Ok(()),
+            Next::Message(message) => self.tell(message.ok_or(Ended::Dropped)?),
+            Next::Settled(settled) => self.settled(settled).await,
+            Next::OutputDurable(ends) => {
+                self.output_durable(ends);
+                Ok(())
+            }
+            // An undecodable frame ends this stream and nothing else.
+            Next::Frame(frame) => match frame {
+                Ok(Some(frame)) => self.take(frame).await,
+                Ok(None) | Err(_) => Err(Ended::ByPeer),
+            },
+            Next::Flush => self.flush_due().await,
+        }
+    }
+
+    /// Waits for one thing. Each branch is cancel safe: what it took is in what it returns, or in `self`.
+    async fn next(&mut self) -> Next {
+        let flush = self.held.next_flush();
+        let clock = &self.shell.clock;
+        tokio::select! {
+            biased;
+            () = self.shell.stop.cancelled() => Next::Stop,
+            () = self.principal.ended(clock) => Next::CredentialEnded,
+            permit = self.wire.reserve(), if !self.pending.is_empty() => match (permit, self.pending.pop_front()) {
+                (Ok(permit), Some(frame)) => {
+                    permit.send(Ok(frame));
+                    Next::WireHasRoom
+                }
+                (Ok(_), None) => Next::WireHasRoom,
+                (Err(_), _) => Next::WireGone,
+            },
+            message = self.messages.recv(), if self.pending.len() < WIRE_QUEUE => Next::Message(message),
+            Some(settled) = self.settling.join_next() => Next::Settled(settled),
+            ends = self.acks.changed() => Next::OutputDurable(ends),
+            frame = self.inbound.message() => Next::Frame(frame),
+            () = sleep_until(clock, flush) => Next::Flush,
+        }
+    }
+
+    async fn forward(&self, input: Input) -> Result<(), Ended> {
+        self.shell
+            .dispatcher
+            .from_session(FromSession::Input(input))
+            .await
+            .map_err(|_| Ended::Dropped)
+    }
+
+    /// Says why, if the wire has room; a peer that does not read cannot be told.
+    fn farewell(&mut self, ended: &Ended) {
+        let Ended::Goodbye(code, words) = ended else {
+            return;
+        };
+        let goodbye = self.shell.stamp.goodbye(*code, words, None);
+        let rest = self.pending.drain(..).chain(std::iter::once(goodbye));
+        for frame in rest {
+            if self.wire.try_send(Ok(frame)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn durable_offset(&self, attempt: AttemptId) -> u64 {
+        self.shell
+            .output
+            .end(attempt.0)
+            .map_or(0, |end| end.durable)
+    }
+}
+
+async fn sleep_until(clock: &Clock, at: Option<baton_core::time::Moment>) {
+    match at {
+        Some(at) => clock.sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

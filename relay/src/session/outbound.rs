@@ -1,0 +1,138 @@
+//! What the dispatcher wants said, and what became durable: encoded here, off the dispatcher's loop.
+
+use baton_core::effects::{Downstream, Settlement, Verdict};
+use baton_core::input::FrameRef;
+use uuid::Uuid;
+
+use super::held::Acked;
+use super::{Ended, Session, WIRE_QUEUE, encode};
+use crate::dispatcher::ToSession;
+use crate::output::OutputEnd;
+
+impl Session {
+    /// Takes one message and all that wait behind it, so that acknowledgements share a frame.
+    pub(super) fn tell(&mut self, first: ToSession) -> Result<(), Ended> {
+        let mut acked: Vec<Acked> = Vec::new();
+        let mut next = Some(first);
+        while let Some(message) = next {
+            match message {
+                ToSession::Close(reason) => return Err(close(reason)),
+                ToSession::Message(Downstream::Ack {
+                    attempt,
+                    control_seq,
+                }) => {
+                    self.note_ack(&mut acked, attempt, control_seq);
+                }
+                ToSession::Message(message) => self.encode(message),
+            }
+            let room = self.pending.len() < WIRE_QUEUE;
+            next = if room {
+                self.messages.try_recv().ok()
+            } else {
+                None
+            };
+        }
+        if !acked.is_empty() {
+            self.pending.push_back(self.shell.stamp.ack(acked));
+        }
+        Ok(())
+    }
+
+    fn note_ack(
+        &mut self,
+        acked: &mut Vec<Acked>,
+        attempt: baton_core::id::AttemptId,
+        control_seq: u64,
+    ) {
+        let Some(newest) = self.held.acked_control(attempt, control_seq) else {
+            return;
+        };
+        match acked.iter_mut().find(|earlier| earlier.attempt == attempt) {
+            Some(earlier) => *earlier = newest,
+            None => acked.push(newest),
+        }
+    }
+
+    fn encode(&mut self, message: Downstream) {
+        match message {
+            Downstream::Welcome {
+                heartbeat_ms,
+                settlements,
+            } => self.welcome(heartbeat_ms, &settlements),
+            Downstream::Dispatch(dispatch) => {
+                let to = &dispatch.to;
+                let re = FrameRef {
+                    task: to.task,
+                    attempt: to.attempt,
+                    number: to.number,
+                    incarnation: self.shell.stamp.incarnation,
+                };
+                self.held
+                    .insert(re, dispatch.spec.effective_profile.stream_idle_ms, (0, 0));
+                self.push(Downstream::Dispatch(dispatch));
+            }
+            Downstream::Abandon { attempt, code } => {
+                // Its receipt may still come and lift a fence, so its place stays until then.
+                self.push(Downstream::Abandon { attempt, code });
+            }
+            other @ (Downstream::HeartbeatAck { .. }
+            | Downstream::HoldAck { .. }
+            | Downstream::Ack { .. }
+            | Downstream::LeaseConfirmed { .. }
+            | Downstream::Cancel { .. }
+            | Downstream::Answer { .. }
+            | Downstream::FrameRejected { .. }
+            | Downstream::Drain) => self.push(other),
+        }
+    }
+
+    fn push(&mut self, message: Downstream) {
+        self.pending.extend(self.shell.stamp.message(message));
+    }
+
+    /// Welcome decides which of the listed attempts this session may speak for.
+    fn welcome(&mut self, heartbeat_ms: u64, settlements: &[Settlement]) {
+        for re in std::mem::take(&mut self.listed) {
+            let settled = settlements.iter().find(|one| one.attempt == re.attempt);
+            if let Some(acked) = settled.and_then(|one| speaks_after(&one.verdict)) {
+                let offset = self.durable_offset(re.attempt);
+                self.held.insert(re, None, (acked, offset));
+                self.acks.watch(re.attempt.0);
+            }
+        }
+        let frame = self
+            .shell
+            .stamp
+            .welcome(self.daemon, heartbeat_ms, settlements, |attempt| {
+                self.durable_offset(attempt)
+            });
+        self.pending.push_back(frame);
+    }
+
+    pub(super) fn output_durable(&mut self, ends: Vec<(Uuid, OutputEnd)>) {
+        let acked = |(attempt, end): (Uuid, OutputEnd)| {
+            self.held
+                .acked_offset(baton_core::id::AttemptId(attempt), end.durable)
+        };
+        let acked: Vec<Acked> = ends.into_iter().filter_map(acked).collect();
+        if !acked.is_empty() {
+            self.pending.push_back(self.shell.stamp.ack(acked));
+        }
+    }
+}
+
+/// The acknowledged number from which the daemon replays. A killed attempt may only send its receipt, under its next
+/// number, so it is held as well.
+fn speaks_after(verdict: &Verdict) -> Option<u64> {
+    match verdict {
+        Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => Some(*acked),
+        Verdict::Kill { .. } => None,
+    }
+}
+
+fn close(reason: baton_core::effects::CloseReason) -> Ended {
+    match encode::close_words(reason) {
+        Some((code, words)) => Ended::Goodbye(code, words),
+        None => Ended::Dropped,
+    }
+}

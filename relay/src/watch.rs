@@ -1,0 +1,140 @@
+//! Watching tasks: history first, then live, in revision order, without a gap or a duplicate.
+//!
+//! A watcher registers, reads the record, and from then on is woken with newer records; what it has not shown yet
+//! is cut out of the record's own timeline. There is no queue per watcher to overflow: a slow one skips straight
+//! to the newest record, and if the timeline no longer reaches back far enough it is told what it missed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use baton_core::id::TaskId;
+use baton_core::record::{TaskRecord, TimelineEvent};
+use tokio::sync::watch;
+
+/// Watchers at one time, over all tenants; each holds one stream open.
+pub const WATCHERS_MAX: usize = 4096;
+
+type Slot = watch::Sender<Option<Arc<TaskRecord>>>;
+
+/// Who watches what. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct Watchers {
+    slots: Arc<Mutex<Slots>>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    by_task: HashMap<TaskId, Slot>,
+    watching: usize,
+}
+
+/// All places are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyWatchers;
+
+impl Watchers {
+    /// Takes a place. Read the task's record only after this, or an event may fall between.
+    pub fn subscribe(&self, task: TaskId, after_revision: u64) -> Result<Tail, TooManyWatchers> {
+        let mut slots = self.lock();
+        if slots.watching >= WATCHERS_MAX {
+            return Err(TooManyWatchers);
+        }
+        slots.watching += 1;
+        let slot = slots
+            .by_task
+            .entry(task)
+            .or_insert_with(|| watch::channel(None).0);
+        let records = slot.subscribe();
+        drop(slots);
+        Ok(Tail {
+            watchers: self.clone(),
+            task,
+            records,
+            shown: after_revision,
+        })
+    }
+
+    /// Wakes the task's watchers with a record that is durable.
+    pub(crate) fn publish(&self, record: &Arc<TaskRecord>) {
+        if let Some(slot) = self.lock().by_task.get(&record.task) {
+            slot.send_replace(Some(Arc::clone(record)));
+        }
+    }
+
+    fn leave(&self, task: TaskId) {
+        let mut slots = self.lock();
+        slots.watching -= 1;
+        // The leaving receiver still counts here, so one means that nobody else is left.
+        if slots
+            .by_task
+            .get(&task)
+            .is_some_and(|slot| slot.receiver_count() <= 1)
+        {
+            slots.by_task.remove(&task);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
+        // A panic while the map was held leaves it whole: every change is one insert or remove.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One watcher's place in one task. Dropping it frees the place.
+#[derive(Debug)]
+pub struct Tail {
+    watchers: Watchers,
+    task: TaskId,
+    records: watch::Receiver<Option<Arc<TaskRecord>>>,
+    shown: u64,
+}
+
+/// What a watcher shows next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Revisions `from..=to` are no longer in the timeline and will not come.
+    pub missed: Option<(u64, u64)>,
+    pub events: Vec<Arc<TimelineEvent>>,
+    pub record: Arc<TaskRecord>,
+}
+
+impl Tail {
+    /// The part of `record` that was not shown yet, if any.
+    pub fn advance(&mut self, record: &Arc<TaskRecord>) -> Option<Step> {
+        if record.revision <= self.shown {
+            return None;
+        }
+        let oldest = record.timeline.dropped + 1;
+        let missed = (self.shown + 1 < oldest).then(|| (self.shown + 1, oldest - 1));
+        let fresh = record
+            .timeline
+            .events
+            .iter()
+            .filter(|event| event.revision > self.shown);
+        let events = fresh.cloned().collect();
+        self.shown = record.revision;
+        Some(Step {
+            missed,
+            events,
+            record: Arc::clone(record),
+        })
+    }
+
+    /// Waits for the next step. Safe in `select!`: nothing is taken before it resolves.
+    pub async fn next(&mut self) -> Step {
+        loop {
+            // The sender lives in the map as long as this receiver holds its place there.
+            let _ = self.records.changed().await;
+            let newest = self.records.borrow_and_update().clone();
+            if let Some(step) = newest.and_then(|record| self.advance(&record)) {
+                return step;
+            }
+        }
+    }
+}
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        self.watchers.leave(self.task);
+    }
+}
