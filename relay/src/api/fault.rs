@@ -1,0 +1,85 @@
+//! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
+
+use baton_core::reject::Rejection;
+
+use super::validate::Invalid;
+use crate::auth::AuthFault;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error(transparent)]
+    Auth(#[from] AuthFault),
+    /// Wrong whatever the relay's state is.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The core would not do it.
+    #[error("{}", .0.explain())]
+    Refused(Rejection),
+    #[error("no {0} with this id or name")]
+    NotFound(Thing),
+    #[error("more than one daemon has this name")]
+    AmbiguousDaemon,
+    #[error("this credential does not reach that tenant")]
+    ForeignTenant,
+    #[error("the tenant has {limit} named profiles, which is as many as it may")]
+    TooManyProfiles { limit: usize },
+    #[error("what waits for an answer is no longer what was answered")]
+    StaleAnswer,
+    /// Designed, not built: an RPC, or a field that would silently do nothing.
+    #[error("{what} is not built into this version of the relay")]
+    NotBuilt { what: &'static str },
+    #[error("too many requests wait to be accepted")]
+    Busy,
+    #[error("the relay handles as many calls as it may")]
+    Overloaded,
+    #[error("{limit} streams are open, which is as many as may be")]
+    TooManyStreams { limit: usize },
+    #[error("the relay is stopping")]
+    Stopping,
+    #[error("no answer in time; whether it was done is not known")]
+    TimedOut,
+    #[error("this output is no longer kept")]
+    OutputGone,
+    #[error("the stored record cannot be read")]
+    Unreadable,
+    /// The relay broke a promise to itself. The log has the detail, the caller does not.
+    #[error("the relay failed to do this")]
+    Internal,
+}
+
+/// What was looked for. Another tenant's looks like none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thing {
+    Task,
+    Attempt,
+    Input,
+    Daemon,
+    Profile,
+    Token,
+}
+
+impl std::fmt::Display for Thing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Thing::Task => "task",
+            Thing::Attempt => "attempt",
+            Thing::Input => "input",
+            Thing::Daemon => "daemon",
+            Thing::Profile => "profile",
+            Thing::Token => "token",
+        })
+    }
+}
+
+impl From<Rejection> for Fault {
+    /// The core's unknown and this crate's not found are one fault, so that they cannot be told apart.
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::UnknownTask => Fault::NotFound(Thing::Task),
+            Rejection::UnknownAttempt => Fault::NotFound(Thing::Attempt),
+            Rejection::UnknownInput => Fault::NotFound(Thing::Input),
+            Rejection::UnknownDaemon => Fault::NotFound(Thing::Daemon),
+            other => Fault::Refused(other),
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Shape checks: what can be said about a request without looking anything up.
+//!
+//! Each check names the field in the proto's spelling and fails with its own machine code. Nothing is corrected
+//! silently, and nothing here reads state, so a bad request cannot leave a trace.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::limits::{self, Size};
+
+/// A request that no state of the relay could make right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {why}")]
+pub struct Invalid {
+    /// In the proto's spelling, e.g. `spec.prompt`.
+    pub field: String,
+    pub why: Why,
+}
+
+/// What is wrong with the field. Each has its own machine code in `status.rs`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Why {
+    #[error("is missing")]
+    Missing,
+    #[error("is blank")]
+    Blank,
+    #[error("is longer than {limit}")]
+    TooLong { limit: Size },
+    #[error("has {items} items, more than {limit}")]
+    TooMany { items: usize, limit: usize },
+    #[error("is {value}, not within {low} to {high}")]
+    OutOfRange { value: u64, low: u64, high: u64 },
+    #[error("is not an id")]
+    MalformedId,
+    #[error("is not a good name: {rule}")]
+    MalformedName { rule: &'static str },
+    #[error("has a bad label: {rule}")]
+    BadLabel { rule: &'static str },
+    #[error("is not a good path: {rule}")]
+    BadPath { rule: &'static str },
+    #[error("is not a SHA-256")]
+    BadDigest,
+    #[error("is not a time")]
+    BadTime,
+    #[error("has a zero byte")]
+    ZeroByte,
+    /// Never guessed at.
+    #[error("has the value {number}, which this version does not know")]
+    UnknownEnumValue { number: i32 },
+    #[error("cannot stand together with {with}")]
+    Conflict { with: &'static str },
+    #[error("needs {other}")]
+    Needs { other: &'static str },
+    #[error("has an item twice")]
+    Duplicate,
+    /// Opaque, and not one that this relay gave to this tenant for this list.
+    #[error("is not a page token of this list")]
+    BadPageToken,
+}
+
+pub type Checked<T> = Result<T, Invalid>;
+
+pub fn invalid(field: impl Into<String>, why: Why) -> Invalid {
+    Invalid {
+        field: field.into(),
+        why,
+    }
+}
+
+pub fn id<T: FromStr>(field: &str, text: &str) -> Checked<T> {
+    if text.is_empty() {
+        return Err(invalid(field, Why::Missing));
+    }
+    text.parse().map_err(|_| invalid(field, Why::MalformedId))
+}
+
+pub fn present<T>(field: &str, value: Option<T>) -> Checked<T> {
+    value.ok_or_else(|| invalid(field, Why::Missing))
+}
+
+/// May be empty. A zero byte can stand in no argument, path or environment, so it stands in no text.
+pub fn text(field: &str, value: &str, limit: Size) -> Checked<()> {
+    if !limit.holds(value) {
+        return Err(invalid(field, Why::TooLong { limit }));
+    }
+    if value.contains('\0') {
+        return Err(invalid(field, Why::ZeroByte));
+    }
+    Ok(())
+}
+
+pub fn not_blank(field: &str, value: &str, limit: Size) -> Checked<()> {
+    text(field, value, limit)?;
+    match value.trim() {
+        "" if value.is_empty() => Err(invalid(field, Why::Missing)),
+        "" => Err(invalid(field, Why::Blank)),
+        _written => Ok(()),
+    }
+}
+
+/// Empty is absent; present must say something.
+pub fn optional(field: &str, value: String, limit: Size) -> Checked<Option<String>> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    not_blank(field, &value, limit)?;
+    Ok(Some(value))
+}
+
+pub fn count(field: &str, items: usize, limit: usize) -> Checked<()> {
+    if items > limit {
+        return Err(invalid(field, Why::TooMany { items, limit }));
+    }
+    Ok(())
+}
+
+pub fn in_range(field: &str, value: u64, range: &RangeInclusive<u64>) -> Checked<u64> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    let (low, high) = (*range.start(), *range.end());
+    Err(invalid(field, Why::OutOfRange { value, low, high }))
+}
+
+pub fn enumeration<E: TryFrom<i32>>(field: &str, number: i32) -> Checked<E> {
+    E::try_from(number).map_err(|_| invalid(field, Why::UnknownEnumValue { number }))
+}
+
+/// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and shells.
+pub fn name(field: &str, value: &str, limit: Size) -> Checked<()> {
+    not_blank(field, value, limit)?;
+    let body = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
+    let first = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let good = value.bytes().next().is_some_and(first) && value.bytes().all(body);
+    let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
+    good.then_some(())
+        .ok_or_else(|| invalid(field, Why::MalformedName { rule }))
+}
+
+/// Agents, token names and daemons are named by people: anything printable without control characters.
+pub fn title(field: &str, value: &str, limit: Size) -> Checked<()> {
+    not_blank(field, value, limit)?;
+    let rule = "use printable characters";
+    if value.chars().any(char::is_control) {
+        return Err(invalid(field, Why::MalformedName { rule }));
+    }
+    Ok(())
+}
+
+pub fn labels(field: &str, given: BTreeMap<String, String>) -> Checked<BTreeMap<String, String>> {
+    count(field, given.len(), limits::LABELS)?;
+    for (key, value) in &given {
+        label(field, key, value)?;
+    }
+    Ok(given.into_iter().collect())
+}
+
+fn label(field: &str, key: &str, value: &str) -> Checked<()> {
+    let bad = |rule| Err(invalid(field, Why::BadLabel { rule }));
+    let body = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
+    if key.is_empty() || key.len() > limits::LABEL_KEY || !key.bytes().all(body) {
+        return bad("a key has 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'");
+    }
+    if value.len() > limits::LABEL_VALUE || value.chars().any(char::is_control) {
+        return bad("a value has at most 256 bytes and no control characters");
+    }
+    Ok(())
+}
+
+pub fn environment(
+    field: &str,
+    given: BTreeMap<String, String>,
+) -> Checked<BTreeMap<String, String>> {
+    count(field, given.len(), limits::ENV_ITEMS)?;
+    total(
+        field,
+        given.iter().map(|(k, v)| k.len() + v.len()),
+        limits::ENV,
+    )?;
+    for (key, value) in &given {
+        let good = !key.is_empty()
+            && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+            && !key.starts_with(|c: char| c.is_ascii_digit());
+        let rule = "environment names have A-Z, a-z, 0-9 and '_' and begin with no digit";
+        if !good {
+            return Err(invalid(field, Why::MalformedName { rule }));
+        }
+        text(field, value, Size::Bytes(limits::ENV))?;
+    }
+    Ok(given.into_iter().collect())
+}
+
+pub fn arguments(field: &str, argv: &[String]) -> Checked<()> {
+    count(field, argv.len(), limits::ARGV_ITEMS)?;
+    total(field, argv.iter().map(String::len), limits::ARGV)?;
+    let Some(program) = argv.first() else {
+        return Err(invalid(field, Why::Missing));
+    };
+    let limit = Size::Bytes(limits::ARGV);
+    not_blank(field, program, limit)?;
+    argv.iter().try_for_each(|word| text(field, word, limit))
+}
+
+fn total(field: &str, sizes: impl Iterator<Item = usize>, limit: usize) -> Checked<()> {
+    if sizes.sum::<usize>() > limit {
+        let limit = Size::Bytes(limit);
+        return Err(invalid(field, Why::TooLong { limit }));
+    }
+    Ok(())
+}
+
+/// A file beneath the workspace, in one spelling: the daemon checks again with the kernel's help.
+pub fn artifact_path(field: &str, path: &str) -> Checked<()> {
+    not_blank(field, path, limits::ARTIFACT_PATH)?;
+    let bad = |rule| Err(invalid(field, Why::BadPath { rule }));
+    if path.starts_with('/') || path.contains('\\') || path.as_bytes().get(1) == Some(&b':') {
+        return bad("give a path relative to the workspace, with '/' between its parts");
+    }
+    if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return bad("give the path without empty parts, '.' and '..'");
+    }
+    Ok(())
+}
+
+pub fn sha256_hex(field: &str, text: &str) -> Checked<()> {
+    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+    let good = text.len() == 64 && text.bytes().all(hex);
+    good.then_some(())
+        .ok_or_else(|| invalid(field, Why::BadDigest))
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_core::id::TaskId;
+
+    use super::*;
+
+    const FEW: Size = Size::Bytes(4);
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect()
+    }
+
+    #[test]
+    fn good_shapes_pass() {
+        id::<TaskId>("id", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10").unwrap();
+        not_blank("f", "Ünïcode ✓", Size::Chars(9)).unwrap();
+        assert_eq!(optional("f", String::new(), FEW), Ok(None));
+        name("f", "gpu-2.x_y", limits::NAME).unwrap();
+        labels("f", map(&[("team", "a b"), ("k8s.io/zone", "")])).unwrap();
+        environment("f", map(&[("PATH", "/bin:/usr/bin"), ("_X1", "")])).unwrap();
+        arguments("f", &["sh".into(), String::new()]).unwrap();
+        artifact_path("f", "out/report.md").unwrap();
+        sha256_hex("f", &"0a".repeat(32)).unwrap();
+    }
+
+    #[test]
+    fn each_bad_shape_has_its_own_fault() {
+        let long = "x".repeat(300);
+        let rows: Vec<(Checked<()>, fn(&Why) -> bool)> = vec![
+            (id::<TaskId>("f", "").map(drop), |w| *w == Why::Missing),
+            (
+                id::<TaskId>("f", "0197C1DE-7A4E-7D61-9F3C-2F1F6F2C9A10").map(drop),
+                |w| *w == Why::MalformedId,
+            ),
+            (id::<TaskId>("f", "../../etc/passwd").map(drop), |w| {
+                *w == Why::MalformedId
+            }),
+            (not_blank("f", "", FEW), |w| *w == Why::Missing),
+            (not_blank("f", " \t\n", FEW), |w| *w == Why::Blank),
+            (not_blank("f", &long, FEW), |w| {
+                matches!(w, Why::TooLong { limit: FEW })
+            }),
+            (text("f", "a\0b", FEW), |w| *w == Why::ZeroByte),
+            (in_range("f", 101, &limits::PRIORITY).map(drop), |w| {
+                matches!(
+                    w,
+                    Why::OutOfRange {
+                        value: 101,
+                        low: 0,
+                        high: 100
+                    }
+                )
+            }),
+            (name("f", "Upper", limits::NAME), |w| {
+                matches!(w, Why::MalformedName { .. })
+            }),
+            (name("f", "-x", limits::NAME), |w| {
+                matches!(w, Why::MalformedName { .. })
+            }),
+            (title("f", "a\x1b[2J", limits::NAME), |w| {
+                matches!(w, Why::MalformedName { .. })
+            }),
+            (labels("f", map(&[("bad key", "v")])).map(drop), |w| {
+                matches!(w, Why::BadLabel { .. })
+            }),
+            (labels("f", map(&[("k", "a\nb")])).map(drop), |w| {
+                matches!(w, Why::BadLabel { .. })
+            }),
+            (
+                labels(
+                    "f",
+                    (0..65).map(|n| (n.to_string(), String::new())).collect(),
+                )
+                .map(drop),
+                |w| {
+                    matches!(
+                        w,
+                        Why::TooMany {
+                            items: 65,
+                            limit: 64
+                        }
+                    )
+                },
+            ),
+            (environment("f", map(&[("1X", "")])).map(drop), |w| {
+                matches!(w, Why::MalformedName { .. })
+            }),
+            (environment("f", map(&[("A=B", "")])).map(drop), |w| {
+                matches!(w, Why::MalformedName { .. })
+            }),
+            (arguments("f", &[]), |w| *w == Why::Missing),
+            (arguments("f", &[" ".into()]), |w| *w == Why::Blank),
+            (arguments("f", &vec!["x".into(); 1025]), |w| {
+                matches!(w, Why::TooMany { .. })
+            }),
+            (artifact_path("f", "/etc/passwd"), |w| {
+                matches!(w, Why::BadPath { .. })
+            }),
+            (artifact_path("f", "a/../../b"), |w| {
+                matches!(w, Why::BadPath { .. })
+            }),
+            (artifact_path("f", "C:\\x"), |w| {
+                matches!(w, Why::BadPath { .. })
+            }),
+            (sha256_hex("f", "ABC"), |w| *w == Why::BadDigest),
+        ];
+        for (row, (result, expected)) in rows.into_iter().enumerate() {
+            let fault = result.expect_err(&format!("row {row} is bad"));
+            assert_eq!(fault.field, "f");
+            assert!(expected(&fault.why), "row {row}: {fault:?}");
+        }
+    }
+}

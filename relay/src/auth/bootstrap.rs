@@ -1,0 +1,146 @@
+//! First credentials: what makes a fresh relay usable on its own machine without asking anybody.
+//!
+//! Token files are 0600 in the data directory, where the CLI looks by itself. The file is durable before the record,
+//! so a crash in between leaves a file that proves nothing and the next start makes a new one.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use baton_core::id::TenantScope;
+use baton_core::time::Wall;
+
+use super::{Role, Token, TokenRecord, Tokens};
+
+pub const ADMIN_TOKEN_FILE: &str = "admin.token";
+pub const DAEMON_TOKEN_FILE: &str = "daemon.token";
+
+/// Which local credentials a start makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Bootstrap {
+    /// An administrator's, if the relay knows no token at all.
+    #[default]
+    FirstAdmin,
+    /// An administrator's and a daemon's, each unless its file still holds a usable one: for `baton up`.
+    AdminAndDaemon,
+    Nothing,
+}
+
+/// Mints what is missing and writes its file. The caller makes the records durable and then inserts them into `tokens`.
+pub fn prepare(
+    wanted: Bootstrap,
+    data: &Path,
+    tokens: &Tokens,
+    wall: Wall,
+) -> io::Result<Vec<TokenRecord>> {
+    let missing = match wanted {
+        Bootstrap::Nothing => Vec::new(),
+        Bootstrap::FirstAdmin if tokens.is_empty() => vec![(Role::Admin, ADMIN_TOKEN_FILE)],
+        Bootstrap::FirstAdmin => Vec::new(),
+        Bootstrap::AdminAndDaemon => {
+            let both = [
+                (Role::Admin, ADMIN_TOKEN_FILE),
+                (Role::Daemon, DAEMON_TOKEN_FILE),
+            ];
+            let missing = |(_, file): &(Role, &str)| !is_usable(&data.join(file), tokens);
+            both.into_iter().filter(missing).collect()
+        }
+    };
+    missing
+        .into_iter()
+        .map(|(role, file)| make(role, &data.join(file), wall))
+        .collect()
+}
+
+fn is_usable(file: &Path, tokens: &Tokens) -> bool {
+    fs::read_to_string(file)
+        .ok()
+        .and_then(|text| Token::parse(text.trim_end()))
+        .is_some_and(|token| tokens.authenticate(&token).is_some())
+}
+
+fn make(role: Role, file: &Path, wall: Wall) -> io::Result<TokenRecord> {
+    let token = Token::mint();
+    write_private(file, &token)?;
+    Ok(TokenRecord {
+        id: token.id,
+        name: format!("local-{role}"),
+        scope: TenantScope::All,
+        role,
+        agent_scope: None,
+        secret_sha256: token.secret_sha256(),
+        created_at: wall,
+        expires_at: None,
+        revoked_at: None,
+        created_by: "bootstrap".into(),
+    })
+}
+
+/// Replaces the file as a whole; it is never readable by others, not even for a moment.
+fn write_private(path: &Path, token: &Token) -> io::Result<()> {
+    let fresh = fresh_name(path);
+    match fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&fresh)?;
+    writeln!(file, "{}", token.reveal())?;
+    file.sync_all()?;
+    fs::rename(&fresh, path)?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    File::open(directory)?.sync_all()
+}
+
+fn fresh_name(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn first_start_makes_private_token_files_and_later_starts_keep_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::load([], Clock::system());
+        let made = prepare(Bootstrap::FirstAdmin, dir.path(), &tokens, Wall(1)).unwrap();
+        assert_eq!(made.len(), 1);
+        made.into_iter().for_each(|record| tokens.insert(record));
+        let made = prepare(Bootstrap::FirstAdmin, dir.path(), &tokens, Wall(1)).unwrap();
+        assert!(made.is_empty());
+
+        let made = prepare(Bootstrap::AdminAndDaemon, dir.path(), &tokens, Wall(2)).unwrap();
+        assert_eq!(
+            made.iter().map(|m| m.role).collect::<Vec<_>>(),
+            [Role::Daemon]
+        );
+        made.into_iter().for_each(|record| tokens.insert(record));
+        for (file, role) in [
+            (ADMIN_TOKEN_FILE, Role::Admin),
+            (DAEMON_TOKEN_FILE, Role::Daemon),
+        ] {
+            let path = dir.path().join(file);
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            let token = Token::parse(fs::read_to_string(&path).unwrap().trim_end()).unwrap();
+            let principal = tokens.authenticate(&token).unwrap();
+            assert_eq!(principal.role, role);
+            assert_eq!(principal.tenant.as_str(), "default");
+            tokens.revoke(token.id, Wall(4));
+        }
+        let made = prepare(Bootstrap::AdminAndDaemon, dir.path(), &tokens, Wall(5)).unwrap();
+        assert_eq!(made.len(), 2, "revoked ones are replaced for `baton up`");
+        let made = prepare(Bootstrap::FirstAdmin, dir.path(), &tokens, Wall(5)).unwrap();
+        assert!(made.is_empty(), "but never for a relay that has tokens");
+    }
+}

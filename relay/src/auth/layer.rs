@@ -1,0 +1,108 @@
+//! The tower layer that authenticates every RPC and puts its `Principal` into the request's extensions.
+//!
+//! It runs before decoding, so a stranger costs one header parse and one hash. Health and reflection are public:
+//! load balancers and tools ask them without a credential, and they tell nothing about anyone's tasks.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http::header::AUTHORIZATION;
+use http::{HeaderMap, Request, Response};
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+use super::permission::{Access, access};
+use super::{AuthFault, Principal, Token, Tokens};
+use crate::api::fault::Fault;
+use crate::api::status;
+
+#[derive(Clone, Debug)]
+pub struct AuthLayer {
+    tokens: Tokens,
+}
+
+impl AuthLayer {
+    pub fn new(tokens: Tokens) -> Self {
+        Self { tokens }
+    }
+
+    /// The caller, or nobody where anybody may call.
+    fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<Principal>, AuthFault> {
+        let roles = match access(path) {
+            Access::Public => return Ok(None),
+            Access::Roles(roles) => roles,
+            // Whoever asks for what does not exist learns so only with a credential.
+            Access::Unlisted => return self.principal(headers).map(Some),
+        };
+        let principal = self.principal(headers)?;
+        if roles.contains(&principal.role) {
+            Ok(Some(principal))
+        } else {
+            Err(AuthFault::Forbidden {
+                role: principal.role,
+            })
+        }
+    }
+
+    fn principal(&self, headers: &HeaderMap) -> Result<Principal, AuthFault> {
+        bearer(headers)
+            .and_then(|token| self.tokens.authenticate(&token))
+            .ok_or(AuthFault::Unauthenticated)
+    }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<Token> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(())?;
+    Token::parse(token)
+}
+
+impl<S> Layer<S> for AuthLayer {
+    type Service = Authenticated<S>;
+
+    fn layer(&self, inner: S) -> Authenticated<S> {
+        Authenticated {
+            inner,
+            auth: self.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Authenticated<S> {
+    inner: S,
+    auth: AuthLayer,
+}
+
+impl<S> Service<Request<Body>> for Authenticated<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        match self.auth.admit(request.uri().path(), request.headers()) {
+            Ok(principal) => {
+                // Gone from here on, so that no log or span can pick it up.
+                request.headers_mut().remove(AUTHORIZATION);
+                if let Some(principal) = principal {
+                    request.extensions_mut().insert(principal);
+                }
+                Box::pin(self.inner.call(request))
+            }
+            Err(fault) => {
+                let response = status::status(&Fault::Auth(fault)).into_http();
+                Box::pin(std::future::ready(Ok(response)))
+            }
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The permission table: which role may call which RPC. One row per RPC, and no other place decides this.
+//!
+//! A test reads the published descriptors, so an RPC without a row, or a row without an RPC, fails the build. What a
+//! role may see *within* a call (its tenant, its agent scope) is the handlers' and the core's matter.
+
+use super::Role;
+use Role::{Admin, Agent, Answerer, Daemon, Operator, ReadOnly, Submitter};
+
+/// What a path needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Anybody, without a credential.
+    Public,
+    Roles(&'static [Role]),
+    /// Not in the table, so no handler exists.
+    Unlisted,
+}
+
+/// Load balancers and tools ask these; they know nothing of tenants.
+const PUBLIC: [&str; 3] = [
+    "/grpc.health.v1.Health/",
+    "/grpc.reflection.v1.ServerReflection/",
+    "/grpc.reflection.v1alpha.ServerReflection/",
+];
+
+const READ: &[Role] = &[Admin, Operator, Submitter, Answerer, Agent, ReadOnly];
+const READ_INPUTS: &[Role] = &[Admin, Operator, Submitter, Answerer, ReadOnly];
+const READ_FLEET: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
+const LOOK_INSIDE: &[Role] = &[Admin, Operator, ReadOnly];
+/// Who am I, and is the relay well: every credential may ask.
+const ANYONE: &[Role] = &Role::ALL;
+const SUBMIT: &[Role] = &[Admin, Operator, Submitter];
+const ANSWER: &[Role] = &[Admin, Operator, Submitter, Answerer];
+const OPERATE: &[Role] = &[Admin, Operator];
+const ADMINISTER: &[Role] = &[Admin];
+const HOLD: &[Role] = &[Agent];
+const LINK: &[Role] = &[Daemon];
+
+const TABLE: &[(&str, &[Role])] = &[
+    ("/baton.v1.Tasks/Submit", SUBMIT),
+    ("/baton.v1.Tasks/SubmitMany", SUBMIT),
+    ("/baton.v1.Tasks/Get", READ),
+    ("/baton.v1.Tasks/List", READ),
+    ("/baton.v1.Tasks/Watch", READ),
+    ("/baton.v1.Tasks/WatchMany", READ),
+    ("/baton.v1.Tasks/ReadOutput", READ),
+    ("/baton.v1.Tasks/Cancel", SUBMIT),
+    ("/baton.v1.Tasks/ListCheckpoints", READ),
+    ("/baton.v1.Tasks/UpdateProgress", SUBMIT),
+    ("/baton.v1.Tasks/Block", SUBMIT),
+    ("/baton.v1.Tasks/Resume", SUBMIT),
+    ("/baton.v1.Tasks/ListBlocked", READ),
+    ("/baton.v1.Tasks/GetBlocked", READ),
+    ("/baton.v1.Inputs/ListInputs", READ_INPUTS),
+    ("/baton.v1.Inputs/WatchInputs", READ_INPUTS),
+    ("/baton.v1.Inputs/Answer", ANSWER),
+    ("/baton.v1.Fleet/ListDaemons", READ_FLEET),
+    ("/baton.v1.Fleet/GetDaemon", READ_FLEET),
+    ("/baton.v1.Fleet/DrainDaemon", OPERATE),
+    ("/baton.v1.Fleet/UndrainDaemon", OPERATE),
+    ("/baton.v1.Fleet/DisconnectDaemon", OPERATE),
+    ("/baton.v1.Operator/Inspect", LOOK_INSIDE),
+    ("/baton.v1.Operator/ListAttempts", LOOK_INSIDE),
+    ("/baton.v1.Operator/ForceRelease", OPERATE),
+    ("/baton.v1.Operator/ForceFail", OPERATE),
+    ("/baton.v1.Operator/RetryTask", OPERATE),
+    ("/baton.v1.Operator/CompleteTask", OPERATE),
+    ("/baton.v1.Operator/Pause", OPERATE),
+    ("/baton.v1.Operator/Unpause", OPERATE),
+    ("/baton.v1.Operator/SchedulerStatus", LOOK_INSIDE),
+    ("/baton.v1.Operator/BulkForce", OPERATE),
+    ("/baton.v1.Operator/PutProfile", OPERATE),
+    ("/baton.v1.Operator/ListProfiles", READ),
+    ("/baton.v1.Operator/DeleteProfile", OPERATE),
+    ("/baton.v1.Operator/CreateToken", ADMINISTER),
+    ("/baton.v1.Operator/ListTokens", ADMINISTER),
+    ("/baton.v1.Operator/RevokeToken", ADMINISTER),
+    ("/baton.v1.Operator/Export", ADMINISTER),
+    ("/baton.v1.Operator/Import", ADMINISTER),
+    ("/baton.v1.Operator/Verify", OPERATE),
+    ("/baton.v1.Operator/ReleaseInherited", ADMINISTER),
+    ("/baton.v1.Operator/RelayInfo", ANYONE),
+    ("/baton.v1.Agents/Start", HOLD),
+    ("/baton.v1.Agents/Claim", HOLD),
+    ("/baton.v1.Agents/PickUp", HOLD),
+    ("/baton.v1.Agents/Renew", HOLD),
+    ("/baton.v1.Agents/Checkpoint", HOLD),
+    ("/baton.v1.Agents/Progress", HOLD),
+    ("/baton.v1.Agents/Block", HOLD),
+    ("/baton.v1.Agents/Release", HOLD),
+    ("/baton.v1.Agents/Complete", HOLD),
+    ("/baton.v1.Agents/Fail", HOLD),
+    ("/baton.v1.Agents/Cancel", HOLD),
+    ("/baton.v1.DaemonLink/Link", LINK),
+];
+
+pub fn access(path: &str) -> Access {
+    if let Some((_, roles)) = TABLE.iter().find(|(listed, _)| *listed == path) {
+        return Access::Roles(roles);
+    }
+    if PUBLIC.iter().any(|service| path.starts_with(service)) {
+        return Access::Public;
+    }
+    Access::Unlisted
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use prost::Message;
+    use prost_types::FileDescriptorSet;
+
+    use super::*;
+
+    /// Every RPC that the published descriptors name, as a path.
+    fn published() -> BTreeSet<String> {
+        let set = FileDescriptorSet::decode(baton_proto::FILE_DESCRIPTOR_SET).unwrap();
+        let mut paths = BTreeSet::new();
+        for file in set.file.iter().filter(|file| file.package() == "baton.v1") {
+            for service in &file.service {
+                for method in &service.method {
+                    paths.insert(format!("/baton.v1.{}/{}", service.name(), method.name()));
+                }
+            }
+        }
+        paths
+    }
+
+    #[test]
+    fn every_published_rpc_has_exactly_one_row() {
+        let published = published();
+        assert!(published.len() > 50, "{published:?}");
+        let listed: BTreeSet<String> = TABLE.iter().map(|(path, _)| (*path).into()).collect();
+        assert_eq!(listed.len(), TABLE.len(), "a path is listed twice");
+        assert_eq!(listed, published);
+    }
+
+    #[test]
+    fn roles_stay_apart() {
+        let may = |role: Role| -> BTreeSet<&str> {
+            let rows = TABLE.iter().filter(|(_, roles)| roles.contains(&role));
+            rows.map(|(path, _)| *path).collect()
+        };
+        let whoami = "/baton.v1.Operator/RelayInfo";
+        assert_eq!(
+            may(Daemon),
+            BTreeSet::from([whoami, "/baton.v1.DaemonLink/Link"])
+        );
+        assert!(!may(Admin).contains("/baton.v1.DaemonLink/Link"));
+        assert!(may(Operator).is_subset(&may(Admin)));
+        assert!(may(Submitter).is_subset(&may(Operator)));
+        assert!(may(Answerer).is_subset(&may(Submitter)));
+        let writes = [
+            "Submit", "Cancel", "Answer", "Drain", "Force", "Put", "Create", "Revoke",
+        ];
+        for path in may(ReadOnly) {
+            let verb = path.rsplit('/').next().unwrap();
+            assert!(
+                !writes.iter().any(|write| verb.starts_with(write)),
+                "{path}"
+            );
+        }
+        assert_eq!(access("/baton.v1.Tasks/Nope"), Access::Unlisted);
+        assert_eq!(access("/grpc.health.v1.Health/Check"), Access::Public);
+    }
+}

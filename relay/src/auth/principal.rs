@@ -1,0 +1,79 @@
+//! Who is calling: made from a proved token by the authentication layer, carried in request extensions.
+//!
+//! The tenant of every read and write comes from here and never from a message.
+
+use std::sync::Arc;
+
+use baton_core::id::{TenantId, TenantScope, TokenId};
+use baton_core::time::Wall;
+use tokio_util::sync::CancellationToken;
+
+use super::role::Role;
+use super::token::TokenRecord;
+use crate::clock::Clock;
+
+/// Where a credential of all tenants works when it acts as a client.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// How often a live stream compares its credential's expiry with the wall clock; revocation needs no polling.
+const EXPIRY_CHECK_MS: u64 = 2_000;
+
+#[derive(Clone, Debug)]
+pub struct Principal {
+    pub token: TokenId,
+    /// The token's name, for audit and display.
+    pub name: Arc<str>,
+    pub role: Role,
+    pub scope: TenantScope,
+    /// Tenant of this caller's own tasks.
+    pub tenant: TenantId,
+    /// Only for role agent.
+    pub agent_scope: Option<Arc<str>>,
+    expires_at: Option<Wall>,
+    revoked: CancellationToken,
+}
+
+impl Principal {
+    pub(super) fn new(record: &TokenRecord, revoked: CancellationToken) -> Self {
+        Self {
+            token: record.id,
+            name: record.name.as_str().into(),
+            role: record.role,
+            scope: record.scope.clone(),
+            tenant: home_tenant(&record.scope),
+            agent_scope: record.agent_scope.as_deref().map(Into::into),
+            expires_at: record.expires_at,
+            revoked,
+        }
+    }
+
+    /// Completes when this credential is revoked or expires. Live streams select on it and close. Cancel safe.
+    pub async fn ended(&self, clock: &Clock) {
+        tokio::select! {
+            () = self.revoked.cancelled() => {}
+            () = self.expired(clock) => {}
+        }
+    }
+
+    async fn expired(&self, clock: &Clock) {
+        let Some(expiry) = self.expires_at else {
+            return std::future::pending().await;
+        };
+        while clock.now().wall < expiry {
+            let now = clock.now();
+            let left = expiry.0.saturating_sub(now.wall.0).min(EXPIRY_CHECK_MS);
+            clock.sleep_until(now.at + left).await;
+        }
+    }
+}
+
+pub fn default_tenant() -> TenantId {
+    TenantId::new(DEFAULT_TENANT).expect("the default tenant's name is valid")
+}
+
+fn home_tenant(scope: &TenantScope) -> TenantId {
+    match scope {
+        TenantScope::One(tenant) => tenant.clone(),
+        TenantScope::All => default_tenant(),
+    }
+}

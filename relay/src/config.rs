@@ -1,0 +1,127 @@
+//! What a relay is started with, checked before anything is opened.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::auth::bootstrap::Bootstrap;
+use crate::clock::Clock;
+
+#[derive(Clone, Debug)]
+pub struct RelayConfig {
+    /// Store, output and token files live here; made if missing.
+    pub data: PathBuf,
+    /// Port 0 takes a free one; the handle of `server::start` tells which.
+    pub listen: SocketAddr,
+    pub tls: Option<TlsFiles>,
+    /// Take a listener that others can reach without TLS: tokens then cross the network in the clear.
+    pub insecure: bool,
+    pub bootstrap: Bootstrap,
+    pub network: NetworkLimits,
+    /// From the stop signal to the end, peers that never read included.
+    pub drain: Duration,
+    pub clock: Clock,
+}
+
+/// PEM files.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+/// What one peer, and all of them together, may take. Memory of connections is at most
+/// `connections` × (`connection_window` + headers), which is about 1 GiB with these defaults and never reached by
+/// well-behaved peers.
+#[derive(Clone, Debug)]
+pub struct NetworkLimits {
+    pub connections: usize,
+    pub connections_per_address: usize,
+    /// Streams of one connection; a daemon needs one, a client a few dozen submits and some watches.
+    pub streams_per_connection: u32,
+    /// Unary calls in the handlers at one time; more are refused at once, not queued.
+    pub unary_in_flight: usize,
+    /// Long-lived client streams (watch, followed output) of one token.
+    pub live_streams_per_token: usize,
+    pub unary_timeout: Duration,
+    pub handshake_timeout: Duration,
+    pub keepalive_interval: Duration,
+    pub keepalive_timeout: Duration,
+    pub stream_window: u32,
+    pub connection_window: u32,
+}
+
+impl Default for NetworkLimits {
+    fn default() -> Self {
+        Self {
+            connections: 4_096,
+            connections_per_address: 1_024,
+            streams_per_connection: 256,
+            unary_in_flight: 8_192,
+            live_streams_per_token: 1_024,
+            unary_timeout: Duration::from_secs(30),
+            handshake_timeout: Duration::from_secs(10),
+            keepalive_interval: Duration::from_secs(15),
+            keepalive_timeout: Duration::from_secs(10),
+            stream_window: 256 * 1024,
+            connection_window: 1024 * 1024,
+        }
+    }
+}
+
+impl RelayConfig {
+    pub fn new(data: PathBuf, listen: SocketAddr) -> Self {
+        Self {
+            data,
+            listen,
+            tls: None,
+            insecure: false,
+            bootstrap: Bootstrap::default(),
+            network: NetworkLimits::default(),
+            drain: Duration::from_secs(30),
+            clock: Clock::system(),
+        }
+    }
+
+    /// Tokens are bearer secrets, so a listener that others can reach needs TLS or an explicit word.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let exposed = !self.listen.ip().is_loopback();
+        if exposed && self.tls.is_none() && !self.insecure {
+            return Err(ConfigError::ExposedWithoutTls(self.listen));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error(
+        "refusing to listen on {0} without TLS: tokens would cross the network in the clear; \
+         give --tls-cert and --tls-key, listen on 127.0.0.1, or say --insecure if something else encrypts"
+    )]
+    ExposedWithoutTls(SocketAddr),
+    #[error("cannot read the TLS {what} {path}: {source}; give a PEM file that the relay may read")]
+    TlsFile {
+        what: &'static str,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exposed_listener_without_tls_needs_an_explicit_word() {
+        let config = |listen: &str| RelayConfig::new("d".into(), listen.parse().unwrap());
+        assert!(config("127.0.0.1:0").check().is_ok());
+        assert!(config("[::1]:0").check().is_ok());
+        for exposed in ["0.0.0.0:7070", "10.0.0.1:7070", "[::]:7070"] {
+            let mut config = config(exposed);
+            assert!(config.check().is_err(), "{exposed}");
+            config.insecure = true;
+            assert!(config.check().is_ok(), "{exposed}");
+        }
+    }
+}
