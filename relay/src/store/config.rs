@@ -8,6 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Fatal;
+use super::disk::{self, SyncCall};
 
 /// No value in sled is longer: sled moves large leaves to blob files that it never syncs, and a leaf holds up to 17 values.
 pub(super) const MAX_VALUE: usize = 4_000;
@@ -29,14 +30,15 @@ pub struct StoreConfig {
     pub accept_loss: bool,
     /// sled's page cache. 32 to 64 MiB: sled counts on-disk bytes and uses several times as much.
     pub cache_bytes: u64,
-    /// Changes held in memory, not yet in their records, above which `has_room` says no.
+    /// Bytes of changes not yet in their records above which `has_room` says no; at twice that an append waits.
     pub overlay_bytes: usize,
-    /// Changes in memory at which they are written to their records at once.
+    /// Bytes of such changes at which they are written to their records at once.
     pub apply_bytes: usize,
     /// Longest wait until a change is written to its record; until then later values replace it for free.
     pub apply_after: Duration,
     /// Called once when a write or sync failed. The default aborts the process.
     pub on_fatal: FatalHook,
+    pub(super) sync: SyncCall,
 }
 
 impl StoreConfig {
@@ -46,10 +48,11 @@ impl StoreConfig {
             new_incarnation,
             accept_loss: false,
             cache_bytes: 48 << 20,
-            overlay_bytes: 32 << 20,
-            apply_bytes: 8 << 20,
+            overlay_bytes: 64 << 20,
+            apply_bytes: 16 << 20,
             apply_after: Duration::from_secs(2),
             on_fatal: FatalHook::abort(),
+            sync: disk::fdatasync(),
         }
     }
 }

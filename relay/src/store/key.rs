@@ -15,6 +15,9 @@ use uuid::Uuid;
 /// Longest tenant or name inside a key, in bytes.
 pub const MAX_TEXT: usize = 128;
 
+/// Longest encoded key: two texts, their ends and the kind.
+pub(super) const MAX_KEY: usize = 2 * MAX_TEXT + 3;
+
 /// Where a record is kept. Order: tenant, then kind, then the rest of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::CommitSeq;
 
 /// Bookkeeping bytes counted per change, so that many small ones are bounded too.
-const PER_CHANGE: usize = 96;
+pub(super) const PER_CHANGE: usize = 96;
 
 /// One change as it travels from append to journal to record: encoded key, and the body or nothing for a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ struct State {
     appended: VecDeque<Touched>,
     /// Bytes of all appends not yet applied; bounds memory here and the journal on disk alike.
     bytes: usize,
+    /// The newest append.
+    last: CommitSeq,
 }
 
 #[derive(Debug)]
@@ -74,11 +76,16 @@ impl Overlay {
         let keys = changes.iter().map(|change| change.key.clone()).collect();
         let bytes = changes.iter().map(RawChange::cost).sum();
         state.bytes += bytes;
+        state.last = seq;
         state.appended.push_back(Touched { seq, keys, bytes });
     }
 
     pub(super) fn get(&self, key: &[u8]) -> Option<Slot> {
         self.read().newest.get(key).cloned()
+    }
+
+    pub(super) fn last(&self) -> CommitSeq {
+        self.read().last
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -1,0 +1,97 @@
+//! The one thread that makes appends durable: it groups what waits, writes one journal entry, flushes, syncs, and only
+//! then moves the durable number. Also holds what all the store's threads share.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use tokio::sync::{Notify, watch};
+
+use super::config::StoreConfig;
+use super::disk::{Disk, write_failed};
+use super::journal::Encoder;
+use super::overlay::Overlay;
+use super::progress::Progress;
+use super::queue::{Append, Queue};
+use super::{CommitSeq, Fatal};
+
+/// Shared by the writer and the store's three threads.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: StoreConfig,
+    pub(super) disk: Disk,
+    pub(super) overlay: Arc<Overlay>,
+    pub(super) queue: Queue,
+    pub(super) progress: Progress,
+    /// Wakes the one writer that waits for room.
+    pub(super) room: Notify,
+    /// Keeps other relays out of the directory for as long as anything here is in use.
+    pub(super) _lock: File,
+}
+
+impl Shared {
+    pub(super) fn has_room(&self) -> bool {
+        self.queue.has_room() && self.overlay.bytes() < self.config.overlay_bytes
+    }
+
+    pub(super) fn overfull(&self) -> bool {
+        self.overlay.bytes() >= 2 * self.config.overlay_bytes
+    }
+
+    pub(super) fn made_room(&self) {
+        self.queue.emptied();
+        self.room.notify_one();
+    }
+
+    /// Nothing is acknowledged from here on. The hook normally does not return.
+    pub(super) fn fail(&self, fatal: &Fatal) {
+        if self.progress.fail() {
+            self.config.on_fatal.call(fatal);
+        }
+        self.queue.stop();
+        self.room.notify_one();
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Committer {
+    pub(super) shared: Arc<Shared>,
+    /// Owned here, so that its receivers learn when this thread has ended.
+    pub(super) durable: watch::Sender<CommitSeq>,
+    pub(super) relay_epoch: u64,
+}
+
+impl Committer {
+    pub(super) fn run(self) {
+        while let Some(group) = self.shared.queue.take_group() {
+            let last = group.last().expect("a group is never empty").seq;
+            if let Err(fatal) = self.commit(&group, last) {
+                return self.shared.fail(&fatal);
+            }
+            if !self.publish(last) {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn commit(&self, group: &[Append], last: CommitSeq) -> Result<(), Fatal> {
+        let first = group[0].seq;
+        let mut entry = Encoder::new(self.relay_epoch, first, last);
+        for change in group.iter().flat_map(|append| &append.changes) {
+            entry.push(change);
+        }
+        entry
+            .write(&self.shared.disk.journal, first)
+            .map_err(|error| write_failed(&error))?;
+        self.shared.disk.make_durable()
+    }
+
+    pub(super) fn publish(&self, last: CommitSeq) -> bool {
+        let apply_now = self.shared.overlay.bytes() >= self.shared.config.apply_bytes;
+        let acknowledge = || {
+            self.durable.send_replace(last);
+        };
+        let published = self.shared.progress.publish(last, apply_now, acknowledge);
+        self.shared.made_room();
+        published
+    }
+}

@@ -1,0 +1,220 @@
+//! The journal tree: one numbered, checksummed entry per commit, cut into values that sled may hold, under
+//! `first sequence number, part`. Owns the entry's format. Must not decide what a damaged entry means: see `recover.rs`.
+
+use bytes::Bytes;
+
+use super::overlay::RawChange;
+use super::value::{MAX_SEALED, seal, unseal};
+use super::{CommitSeq, Unreadable};
+
+const PART_HEAD: usize = 2;
+const PIECE: usize = MAX_SEALED - PART_HEAD;
+
+/// The changes of consecutive appends, committed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Which start of the relay wrote it.
+    pub(super) relay_epoch: u64,
+    pub(super) first: CommitSeq,
+    pub(super) last: CommitSeq,
+    pub(super) changes: Vec<RawChange>,
+}
+
+/// An entry as found on disk: its number, and the entry if it is whole.
+#[derive(Debug)]
+pub(super) struct Met {
+    pub(super) first: CommitSeq,
+    pub(super) entry: Option<Entry>,
+}
+
+/// Bytes of an entry, ready to be written.
+#[derive(Debug)]
+pub(super) struct Encoder {
+    bytes: Vec<u8>,
+}
+
+impl Encoder {
+    pub(super) fn new(relay_epoch: u64, first: CommitSeq, last: CommitSeq) -> Self {
+        let mut bytes = vec![0; 4];
+        for number in [relay_epoch, first.0, last.0] {
+            bytes.extend_from_slice(&number.to_be_bytes());
+        }
+        Self { bytes }
+    }
+
+    pub(super) fn push(&mut self, change: &RawChange) {
+        let key_len = u16::try_from(change.key.len()).expect("keys are shorter than 400 bytes");
+        self.bytes.push(u8::from(change.body.is_some()));
+        self.bytes.extend_from_slice(&key_len.to_be_bytes());
+        self.bytes.extend_from_slice(&change.key);
+        if let Some(body) = &change.body {
+            let len = u32::try_from(body.len()).expect("an append is limited to 1 MiB");
+            self.bytes.extend_from_slice(&len.to_be_bytes());
+            self.bytes.extend_from_slice(body);
+        }
+    }
+
+    /// Writes the entry, part by part. It counts only once all parts are durable.
+    pub(super) fn write(mut self, tree: &sled::Tree, first: CommitSeq) -> sled::Result<()> {
+        let crc = crc32fast::hash(&self.bytes[4..]);
+        self.bytes[..4].copy_from_slice(&crc.to_be_bytes());
+        let count = u16::try_from(self.bytes.len().div_ceil(PIECE))
+            .expect("an entry is limited to little over 1 MiB, which is under 300 parts");
+        for (index, piece) in (0_u16..).zip(self.bytes.chunks(PIECE)) {
+            let key = part_key(first, index);
+            tree.insert(key, seal(&key, &count.to_be_bytes(), piece))?;
+        }
+        Ok(())
+    }
+}
+
+/// Why the journal as a whole could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum JournalError {
+    #[error(transparent)]
+    Sled(sled::Error),
+    #[error("the journal was written by a newer version (format {0})")]
+    NewerSchema(u16),
+}
+
+/// Every entry in the tree, in order, whole or not.
+pub(super) fn read_all(tree: &sled::Tree) -> Result<Vec<Met>, JournalError> {
+    let mut parts: Vec<(CommitSeq, Vec<Option<Part>>)> = Vec::new();
+    for item in tree.iter() {
+        let (key, value) = item.map_err(JournalError::Sled)?;
+        let Some((first, index)) = split_part_key(&key) else {
+            continue;
+        };
+        let part = match unseal(&key, &value) {
+            Ok(sealed) => Part::read(index, sealed),
+            // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
+            Err(Unreadable::NewerSchema(newer)) => return Err(JournalError::NewerSchema(newer)),
+            Err(Unreadable::Checksum | Unreadable::Short | Unreadable::Parts) => None,
+        };
+        match parts.last_mut() {
+            Some((same, list)) if *same == first => list.push(part),
+            Some(_) | None => parts.push((first, vec![part])),
+        }
+    }
+    Ok(parts
+        .into_iter()
+        .map(|(first, parts)| Met {
+            first,
+            entry: join(first, parts),
+        })
+        .collect())
+}
+
+/// Removes all entries that begin in the range.
+pub(super) fn remove(tree: &sled::Tree, from: CommitSeq, to: CommitSeq) -> sled::Result<()> {
+    for key in tree
+        .range(part_key(from, 0)..=part_key(to, u16::MAX))
+        .keys()
+    {
+        tree.remove(key?)?;
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct Part {
+    index: u16,
+    count: u16,
+    piece: Vec<u8>,
+}
+
+impl Part {
+    fn read(index: u16, sealed: &[u8]) -> Option<Self> {
+        let (count, piece) = sealed.split_first_chunk::<PART_HEAD>()?;
+        Some(Self {
+            index,
+            count: u16::from_be_bytes(*count),
+            piece: piece.to_vec(),
+        })
+    }
+}
+
+fn join(first: CommitSeq, parts: Vec<Option<Part>>) -> Option<Entry> {
+    let mut bytes = Vec::with_capacity(parts.len() * PIECE);
+    let count = parts.len();
+    for (index, part) in parts.into_iter().enumerate() {
+        let part = part?;
+        if usize::from(part.index) != index || usize::from(part.count) != count {
+            return None;
+        }
+        bytes.extend_from_slice(&part.piece);
+    }
+    decode(first, bytes.into())
+}
+
+fn decode(first: CommitSeq, bytes: Bytes) -> Option<Entry> {
+    let crc = u32::from_be_bytes(*bytes.first_chunk()?);
+    if crc32fast::hash(&bytes[4..]) != crc {
+        return None;
+    }
+    let mut reader = Reader { bytes, at: 4 };
+    let (relay_epoch, stored_first, last) = (reader.u64()?, reader.u64()?, reader.u64()?);
+    let mut entry = Entry {
+        relay_epoch,
+        first,
+        last: CommitSeq(last),
+        changes: Vec::new(),
+    };
+    while reader.at < reader.bytes.len() {
+        entry.changes.push(reader.change()?);
+    }
+    (stored_first == first.0 && last >= first.0).then_some(entry)
+}
+
+/// Slices of the entry's bytes, without copies: they live until the change is applied.
+struct Reader {
+    bytes: Bytes,
+    at: usize,
+}
+
+impl Reader {
+    fn change(&mut self) -> Option<RawChange> {
+        let has_body = self.array::<1>()?[0] == 1;
+        let key_len = u16::from_be_bytes(self.array()?);
+        let key = self.take(usize::from(key_len))?;
+        if !has_body {
+            return Some(RawChange { key, body: None });
+        }
+        let len = u32::from_be_bytes(self.array()?);
+        let body = Some(self.take(usize::try_from(len).ok()?)?);
+        Some(RawChange { key, body })
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)
+            .map(|bytes| *bytes.first_chunk().expect("exactly N bytes were taken"))
+    }
+
+    fn take(&mut self, len: usize) -> Option<Bytes> {
+        let end = self
+            .at
+            .checked_add(len)
+            .filter(|&end| end <= self.bytes.len())?;
+        let taken = self.bytes.slice(self.at..end);
+        self.at = end;
+        Some(taken)
+    }
+}
+
+fn part_key(first: CommitSeq, index: u16) -> [u8; 10] {
+    let mut key = [0; 10];
+    key[..8].copy_from_slice(&first.0.to_be_bytes());
+    key[8..].copy_from_slice(&index.to_be_bytes());
+    key
+}
+
+fn split_part_key(key: &[u8]) -> Option<(CommitSeq, u16)> {
+    let key: &[u8; 10] = key.try_into().ok()?;
+    let (first, index) = key.split_first_chunk::<8>()?;
+    let index = u16::from_be_bytes(*index.first_chunk()?);
+    Some((CommitSeq(u64::from_be_bytes(*first)), index))
+}

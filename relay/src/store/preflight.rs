@@ -1,0 +1,156 @@
+//! What happens in the directory before sled may look at it: the lock, the removal of files that make sled's open fail,
+//! and the syncs of directories that sled never does.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::OpenError;
+
+/// A second relay is refused after this many pauses; a relay that is just closing gets time to let go.
+const LOCK_TRIES: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(25);
+
+/// Where everything stands.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub(super) dir: PathBuf,
+    pub(super) sled: PathBuf,
+    pub(super) watermark: PathBuf,
+    pub(super) kept: PathBuf,
+    pub(super) quarantine: PathBuf,
+}
+
+impl Places {
+    pub(super) fn under(dir: &Path) -> Self {
+        Self {
+            dir: dir.to_owned(),
+            sled: dir.join("sled"),
+            watermark: dir.join("watermark"),
+            kept: dir.join("kept"),
+            quarantine: dir.join("quarantine"),
+        }
+    }
+
+    /// sled's one data file.
+    pub(super) fn db_file(&self) -> PathBuf {
+        self.sled.join("db")
+    }
+}
+
+/// Creates the directory and takes its lock, which lasts as long as the returned file is open.
+pub(super) fn lock(places: &Places) -> Result<File, OpenError> {
+    fs::create_dir_all(&places.dir).map_err(io_error("create", &places.dir))?;
+    let path = places.dir.join("lock");
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(&path).map_err(io_error("open", &path))?;
+    for _ in 0..LOCK_TRIES {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => pause(),
+            Err(error) => return Err(io_error("lock", &path)(error.into())),
+        }
+    }
+    Err(OpenError::Locked {
+        dir: places.dir.clone(),
+    })
+}
+
+/// Between two tries for a lock: the kernel tells nobody when a lock becomes free without waiting for ever.
+pub(super) fn pause() {
+    std::thread::park_timeout(LOCK_PAUSE);
+}
+
+/// Moves away half-written snapshots, which a crash inside sled's open leaves and which its next open takes for whole
+/// ones. A snapshot is only a short cut: without it sled reads its log.
+pub(super) fn quarantine_broken_snapshots(places: &Places) -> Result<Vec<PathBuf>, OpenError> {
+    quarantine(places, |name, len| {
+        name.ends_with(".generating") || len == 0
+    })
+}
+
+/// Moves away all snapshots, for a second try after sled found one corrupt.
+pub(super) fn quarantine_all_snapshots(places: &Places) -> Result<Vec<PathBuf>, OpenError> {
+    quarantine(places, |_, _| true)
+}
+
+fn quarantine(
+    places: &Places,
+    wanted: impl Fn(&str, u64) -> bool,
+) -> Result<Vec<PathBuf>, OpenError> {
+    let mut moved = Vec::new();
+    for path in snapshots(&places.sled)? {
+        let len = fs::metadata(&path).map_err(io_error("read", &path))?.len();
+        let name = path.file_name().unwrap_or_default();
+        if wanted(&name.to_string_lossy(), len) {
+            fs::create_dir_all(&places.quarantine)
+                .map_err(io_error("create", &places.quarantine))?;
+            let to = places.quarantine.join(name);
+            fs::rename(&path, &to).map_err(io_error("move", &path))?;
+            tracing::warn!(file = %to.display(), "moved a broken sled snapshot away");
+            moved.push(to);
+        }
+    }
+    Ok(moved)
+}
+
+/// sled's `snap.*` files in a directory; none if it does not exist.
+pub(super) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+    let is_snapshot = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("snap."))
+    };
+    Ok(list(dir)?.into_iter().filter(is_snapshot).collect())
+}
+
+/// Files that sled has moved out of its log, which it never syncs. There must be none.
+pub(super) fn blob_files(places: &Places) -> Result<u64, OpenError> {
+    let count = list(&places.sled.join("blobs"))?.len() as u64;
+    if count > 0 {
+        tracing::error!(
+            count,
+            "sled keeps values outside its log, which it does not sync"
+        );
+    }
+    Ok(count)
+}
+
+fn list(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(io_error("list", dir)(error)),
+    };
+    let paths: io::Result<Vec<PathBuf>> = entries
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect();
+    paths.map_err(io_error("list", dir))
+}
+
+/// Makes the names of all files durable; before this, a power cut can take the whole directory away.
+pub(super) fn sync_names(places: &Places) -> Result<(), OpenError> {
+    let parent = places
+        .dir
+        .canonicalize()
+        .map_err(io_error("resolve", &places.dir))?;
+    let mut all = vec![
+        places.sled.join("conf"),
+        places.sled.join("blobs"),
+        places.sled.clone(),
+    ];
+    all.extend(parent.ancestors().take(2).map(Path::to_owned));
+    for path in all {
+        let file = File::open(&path).map_err(io_error("open", &path))?;
+        file.sync_all().map_err(io_error("sync", &path))?;
+    }
+    Ok(())
+}
+
+pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Io { op, path, source }
+}

@@ -1,0 +1,152 @@
+//! How the store's threads tell each other how far they are. One lock, held for a few instructions; the two background
+//! threads are woken only when there is something for them.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::CommitSeq;
+
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    state: Mutex<State>,
+    applier: Condvar,
+    marker: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    durable: CommitSeq,
+    /// Enough has gathered to be applied before its time.
+    apply_now: bool,
+    /// The applier can go on only when this is durable.
+    applier_waits_for: Option<CommitSeq>,
+    /// The watermark is up to date and its thread waits for a commit.
+    marker_idle: bool,
+    applier_stops: bool,
+    marker_stops: bool,
+    failed: bool,
+}
+
+/// Why a background thread woke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wake {
+    Work(CommitSeq),
+    /// Finish what there is, then end.
+    Stop(CommitSeq),
+    /// A write failed somewhere: end at once.
+    Failed,
+}
+
+impl Progress {
+    pub(super) fn at(durable: CommitSeq) -> Self {
+        let state = State {
+            durable,
+            ..State::default()
+        };
+        Self {
+            state: Mutex::new(state),
+            ..Self::default()
+        }
+    }
+
+    /// Makes `seq` the durable number, and runs `acknowledge` unless the store has failed meanwhile.
+    pub(super) fn publish(
+        &self,
+        seq: CommitSeq,
+        apply_now: bool,
+        acknowledge: impl FnOnce(),
+    ) -> bool {
+        let mut state = self.lock();
+        if state.failed {
+            return false;
+        }
+        state.durable = seq;
+        state.apply_now |= apply_now;
+        if state.apply_now || state.applier_waits_for.is_some_and(|wanted| wanted <= seq) {
+            self.applier.notify_one();
+        }
+        if state.marker_idle {
+            self.marker.notify_one();
+        }
+        acknowledge();
+        true
+    }
+
+    /// True for the first caller: the one that reports the failure.
+    pub(super) fn fail(&self) -> bool {
+        let mut state = self.lock();
+        let first = !state.failed;
+        state.failed = true;
+        self.applier.notify_one();
+        self.marker.notify_one();
+        first
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.lock().failed
+    }
+
+    pub(super) fn stop_applier(&self) {
+        self.lock().applier_stops = true;
+        self.applier.notify_one();
+    }
+
+    pub(super) fn stop_marker(&self) {
+        self.lock().marker_stops = true;
+        self.marker.notify_one();
+    }
+
+    /// The applier's rest between cycles: until enough has gathered, at most `longest`.
+    pub(super) fn next_cycle(&self, longest: Duration) -> Wake {
+        let state = self.lock();
+        let idle = |state: &mut State| !(state.apply_now || state.applier_stops || state.failed);
+        let waited = self.applier.wait_timeout_while(state, longest, idle);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.apply_now = false;
+        state.wake(state.applier_stops)
+    }
+
+    /// Waits until `seq` is durable; false if that will not be.
+    pub(super) fn wait_for(&self, seq: CommitSeq) -> bool {
+        let mut state = self.lock();
+        state.applier_waits_for = Some(seq);
+        let pending = |state: &mut State| state.durable < seq && !state.failed;
+        let waited = self.applier.wait_while(state, pending);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.applier_waits_for = None;
+        !state.failed
+    }
+
+    /// The marker's rest until something newer than `marked` is durable.
+    pub(super) fn next_mark(&self, marked: CommitSeq) -> Wake {
+        let mut state = self.lock();
+        state.marker_idle = true;
+        let idle =
+            |state: &mut State| state.durable <= marked && !state.marker_stops && !state.failed;
+        let waited = self.marker.wait_while(state, idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.marker_idle = false;
+        state.wake(state.marker_stops)
+    }
+
+    /// The marker's rest after a write, which bounds how often it writes.
+    pub(super) fn pause_marker(&self, pause: Duration) {
+        let busy = |state: &mut State| !state.marker_stops && !state.failed;
+        drop(self.marker.wait_timeout_while(self.lock(), pause, busy));
+    }
+
+    // Every change to the state is complete before a panic can happen.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn wake(&self, stops: bool) -> Wake {
+        match (self.failed, stops) {
+            (true, _) => Wake::Failed,
+            (false, true) => Wake::Stop(self.durable),
+            (false, false) => Wake::Work(self.durable),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Appends on their way to the committer, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::config::{MAX_ENTRY, MAX_GROUP};
+use super::overlay::RawChange;
+use super::{CommitSeq, Stopped};
+
+/// Appends that may wait before `has_room` says no: a few groups, so that the committer never starves.
+const ROOM: usize = 4 * MAX_GROUP;
+
+#[derive(Debug)]
+pub(super) struct Append {
+    pub(super) seq: CommitSeq,
+    pub(super) changes: Vec<RawChange>,
+    pub(super) bytes: usize,
+}
+
+/// Bounded: above `ROOM` the writer is told to wait, at twice that it waits. Nothing is ever dropped.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    filled: Condvar,
+    emptied: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Append>,
+    stopped: bool,
+}
+
+impl Queue {
+    pub(super) fn has_room(&self) -> bool {
+        self.lock().waiting.len() < ROOM
+    }
+
+    /// Waits while the queue is at its hard limit, or while `overfull` says so.
+    pub(super) fn push(&self, append: Append) -> Result<(), Stopped> {
+        let mut state = self.lock();
+        if state.stopped {
+            return Err(Stopped);
+        }
+        state.waiting.push_back(append);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Blocks until an append may be pushed. `overfull` is asked again after each group and each apply cycle.
+    pub(super) fn wait_below_limit(&self, overfull: impl Fn() -> bool) -> Result<(), Stopped> {
+        let full =
+            |state: &mut State| !state.stopped && (state.waiting.len() >= 2 * ROOM || overfull());
+        let waited = self.emptied.wait_while(self.lock(), full);
+        let state = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.stopped { Err(Stopped) } else { Ok(()) }
+    }
+
+    /// Something was taken or applied: a blocked writer looks again.
+    pub(super) fn emptied(&self) {
+        drop(self.lock());
+        self.emptied.notify_one();
+    }
+
+    /// Everything that waits, up to the limits of one entry. `None` when the queue was stopped and is empty.
+    pub(super) fn take_group(&self) -> Option<Vec<Append>> {
+        let idle = |state: &mut State| state.waiting.is_empty() && !state.stopped;
+        let waited = self.filled.wait_while(self.lock(), idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut group, mut bytes) = (Vec::new(), 0);
+        while let Some(next) = state.waiting.pop_front_if(|next| {
+            group.is_empty() || (bytes + next.bytes <= MAX_ENTRY && group.len() < MAX_GROUP)
+        }) {
+            bytes += next.bytes;
+            group.push(next);
+        }
+        self.emptied.notify_one();
+        (!group.is_empty()).then_some(group)
+    }
+
+    /// No more appends; what waits is still taken.
+    pub(super) fn stop(&self) {
+        self.lock().stopped = true;
+        self.filled.notify_one();
+        self.emptied.notify_one();
+    }
+
+    // Every change to the state is complete before a panic can happen.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

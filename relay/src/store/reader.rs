@@ -1,0 +1,289 @@
+//! The reading half of the store: memory first, then the records. Cheap to clone, usable from any thread.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::committer::Shared;
+use super::records::Found;
+use super::value::chunk_key;
+use super::{
+    CommitSeq, Key, KeyRange, KeyText, OpenError, Opened, Page, ReadError, Scan, Stopped,
+    StoreConfig, Unreadable,
+};
+
+/// Changes in memory looked at in one step of a scan.
+const STEP: usize = 256;
+
+#[derive(Clone, Debug)]
+pub struct Store {
+    pub(super) shared: Arc<Shared>,
+    durable: watch::Receiver<CommitSeq>,
+}
+
+/// The part of a range that one step reads: both ends in encoded keys.
+#[derive(Clone, Debug)]
+struct Window {
+    low: Bound<Bytes>,
+    high: Bound<Bytes>,
+}
+
+impl Store {
+    /// Blocks for as long as recovery takes; call it before serving.
+    pub fn open(config: StoreConfig) -> Result<Opened, OpenError> {
+        super::open::open(config)
+    }
+
+    pub(super) fn new(shared: Arc<Shared>, durable: watch::Receiver<CommitSeq>) -> Self {
+        Self { shared, durable }
+    }
+
+    /// The newest value, durable or not. May read the disk.
+    pub fn get(&self, key: &Key) -> Result<Option<Bytes>, ReadError> {
+        let unreadable = |why| ReadError::Unreadable {
+            key: key.clone(),
+            why,
+        };
+        self.find(&key.encode())?.map_err(unreadable)
+    }
+
+    /// The newest append; reads that begin now see everything up to it.
+    pub fn appended(&self) -> CommitSeq {
+        self.shared.overlay.last()
+    }
+
+    /// Everything up to this number is durable.
+    pub fn durable(&self) -> CommitSeq {
+        *self.durable.borrow()
+    }
+
+    /// Follows [`Store::durable`]. The channel closes when the store stops.
+    pub fn subscribe(&self) -> watch::Receiver<CommitSeq> {
+        self.durable.clone()
+    }
+
+    /// Waits until `seq` is durable.
+    pub async fn wait_durable(&self, seq: CommitSeq) -> Result<(), Stopped> {
+        let mut durable = self.durable.clone();
+        durable
+            .wait_for(|durable| *durable >= seq)
+            .await
+            .map(|_| ())
+            .map_err(|_| Stopped)
+    }
+
+    /// One page of a range, newest values. Unreadable records are counted and passed over. May read the disk.
+    pub fn scan(&self, range: &KeyRange, page: &Page) -> Result<Scan, ReadError> {
+        let mut scan = Scan::default();
+        let mut rest = Some(Window::of(range, page));
+        while let Some(window) = rest {
+            let step = self
+                .shared
+                .overlay
+                .page(window.bounds(), page.reverse, STEP);
+            let cursor = (step.len() == STEP).then(|| step[STEP - 1].0.clone());
+            let (now, later) = window.split(cursor, page.reverse);
+            let mut merge = Merge {
+                store: self,
+                scan: &mut scan,
+                limit: page.limit,
+            };
+            if !merge.run(&now, step, page.reverse)? {
+                break;
+            }
+            rest = later;
+        }
+        Ok(scan)
+    }
+
+    /// Every tenant that has a record, in order, without reading its records.
+    pub fn tenants(&self) -> Result<Vec<KeyText>, ReadError> {
+        let mut tenants: Vec<KeyText> = Vec::new();
+        loop {
+            let last = tenants.last().map_or("", KeyText::as_str);
+            let range = KeyRange::behind_tenant(last);
+            let scan = self.scan(&range, &Page::first(1))?;
+            let Some((key, _)) = scan.entries.first() else {
+                return Ok(tenants);
+            };
+            let tenant = KeyText::new(key.tenant());
+            tenants.push(tenant.expect("relay-wide keys stand before this range"));
+        }
+    }
+
+    /// A record that is being replaced looks torn for a moment; then memory has it, or the next look finds it whole.
+    fn find(&self, key: &[u8]) -> Result<Found, ReadError> {
+        let mut found = self.look(key)?;
+        for _ in 0..2 {
+            if found.is_ok() {
+                break;
+            }
+            found = self.look(key)?;
+        }
+        Ok(found)
+    }
+
+    fn look(&self, key: &[u8]) -> Result<Found, ReadError> {
+        match self.shared.overlay.get(key) {
+            Some(slot) => Ok(Ok(slot.body)),
+            None => self.shared.disk.records.get(key).map_err(disk_error),
+        }
+    }
+}
+
+/// Memory and records of one window, in one order.
+struct Merge<'a> {
+    store: &'a Store,
+    scan: &'a mut Scan,
+    limit: usize,
+}
+
+impl Merge<'_> {
+    /// False when the page is full.
+    fn run(
+        &mut self,
+        window: &Window,
+        memory: Vec<(Bytes, super::overlay::Slot)>,
+        reverse: bool,
+    ) -> Result<bool, ReadError> {
+        let records = &self.store.shared.disk.records;
+        let mut memory = memory.into_iter().peekable();
+        let mut disk = records.tree.range(window.chunk_bounds());
+        let mut last: Option<Bytes> = None;
+        while let Some(item) = if reverse {
+            disk.next_back()
+        } else {
+            disk.next()
+        } {
+            let (raw_key, value) = item.map_err(disk_error)?;
+            let met = records
+                .met(last.as_deref(), &raw_key, &value)
+                .map_err(disk_error)?;
+            let Some((key, found)) = met else { continue };
+            let before = |other: &Bytes| if reverse { *other > key } else { *other < key };
+            while let Some((key, slot)) = memory.next_if(|(other, _)| before(other)) {
+                if !self.add(&key, Ok(slot.body)) {
+                    return Ok(false);
+                }
+            }
+            let found = match memory.next_if(|(other, _)| *other == key) {
+                Some((_, slot)) => Ok(slot.body),
+                None if found.is_err() => self.store.find(&key)?,
+                None => found,
+            };
+            if !self.add(&key, found) {
+                return Ok(false);
+            }
+            last = Some(key);
+        }
+        Ok(memory.all(|(key, slot)| self.add(&key, Ok(slot.body))))
+    }
+
+    /// False when the page was full already.
+    fn add(&mut self, key: &[u8], found: Found) -> bool {
+        let entry = match found {
+            Ok(None) => return true,
+            Ok(Some(body)) => Key::decode(key)
+                .map(|key| (key, body))
+                .ok_or(Unreadable::Short),
+            Err(why) => Err(why),
+        };
+        if self.scan.entries.len() >= self.limit {
+            self.scan.more = true;
+            return false;
+        }
+        match entry {
+            Ok(entry) => self.scan.entries.push(entry),
+            Err(why) => {
+                tracing::error!(key = ?Key::decode(key), %why, "passing over an unreadable record");
+                self.scan.unreadable += 1;
+            }
+        }
+        true
+    }
+}
+
+impl Window {
+    fn of(range: &KeyRange, page: &Page) -> Self {
+        let mut window = Self {
+            low: Bound::Included(range.start.clone().into()),
+            high: Bound::Excluded(range.end.clone().into()),
+        };
+        let after = page.after.as_ref().map(|key| Bytes::from(key.encode()));
+        // A key outside the range changes nothing on its far side and leaves nothing on its near side.
+        match after {
+            Some(key) if page.reverse => {
+                window.high = Bound::Excluded(key.min(range.end.clone().into()));
+            }
+            Some(key) if *key >= *range.start => window.low = Bound::Excluded(key),
+            Some(_) | None => {}
+        }
+        window
+    }
+
+    fn bounds(&self) -> (Bound<&[u8]>, Bound<&[u8]>) {
+        if self.is_empty() {
+            return (Bound::Included(&[]), Bound::Excluded(&[]));
+        }
+        (
+            self.low.as_ref().map(|key| &**key),
+            self.high.as_ref().map(|key| &**key),
+        )
+    }
+
+    fn is_empty(&self) -> bool {
+        let key = |bound: &Bound<Bytes>| match bound {
+            Bound::Included(key) | Bound::Excluded(key) => key.clone(),
+            Bound::Unbounded => Bytes::new(),
+        };
+        key(&self.low) >= key(&self.high)
+    }
+
+    /// Up to and including `cursor`, and what comes after it; all of it without a cursor.
+    fn split(self, cursor: Option<Bytes>, reverse: bool) -> (Self, Option<Self>) {
+        match cursor {
+            None => (self, None),
+            Some(key) if reverse => (
+                Self {
+                    low: Bound::Included(key.clone()),
+                    high: self.high,
+                },
+                Some(Self {
+                    low: self.low,
+                    high: Bound::Excluded(key),
+                }),
+            ),
+            Some(key) => (
+                Self {
+                    low: self.low,
+                    high: Bound::Included(key.clone()),
+                },
+                Some(Self {
+                    low: Bound::Excluded(key),
+                    high: self.high,
+                }),
+            ),
+        }
+    }
+
+    /// The same window over chunk keys: a record's chunks stand directly behind its key.
+    fn chunk_bounds(&self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
+        let low = match &self.low {
+            Bound::Included(key) => Bound::Included(key.to_vec()),
+            Bound::Excluded(key) => Bound::Excluded(chunk_key(key, u16::MAX)),
+            Bound::Unbounded => Bound::Unbounded,
+        };
+        let high = match &self.high {
+            Bound::Included(key) => Bound::Included(chunk_key(key, u16::MAX)),
+            Bound::Excluded(key) => Bound::Excluded(key.to_vec()),
+            Bound::Unbounded => Bound::Unbounded,
+        };
+        (low, high)
+    }
+}
+
+pub(super) fn disk_error(error: sled::Error) -> ReadError {
+    ReadError::Disk(error.to_string())
+}

@@ -1,0 +1,113 @@
+//! The record tree: one record per key, cut into chunks where it is long. Must only be written by the apply step and by
+//! recovery; what is written here was in the journal first, so that a crash in the middle is repaired by replay.
+
+use bytes::{Bytes, BytesMut};
+use sled::IVec;
+
+use super::value::{Chunk, chunk_key, chunks, split_chunk_key};
+use super::{CommitSeq, Unreadable};
+
+#[derive(Clone, Debug)]
+pub(super) struct Records {
+    pub(super) tree: sled::Tree,
+}
+
+/// What stands under a key: outer errors are sled's, inner ones concern this record only.
+pub(super) type Found = Result<Option<Bytes>, Unreadable>;
+
+impl Records {
+    pub(super) fn put(&self, key: &[u8], seq: CommitSeq, body: &Bytes) -> sled::Result<()> {
+        let (mut written, mut before) = (0, None);
+        for (index, (key, value)) in (0_u16..).zip(chunks(key, seq, body)) {
+            let old = self.tree.insert(key, value)?;
+            before = if index == 0 { old } else { before };
+            written = index + 1;
+        }
+        self.drop_chunks(key, written, before)
+    }
+
+    pub(super) fn delete(&self, key: &[u8]) -> sled::Result<()> {
+        match self.tree.remove(chunk_key(key, 0))? {
+            Some(before) => self.drop_chunks(key, 1, Some(before)),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes the pieces of an older, longer value from number `from` on.
+    fn drop_chunks(&self, key: &[u8], from: u16, before: Option<IVec>) -> sled::Result<()> {
+        let Some(before) = before else { return Ok(()) };
+        let count = Chunk::read(&chunk_key(key, 0), &before).map(|chunk| chunk.count);
+        // An unreadable first piece does not say how many follow it.
+        let Ok(count) = count else {
+            return self.drop_by_scan(key, from);
+        };
+        for index in from..count {
+            self.tree.remove(chunk_key(key, index))?;
+        }
+        Ok(())
+    }
+
+    fn drop_by_scan(&self, key: &[u8], from: u16) -> sled::Result<()> {
+        let last = chunk_key(key, u16::MAX);
+        for old in self.tree.range(chunk_key(key, from)..=last).keys() {
+            self.tree.remove(old?)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> sled::Result<Found> {
+        let first_key = chunk_key(key, 0);
+        let Some(first) = self.tree.get(&first_key)? else {
+            return Ok(Ok(None));
+        };
+        match Chunk::read(&first_key, &first) {
+            Ok(chunk) if chunk.count == 1 => Ok(Ok(Some(Bytes::copy_from_slice(chunk.body)))),
+            Ok(chunk) => Ok(self.join(key, &chunk)?.map(Some)),
+            Err(why) => Ok(Err(why)),
+        }
+    }
+
+    /// A value read from a scan of the tree; `None` for a later piece of a record that was already met.
+    pub(super) fn met(
+        &self,
+        last: Option<&[u8]>,
+        raw_key: &[u8],
+        value: &[u8],
+    ) -> sled::Result<Option<(Bytes, Found)>> {
+        let Some((key, index)) = split_chunk_key(raw_key) else {
+            return Ok(Some((
+                Bytes::copy_from_slice(raw_key),
+                Err(Unreadable::Short),
+            )));
+        };
+        if last == Some(key) {
+            return Ok(None);
+        }
+        let whole = Chunk::read(raw_key, value)
+            .ok()
+            .filter(|chunk| index == 0 && chunk.count == 1);
+        let found = match whole {
+            Some(chunk) => Ok(Some(Bytes::copy_from_slice(chunk.body))),
+            None => self
+                .get(key)?
+                .and_then(|body| body.map(Some).ok_or(Unreadable::Parts)),
+        };
+        Ok(Some((Bytes::copy_from_slice(key), found)))
+    }
+
+    fn join(&self, key: &[u8], first: &Chunk<'_>) -> sled::Result<Result<Bytes, Unreadable>> {
+        let mut body = BytesMut::from(first.body);
+        for index in 1..first.count {
+            let raw_key = chunk_key(key, index);
+            let value = self.tree.get(&raw_key)?;
+            match value.as_ref().map(|value| Chunk::read(&raw_key, value)) {
+                Some(Ok(chunk)) if (chunk.count, chunk.seq) == (first.count, first.seq) => {
+                    body.extend_from_slice(chunk.body);
+                }
+                Some(Err(why)) => return Ok(Err(why)),
+                Some(Ok(_)) | None => return Ok(Err(Unreadable::Parts)),
+            }
+        }
+        Ok(Ok(body.freeze()))
+    }
+}

@@ -1,0 +1,151 @@
+//! kill -9: a child process writes under load and is killed, at work or while it opens; then everything that it was
+//! told is durable must be there, as a prefix of what it wrote.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+
+use super::*;
+
+const DIR: &str = "BATON_TEST_STORE_CRASH_DIR";
+const SLOW_MACHINE: Duration = Duration::from_secs(60);
+
+/// The child: does nothing unless the parent below started it.
+#[test]
+fn writer_that_is_killed() {
+    let Ok(dir) = std::env::var(DIR) else { return };
+    say("opening 0");
+    let mut config = StoreConfig::new(dir, Uuid::now_v7());
+    // Small, so that applying and cutting are always under way.
+    (config.apply_bytes, config.apply_after) = (40_000, Duration::from_millis(5));
+    let mut opened = Store::open(config).unwrap();
+    let start = next_number(&opened.store);
+    for number in start.. {
+        let pair = vec![
+            put(2 * number, &long(900, 8)),
+            put(2 * number + 1, &long(6_000, 8)),
+        ];
+        let seq = opened.journal.append(pair).unwrap();
+        if number % 16 == 0 {
+            wait(&opened.store, seq).unwrap();
+            say(&format!("durable {number}"));
+        }
+    }
+}
+
+fn say(line: &str) {
+    let mut out = io::stdout();
+    writeln!(out, "{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// The first number of which neither record is there.
+fn next_number(store: &Store) -> u128 {
+    (0..)
+        .find(|number| body(store, 2 * number).is_none())
+        .unwrap()
+}
+
+struct Writer {
+    child: Child,
+    lines: mpsc::Receiver<(String, u128)>,
+}
+
+impl Writer {
+    fn start(dir: &std::path::Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "store::tests::crash::writer_that_is_killed",
+                "--nocapture",
+            ])
+            .env(DIR, dir)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        // Bounded by what the child says in a test; the reader ends with the child.
+        let (sender, lines) = mpsc::sync_channel(1 << 16);
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                let words = line.split_once(' ');
+                let said = words.and_then(|(word, number)| Some((word, number.parse().ok()?)));
+                if let Some((word, number)) = said
+                    && sender.send((word.to_owned(), number)).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// Kills the child once it has said `word` for the `times`th time; the last number known to be durable.
+    fn kill_after(mut self, word: &str, times: usize) -> Option<u128> {
+        let (mut durable, mut seen) = (None, 0);
+        while seen < times {
+            let (said, number) = self
+                .lines
+                .recv_timeout(SLOW_MACHINE)
+                .expect("the child works");
+            seen += usize::from(said == word);
+            durable = if said == "durable" {
+                Some(number)
+            } else {
+                durable
+            };
+        }
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        let rest = self
+            .lines
+            .iter()
+            .filter(|(said, _)| said == "durable")
+            .map(|(_, number)| number);
+        rest.last().or(durable)
+    }
+}
+
+#[test]
+fn everything_durable_survives_kill_nine_as_a_prefix() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("store");
+    let mut durable = None;
+    for (word, times) in [
+        ("durable", 3),
+        ("opening", 1),
+        ("durable", 12),
+        ("opening", 1),
+        ("opening", 1),
+        ("durable", 25),
+    ] {
+        durable = durable.max(Writer::start(&dir).kill_after(word, times));
+        let opened = Store::open(StoreConfig::new(&dir, Uuid::now_v7())).unwrap();
+        let next = next_number(&opened.store);
+        assert!(
+            durable.is_none_or(|durable| next > durable),
+            "{next} follows {durable:?}"
+        );
+        for number in 0..next {
+            let pair = (
+                body(&opened.store, 2 * number),
+                body(&opened.store, 2 * number + 1),
+            );
+            assert_eq!(
+                pair,
+                (Some(long(900, 8)), Some(long(6_000, 8))),
+                "pair {number}"
+            );
+        }
+        let beyond =
+            (2 * next + 1..2 * next + 600).filter(|number| body(&opened.store, *number).is_some());
+        assert_eq!(beyond.count(), 0, "nothing behind the prefix");
+        let verified = opened.store.verify().unwrap();
+        assert_eq!((verified.unreadable, verified.too_long), (0, 0));
+        assert_eq!(opened.recovery.blob_files, 0);
+    }
+    assert!(
+        durable.is_some_and(|durable| durable >= 16 * 24),
+        "the runs did real work"
+    );
+}

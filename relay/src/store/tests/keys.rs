@@ -1,0 +1,84 @@
+//! Keys: round trip, order, and tenants that do not mix.
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::super::{Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
+
+fn texts() -> impl Strategy<Value = KeyText> {
+    // Short alphabets make neighbours and prefixes of each other likely.
+    let text = prop_oneof!["[ab]{1,3}", "[a-z0-9_*-]{1,20}", "\\PC{1,30}"];
+    text.prop_filter_map("fits a key", |text| KeyText::new(&text).ok())
+}
+
+fn ids() -> impl Strategy<Value = Uuid> {
+    prop_oneof![any::<u128>(), 0..4_u128, Just(u128::MAX)].prop_map(Uuid::from_u128)
+}
+
+fn keys() -> impl Strategy<Value = Key> {
+    let metas = [
+        MetaKey::Schema,
+        MetaKey::Incarnation,
+        MetaKey::RelayEpoch,
+        MetaKey::Applied,
+    ];
+    let named = (texts(), texts());
+    let numbered = || (texts(), ids());
+    prop_oneof![
+        proptest::sample::select(metas.to_vec()).prop_map(Key::Meta),
+        (proptest::option::of(texts()), texts())
+            .prop_map(|(tenant, name)| Key::Control { tenant, name }),
+        numbered().prop_map(|(tenant, task)| Key::Spec { tenant, task }),
+        numbered().prop_map(|(tenant, task)| Key::Live { tenant, task }),
+        numbered().prop_map(|(tenant, task)| Key::Done { tenant, task }),
+        (texts(), any::<[u8; 32]>())
+            .prop_map(|(tenant, digest)| Key::Idempotency { tenant, digest }),
+        named.prop_map(|(tenant, name)| Key::Profile { tenant, name }),
+        numbered().prop_map(|(tenant, token)| Key::Token { tenant, token }),
+        numbered().prop_map(|(tenant, daemon)| Key::Daemon { tenant, daemon }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn a_key_comes_back_from_its_bytes(key in keys()) {
+        prop_assert_eq!(Key::decode(&key.encode()), Some(key));
+    }
+
+    #[test]
+    fn bytes_sort_as_keys_do_and_none_begins_another(a in keys(), b in keys()) {
+        let (bytes_a, bytes_b) = (a.encode(), b.encode());
+        prop_assert_eq!(bytes_a.cmp(&bytes_b), a.cmp(&b));
+        prop_assert!(a == b || !bytes_a.starts_with(&bytes_b));
+    }
+
+    #[test]
+    fn a_range_holds_its_own_tenant_and_kind_only(key in keys(), tenant in texts(), other in keys()) {
+        let inside = |range: &KeyRange, key: &Key| {
+            let bytes = key.encode();
+            range.start <= bytes && bytes < range.end
+        };
+        for key in [key, other] {
+            let same = key.tenant() == tenant.as_str();
+            prop_assert_eq!(inside(&KeyRange::tenant(&tenant), &key), same);
+            let live = same && key.kind() == Kind::Live;
+            prop_assert_eq!(inside(&KeyRange::of(&tenant, Kind::Live), &key), live);
+            prop_assert!(inside(&KeyRange::everything(), &key));
+        }
+    }
+
+    #[test]
+    fn foreign_bytes_are_no_key_or_come_back_unchanged(bytes in any::<Vec<u8>>()) {
+        if let Some(key) = Key::decode(&bytes) {
+            prop_assert_eq!(key.encode(), bytes);
+        }
+    }
+}
+
+#[test]
+fn texts_that_would_break_the_order_are_refused() {
+    assert!(KeyText::new("").is_err());
+    assert!(KeyText::new("a\0b").is_err());
+    assert!(KeyText::new(&"x".repeat(MAX_TEXT + 1)).is_err());
+    assert!(KeyText::new(&"x".repeat(MAX_TEXT)).is_ok());
+}

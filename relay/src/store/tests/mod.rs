@@ -1,0 +1,191 @@
+//! Behaviour of the store on a real disk, and the rig that its tests share: a directory, a sync that can be held or made
+//! to fail, and a record of what the fatal hook was told.
+
+mod crash;
+mod damage;
+mod durability;
+mod keys;
+mod opening;
+mod reading;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use super::{
+    AppendError, Change, CommitSeq, Fatal, FatalHook, Key, KeyText, OpenError, Opened, Store,
+    StoreConfig,
+};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the next syncs do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Syncs {
+    #[default]
+    Pass,
+    Wait,
+    Fail,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    syncs: Mutex<Syncs>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn set(&self, syncs: Syncs) {
+        *self.syncs.lock().unwrap() = syncs;
+        self.changed.notify_all();
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let waits = |syncs: &mut Syncs| *syncs == Syncs::Wait;
+        match *self
+            .changed
+            .wait_while(self.syncs.lock().unwrap(), waits)
+            .unwrap()
+        {
+            Syncs::Fail => Err(io::Error::other("the disk is gone")),
+            Syncs::Pass | Syncs::Wait => Ok(()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Rig {
+    dir: TempDir,
+    gate: Arc<Gate>,
+    fatal: Arc<Mutex<Vec<Fatal>>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self {
+            dir,
+            gate: Arc::default(),
+            fatal: Arc::default(),
+        }
+    }
+
+    fn config(&self) -> StoreConfig {
+        let (gate, fatal) = (Arc::clone(&self.gate), Arc::clone(&self.fatal));
+        let mut config = StoreConfig::new(self.dir.path().join("store"), Uuid::now_v7());
+        config.on_fatal = FatalHook::new(move |what| fatal.lock().unwrap().push(what.clone()));
+        config.sync =
+            Arc::new(move |file| gate.sync().and_then(|()| Ok(rustix::fs::fdatasync(file)?)));
+        config
+    }
+
+    /// Nothing is written to records before a close, so that a test can look at the journal.
+    fn lazy(&self) -> StoreConfig {
+        StoreConfig {
+            apply_after: Duration::from_secs(3600),
+            ..self.config()
+        }
+    }
+
+    fn open(&self) -> Opened {
+        Store::open(self.config()).unwrap()
+    }
+
+    fn refusal(&self) -> OpenError {
+        Store::open(self.config()).expect_err("this start is refused")
+    }
+
+    /// Ends like a crash: `last` is written and flushed, but its sync fails, so it is never acknowledged, and nothing
+    /// is applied, cut or marked after that.
+    fn crash(&self, opened: Opened, last: Vec<Change>) {
+        let Opened {
+            store, mut journal, ..
+        } = opened;
+        self.gate.set(Syncs::Fail);
+        let seq = journal.append(last).unwrap();
+        assert!(
+            wait(&store, seq).is_err(),
+            "a failed sync acknowledges nothing"
+        );
+        assert!(journal.close().is_err());
+        self.gate.set(Syncs::Pass);
+    }
+
+    fn sled(&self) -> PathBuf {
+        self.dir.path().join("store/sled")
+    }
+
+    /// Changes what sled holds, behind the store's back.
+    fn tamper(&self, change: impl FnOnce(&sled::Tree, &sled::Tree)) {
+        let db = open_raw(&self.sled());
+        change(
+            &db.open_tree("records").unwrap(),
+            &db.open_tree("journal").unwrap(),
+        );
+        db.flush().unwrap();
+    }
+}
+
+fn open_raw(dir: &std::path::Path) -> sled::Db {
+    for _ in 0..800 {
+        match sled::open(dir) {
+            Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
+                super::preflight::pause();
+            }
+            other => return other.unwrap(),
+        }
+    }
+    panic!("sled's lock did not become free");
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap()
+}
+
+/// Waits for durability; an error when the store has stopped.
+fn wait(store: &Store, seq: CommitSeq) -> Result<(), super::Stopped> {
+    runtime().block_on(async {
+        tokio::time::timeout(DEADLINE, store.wait_durable(seq))
+            .await
+            .expect("in time")
+    })
+}
+
+fn commit(opened: &mut Opened, changes: Vec<Change>) -> CommitSeq {
+    let seq = opened.journal.append(changes).unwrap();
+    wait(&opened.store, seq).unwrap();
+    seq
+}
+
+fn tenant(name: &str) -> KeyText {
+    KeyText::new(name).unwrap()
+}
+
+fn done(number: u128) -> Key {
+    Key::Done {
+        tenant: tenant("acme"),
+        task: Uuid::from_u128(number),
+    }
+}
+
+fn put(number: u128, body: &[u8]) -> Change {
+    Change::Put(done(number), body.to_vec())
+}
+
+fn body(store: &Store, number: u128) -> Option<Vec<u8>> {
+    store.get(&done(number)).unwrap().map(|body| body.to_vec())
+}
+
+/// Bytes that differ along the way, so that misplaced pieces are found.
+fn long(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|at| (at / 251) as u8 ^ (at as u8).wrapping_mul(31) ^ seed)
+        .collect()
+}

@@ -1,0 +1,193 @@
+//! Reads over memory and disk together: values, pages in both directions, tenants, long records.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::super::config::MAX_VALUE;
+use super::super::{KeyRange, Kind, Page};
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Put(u8, usize, u8),
+    Delete(u8),
+    /// Writes everything to records before going on.
+    Reopen,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let sizes = prop_oneof![0..200_usize, 3_900..4_100_usize, 7_900..20_000_usize];
+    let step = prop_oneof![
+        6 => (0..12_u8, sizes, any::<u8>()).prop_map(|(key, size, seed)| Step::Put(key, size, seed)),
+        3 => (0..12_u8).prop_map(Step::Delete),
+        1 => Just(Step::Reopen),
+    ];
+    proptest::collection::vec(step, 1..40)
+}
+
+fn all(store: &Store, limit: usize, reverse: bool) -> Vec<(Key, Vec<u8>)> {
+    let range = KeyRange::of(&tenant("acme"), Kind::Done);
+    let mut page = Page {
+        after: None,
+        limit,
+        reverse,
+    };
+    let mut found = Vec::new();
+    loop {
+        let scan = store.scan(&range, &page).unwrap();
+        assert_eq!(scan.unreadable, 0);
+        assert!(scan.entries.len() <= limit);
+        found.extend(
+            scan.entries
+                .iter()
+                .map(|(key, body)| (key.clone(), body.to_vec())),
+        );
+        page.after = scan.entries.last().map(|(key, _)| key.clone());
+        if !scan.more {
+            return found;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn the_store_holds_what_a_plain_map_would(steps in steps(), limit in 1..5_usize) {
+        let rig = Rig::new();
+        let busy = || StoreConfig { apply_after: Duration::from_millis(1), ..rig.config() };
+        let mut opened = Store::open(busy()).unwrap();
+        let mut model: BTreeMap<Key, Vec<u8>> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Put(key, size, seed) => {
+                    let (key, body) = (done(key.into()), long(size, seed));
+                    opened.journal.append(vec![Change::Put(key.clone(), body.clone())]).unwrap();
+                    model.insert(key, body);
+                }
+                Step::Delete(key) => {
+                    opened.journal.append(vec![Change::Delete(done(key.into()))]).unwrap();
+                    model.remove(&done(key.into()));
+                }
+                Step::Reopen => {
+                    opened.journal.close().unwrap();
+                    drop(opened.store);
+                    opened = Store::open(busy()).unwrap();
+                }
+            }
+        }
+        let expected: Vec<(Key, Vec<u8>)> = model.clone().into_iter().collect();
+        let backwards: Vec<_> = expected.iter().rev().cloned().collect();
+        prop_assert_eq!(&all(&opened.store, limit, false), &expected);
+        prop_assert_eq!(&all(&opened.store, limit, true), &backwards);
+        for number in 0..12 {
+            prop_assert_eq!(body(&opened.store, number), model.get(&done(number)).cloned());
+        }
+        opened.journal.close().unwrap();
+        prop_assert_eq!(&all(&opened.store, limit, false), &expected);
+        let verified = opened.store.verify().unwrap();
+        let count = verified.records.get(&Kind::Done).copied().unwrap_or(0);
+        prop_assert_eq!(count, expected.len() as u64);
+        prop_assert_eq!((verified.unreadable, verified.journal_entries, verified.too_long), (0, 0, 0));
+    }
+}
+
+#[test]
+fn no_value_is_long_and_a_replaced_record_leaves_no_piece() {
+    let rig = Rig::new();
+    let mut opened = Store::open(rig.lazy()).unwrap();
+    commit(&mut opened, vec![put(1, &long(900_000, 1))]);
+    commit(
+        &mut opened,
+        vec![put(2, &long(300_000, 2)), put(3, &long(4_000, 3))],
+    );
+    let raw_sizes = |tree: &sled::Tree| tree.iter().map(|item| item.unwrap().1.len()).max();
+    assert!(raw_sizes(&opened.store.shared.disk.journal).unwrap() <= MAX_VALUE);
+    opened.journal.close().unwrap();
+    assert!(raw_sizes(&opened.store.shared.disk.records.tree).unwrap() <= MAX_VALUE);
+    assert_eq!(opened.store.shared.disk.journal.len(), 0);
+    drop(opened.store);
+
+    let mut opened = rig.open();
+    assert_eq!(body(&opened.store, 1), Some(long(900_000, 1)));
+    commit(&mut opened, vec![put(1, b"short"), Change::Delete(done(2))]);
+    opened.journal.close().unwrap();
+    let records = &opened.store.shared.disk.records.tree;
+    let pieces = |number| records.scan_prefix(done(number).encode()).count();
+    assert_eq!((pieces(1), pieces(2), pieces(3)), (1, 0, 2));
+    assert_eq!(
+        std::fs::read_dir(rig.sled().join("blobs")).unwrap().count(),
+        0
+    );
+}
+
+#[test]
+fn tenants_are_found_in_order_and_do_not_mix() {
+    let rig = Rig::new();
+    let mut opened = rig.open();
+    let live = |name: &str, number| Key::Live {
+        tenant: tenant(name),
+        task: Uuid::from_u128(number),
+    };
+    let names = ["acme", "acme-two", "a", "zeta", "*"];
+    for (number, name) in (0..).zip(names) {
+        commit(
+            &mut opened,
+            vec![Change::Put(live(name, number), name.into())],
+        );
+    }
+    commit(
+        &mut opened,
+        vec![
+            Change::Put(live("gone", 9), vec![]),
+            Change::Delete(live("gone", 9)),
+        ],
+    );
+    let check = |store: &Store| {
+        let found = store.tenants().unwrap();
+        let found: Vec<&str> = found.iter().map(KeyText::as_str).collect();
+        assert_eq!(found, ["*", "a", "acme", "acme-two", "zeta"]);
+        for name in names {
+            let range = KeyRange::of(&tenant(name), Kind::Live);
+            let scan = store.scan(&range, &Page::first(10)).unwrap();
+            let bodies: Vec<&[u8]> = scan.entries.iter().map(|(_, body)| &**body).collect();
+            assert_eq!(bodies, [name.as_bytes()]);
+        }
+    };
+    check(&opened.store);
+    opened.journal.close().unwrap();
+    check(&opened.store);
+}
+
+#[test]
+fn a_scan_crosses_many_changes_in_memory_without_gap_or_double() {
+    let rig = Rig::new();
+    let mut opened = Store::open(rig.lazy()).unwrap();
+    for number in 0..1_500 {
+        opened
+            .journal
+            .append(vec![put(number, &number.to_be_bytes())])
+            .unwrap();
+    }
+    opened.journal.close().unwrap();
+    drop(opened.store);
+    let mut opened = Store::open(rig.lazy()).unwrap();
+    for number in 0..1_500 {
+        let change = if number % 3 == 0 {
+            Change::Delete(done(number))
+        } else {
+            put(number, b"new")
+        };
+        opened.journal.append(vec![change]).unwrap();
+    }
+    let found = all(&opened.store, 100, false);
+    let expected: Vec<Key> = (0..1_500)
+        .filter(|number| number % 3 != 0)
+        .map(done)
+        .collect();
+    assert!(found.iter().map(|(key, _)| key).eq(expected.iter()));
+    assert!(found.iter().all(|(_, body)| body == b"new"));
+    let backwards = all(&opened.store, 100, true);
+    assert!(backwards.iter().rev().eq(found.iter()));
+}

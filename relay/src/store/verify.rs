@@ -1,0 +1,96 @@
+//! Walks everything that is stored and counts it, without changing anything. Works beside a running relay.
+
+use std::collections::BTreeMap;
+
+use super::config::MAX_VALUE;
+use super::reader::disk_error;
+use super::{CommitSeq, Key, Kind, MetaKey, ReadError, Store, journal};
+
+/// Unreadable records listed by name; more are only counted.
+const LISTED: usize = 100;
+
+/// What a walk found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Readable records of each kind.
+    pub records: BTreeMap<Kind, u64>,
+    /// Bytes of their bodies.
+    pub bytes: u64,
+    pub unreadable: u64,
+    /// The first of the unreadable ones, as far as their keys can be read, with the reason.
+    pub listed: Vec<(Option<Key>, String)>,
+    /// Whole journal entries, and broken ones.
+    pub journal_entries: u64,
+    pub journal_broken: u64,
+    /// Values longer than sled may hold safely; always 0.
+    pub too_long: u64,
+}
+
+impl Store {
+    /// Counts what is on the disk; changes that are still only in the journal count as its entries. Reads everything.
+    pub fn verify(&self) -> Result<Verified, ReadError> {
+        let mut verified = Verified::default();
+        self.walk_records(&mut verified)?;
+        self.walk_journal(&mut verified)?;
+        Ok(verified)
+    }
+
+    fn walk_records(&self, verified: &mut Verified) -> Result<(), ReadError> {
+        let records = &self.shared.disk.records;
+        let mut last = None;
+        for item in records.tree.iter() {
+            let (raw_key, value) = item.map_err(disk_error)?;
+            verified.too_long += u64::from(value.len() > MAX_VALUE);
+            let met = records
+                .met(last.as_deref(), &raw_key, &value)
+                .map_err(disk_error)?;
+            let Some((key, found)) = met else { continue };
+            match (Key::decode(&key), found) {
+                (Some(known), Ok(Some(body))) => verified.count(&known, body.len()),
+                (Some(_), Ok(None)) => {}
+                (None, Ok(_)) => verified.list(None, "its key is of no known kind".to_owned()),
+                (known, Err(why)) => verified.list(known, why.to_string()),
+            }
+            last = Some(key);
+        }
+        Ok(())
+    }
+
+    fn walk_journal(&self, verified: &mut Verified) -> Result<(), ReadError> {
+        let (tree, durable) = (&self.shared.disk.journal, self.durable());
+        for value in tree.iter().values() {
+            let value = value.map_err(disk_error)?;
+            verified.too_long += u64::from(value.len() > MAX_VALUE);
+        }
+        let met = journal::read_all(tree).map_err(|error| ReadError::Disk(error.to_string()))?;
+        // Entries before and behind these are just being cut or written.
+        let settled = self.applied()?..durable;
+        let (whole, broken): (Vec<_>, Vec<_>) = met
+            .iter()
+            .filter(|met| settled.contains(&CommitSeq(met.first.0.saturating_sub(1))))
+            .partition(|met| met.entry.is_some());
+        verified.journal_entries = whole.len() as u64;
+        verified.journal_broken = broken.len() as u64;
+        Ok(())
+    }
+
+    fn applied(&self) -> Result<CommitSeq, ReadError> {
+        let body = self.get(&Key::Meta(MetaKey::Applied))?;
+        let bytes = body.and_then(|body| body.first_chunk().copied());
+        Ok(CommitSeq(bytes.map_or(0, u64::from_be_bytes)))
+    }
+}
+
+impl Verified {
+    fn count(&mut self, key: &Key, bytes: usize) {
+        *self.records.entry(key.kind()).or_default() += 1;
+        self.bytes += bytes as u64;
+    }
+
+    fn list(&mut self, key: Option<Key>, why: String) {
+        self.unreadable += 1;
+        if self.listed.len() < LISTED {
+            self.listed.push((key, why));
+        }
+    }
+}
