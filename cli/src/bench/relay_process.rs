@@ -1,0 +1,180 @@
+//! The relay under measurement: a child process of this executable, so that its memory and disk are its own.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
+use tokio::time::timeout;
+
+use crate::commands::relay::LISTENING_ON;
+use crate::discovery::ADMIN_TOKEN_FILE;
+use crate::errors::CliError;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+const LOG_TAIL_LINES: usize = 20;
+
+#[derive(Debug)]
+pub struct RelayProcess {
+    pub url: String,
+    child: Child,
+    data: PathBuf,
+    log_tail: Arc<Mutex<VecDeque<String>>>,
+}
+
+impl RelayProcess {
+    /// Starts it on a free loopback port and waits until it listens.
+    pub async fn start(data: &Path) -> Result<Self, CliError> {
+        let program = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
+        let mut child = Command::new(program)
+            .args(["relay", "--listen", "127.0.0.1:0", "--data"])
+            .arg(data)
+            .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT")
+            .env("RUST_LOG", "warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| CliError::local("start the relay", error))?;
+        let stderr = child.stderr.take().expect("stderr is piped just above");
+        let log_tail = Arc::new(Mutex::new(VecDeque::new()));
+        let mut lines = BufReader::new(stderr).lines();
+        let url = timeout(START_LIMIT, address(&mut lines, &log_tail)).await;
+        let Ok(Some(url)) = url else {
+            return Err(CliError::local("the relay did not start", tail(&log_tail)));
+        };
+        tokio::spawn(keep_tail(lines, log_tail.clone()));
+        Ok(Self { url, child, data: data.to_owned(), log_tail })
+    }
+
+    pub fn admin_token(&self) -> Result<String, CliError> {
+        let path = self.data.join(ADMIN_TOKEN_FILE);
+        let token = fs::read_to_string(&path)
+            .map_err(|error| CliError::local(format!("read {}", path.display()), error))?;
+        Ok(token.trim().to_owned())
+    }
+
+    /// Resident memory now and at its highest, in bytes.
+    pub fn memory(&self) -> Memory {
+        let pid = self.child.id().unwrap_or_default();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        Memory { resident: status_bytes(&status, "VmRSS:"), peak: status_bytes(&status, "VmHWM:") }
+    }
+
+    /// Processor time used so far, user and system together.
+    pub fn cpu_seconds(&self) -> f64 {
+        let pid = self.child.id().unwrap_or_default();
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let ticks_per_second = rustix::param::clock_ticks_per_second();
+        cpu_ticks(&stat) as f64 / ticks_per_second as f64
+    }
+
+    /// What its data takes on the disk, in allocated bytes.
+    pub fn disk_bytes(&self) -> u64 {
+        allocated(&self.data).unwrap_or(0)
+    }
+
+    /// A clean stop, as an operator would do it.
+    pub async fn stop(mut self) -> Result<(), CliError> {
+        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        if let Some(pid) = pid {
+            kill_process(pid, Signal::TERM).map_err(|e| CliError::local("stop the relay", e))?;
+        }
+        match timeout(STOP_LIMIT, self.child.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(_) | Err(_) => {
+                Err(CliError::local("the relay did not stop cleanly", tail(&self.log_tail)))
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Memory {
+    pub resident: u64,
+    pub peak: u64,
+}
+
+async fn address(
+    lines: &mut Lines<BufReader<ChildStderr>>,
+    log_tail: &Mutex<VecDeque<String>>,
+) -> Option<String> {
+    while let Ok(Some(line)) = lines.next_line().await {
+        if let Some((_, rest)) = line.split_once(LISTENING_ON) {
+            return rest.split([',', ' ']).next().map(str::to_owned);
+        }
+        remember(log_tail, line);
+    }
+    None
+}
+
+async fn keep_tail(
+    mut lines: Lines<BufReader<ChildStderr>>,
+    log_tail: Arc<Mutex<VecDeque<String>>>,
+) {
+    while let Ok(Some(line)) = lines.next_line().await {
+        remember(&log_tail, line);
+    }
+}
+
+fn remember(log_tail: &Mutex<VecDeque<String>>, line: String) {
+    let mut tail = log_tail.lock().expect("no holder of this lock panics");
+    if tail.len() == LOG_TAIL_LINES {
+        tail.pop_front();
+    }
+    tail.push_back(line);
+}
+
+fn tail(log_tail: &Mutex<VecDeque<String>>) -> String {
+    let tail = log_tail.lock().expect("no holder of this lock panics");
+    let lines: Vec<&str> = tail.iter().map(String::as_str).collect();
+    if lines.is_empty() { "it said nothing".to_owned() } else { lines.join(" | ") }
+}
+
+fn status_bytes(status: &str, field: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Fields 14 and 15 of /proc/PID/stat, counted after the name, which may hold spaces.
+fn cpu_ticks(stat: &str) -> u64 {
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let fields = after_name.split_whitespace().skip(11).take(2);
+    fields.filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+fn allocated(path: &Path) -> io::Result<u64> {
+    let meta = fs::symlink_metadata(path)?;
+    let mut bytes = meta.blocks() * 512;
+    if meta.is_dir() {
+        for entry in fs::read_dir(path)? {
+            // A file may go away while we look: the relay is running.
+            bytes += allocated(&entry?.path()).unwrap_or(0);
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proc_files_are_read_by_field() {
+        let status = "Name:\tbaton\nVmHWM:\t   2048 kB\nVmRSS:\t   1024 kB\n";
+        assert_eq!(status_bytes(status, "VmRSS:"), 1024 * 1024);
+        assert_eq!(status_bytes(status, "VmHWM:"), 2048 * 1024);
+        let stat = "42 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 300 200 0 0 20 0 8 0";
+        assert_eq!(cpu_ticks(stat), 500);
+    }
+}

@@ -1,0 +1,192 @@
+//! A daemon without processes: it speaks the real stream, takes every offer, and completes it as soon as its lease is
+//! confirmed. Counts a completion only when the relay has said that it is durable.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::v1::{
+    AgentInfo, AgentKind, AttemptCommand, AttemptFrame, AttemptRef, CommandResult, DaemonFrame,
+    DaemonStatus, Heartbeat, Hello, LeaseToken, LifecyclePhase, RelayFrame, RenewEntry,
+    TaskAccepted, TaskComplete, TaskStarted, TerminationReceipt, attempt_command, attempt_frame,
+    command_result, daemon_frame, relay_frame,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::completions::Completions;
+use crate::client::Relay;
+use crate::errors::CliError;
+
+pub const AGENT: &str = "bench";
+const COMPLETE_SEQ: u64 = 3;
+/// Full policy: the daemon waits, and the relay's flow control reaches it that way.
+const OUTGOING_FRAMES: usize = 1024;
+
+#[derive(Debug)]
+pub struct SimulatedDaemon {
+    name: String,
+    slots: u32,
+    outgoing: mpsc::Sender<DaemonFrame>,
+    held: HashMap<String, Held>,
+    completions: Arc<Completions>,
+    heartbeats: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    attempt: AttemptRef,
+    token: Option<LeaseToken>,
+}
+
+impl SimulatedDaemon {
+    /// Connects, introduces itself, and serves until the relay closes the stream.
+    pub async fn start(
+        relay: &Relay,
+        name: String,
+        slots: u32,
+        completions: Arc<Completions>,
+    ) -> Result<JoinHandle<Result<(), CliError>>, CliError> {
+        let (outgoing, queue) = mpsc::channel(OUTGOING_FRAMES);
+        let mut daemon =
+            Self { name, slots, outgoing, held: HashMap::new(), completions, heartbeats: 0 };
+        daemon.send(daemon_frame::Frame::Hello(daemon.hello())).await;
+        let mut incoming = relay.link().link(ReceiverStream::new(queue)).await?.into_inner();
+        let heartbeat = welcome(&mut incoming).await?;
+        Ok(tokio::spawn(async move { daemon.serve(incoming, heartbeat).await }))
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            instance_id: uuid::Uuid::now_v7().to_string(),
+            boot_id: uuid::Uuid::now_v7().to_string(),
+            name: self.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_version: 1,
+            os: std::env::consts::OS.to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            slots: self.slots,
+            agents: vec![AgentInfo {
+                name: AGENT.to_owned(),
+                kind: AgentKind::Command.into(),
+                ..AgentInfo::default()
+            }],
+            ..Hello::default()
+        }
+    }
+
+    async fn serve(
+        &mut self,
+        mut incoming: Streaming<RelayFrame>,
+        heartbeat: Duration,
+    ) -> Result<(), CliError> {
+        let mut beat = tokio::time::interval(heartbeat);
+        loop {
+            tokio::select! {
+                _ = beat.tick() => self.beat().await,
+                frame = incoming.next() => match frame {
+                    Some(frame) => self.frame(frame?).await,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    async fn frame(&mut self, frame: RelayFrame) {
+        let Some(relay_frame::Frame::Attempt(AttemptCommand { r#ref: Some(attempt), body: Some(body) })) =
+            frame.frame
+        else {
+            return;
+        };
+        match body {
+            attempt_command::Body::Dispatch(dispatch) => {
+                let held = Held { attempt: attempt.clone(), token: dispatch.token };
+                self.held.insert(attempt.attempt_id.clone(), held);
+                let accepted = attempt_frame::Body::Accepted(TaskAccepted { position: 0 });
+                self.attempt(attempt, 1, accepted).await;
+            }
+            attempt_command::Body::LeaseConfirmed(_) => {
+                let started = attempt_frame::Body::Started(TaskStarted::default());
+                self.attempt(attempt.clone(), 2, started).await;
+                self.attempt(attempt, COMPLETE_SEQ, complete()).await;
+            }
+            attempt_command::Body::Result(result) => self.result(&attempt, &result),
+            attempt_command::Body::Cancel(_) | attempt_command::Body::Abandon(_) => {
+                self.held.remove(&attempt.attempt_id);
+            }
+            attempt_command::Body::PermissionDecision(_) | attempt_command::Body::Answer(_) => {}
+        }
+    }
+
+    fn result(&mut self, attempt: &AttemptRef, result: &CommandResult) {
+        let durable = matches!(result.result, Some(command_result::Result::Ok(_)));
+        if result.control_seq != COMPLETE_SEQ || self.held.remove(&attempt.attempt_id).is_none() {
+            return;
+        }
+        if durable {
+            self.completions.record(&attempt.channel_id);
+        }
+    }
+
+    async fn attempt(&self, attempt: AttemptRef, control_seq: u64, body: attempt_frame::Body) {
+        let frame = AttemptFrame {
+            r#ref: Some(attempt),
+            control_seq,
+            within_lease: true,
+            body: Some(body),
+            ..AttemptFrame::default()
+        };
+        self.send(daemon_frame::Frame::Attempt(frame)).await;
+    }
+
+    async fn beat(&mut self) {
+        self.heartbeats += 1;
+        let renew = self.held.values().map(|held| RenewEntry {
+            attempt_id: held.attempt.attempt_id.clone(),
+            token: held.token.clone(),
+            phase: LifecyclePhase::Accepted.into(),
+        });
+        let renew: Vec<RenewEntry> = renew.collect();
+        let taken = u32::try_from(renew.len()).unwrap_or(u32::MAX);
+        let heartbeat = Heartbeat {
+            seq: self.heartbeats,
+            free_slots: self.slots.saturating_sub(taken),
+            status: DaemonStatus::Online.into(),
+            renew,
+            ..Heartbeat::default()
+        };
+        self.send(daemon_frame::Frame::Heartbeat(heartbeat)).await;
+    }
+
+    /// A closed stream shows in `serve`, so a frame that nobody takes is no error here.
+    async fn send(&self, frame: daemon_frame::Frame) {
+        drop(self.outgoing.send(DaemonFrame { frame: Some(frame) }).await);
+    }
+}
+
+fn complete() -> attempt_frame::Body {
+    let receipt = TerminationReceipt {
+        exit_code: Some(0),
+        group_empty: true,
+        prompt_written: Some(true),
+        process_started: true,
+        ..TerminationReceipt::default()
+    };
+    attempt_frame::Body::Complete(TaskComplete {
+        receipt: Some(receipt),
+        ..TaskComplete::default()
+    })
+}
+
+async fn welcome(incoming: &mut Streaming<RelayFrame>) -> Result<Duration, CliError> {
+    let frame = incoming.message().await?.and_then(|frame| frame.frame);
+    match frame {
+        Some(relay_frame::Frame::Welcome(welcome)) => {
+            Ok(Duration::from_millis(welcome.heartbeat_ms.max(100)))
+        }
+        other => Err(CliError::local("a simulated daemon was not welcomed", format!("{other:?}"))),
+    }
+}

@@ -1,0 +1,140 @@
+//! One authenticated connection to a relay, and the typed clients on top of it. Knows TLS, the token and how a
+//! failed connection is explained; knows nothing about what is asked.
+
+use std::error::Error as _;
+use std::fs;
+use std::time::Duration;
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{Request, Status};
+
+use crate::discovery::RelayArgs;
+use crate::errors::{CliError, Story};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Answers are bounded by the relay; this only has to be above its largest one.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+
+pub type Transport = InterceptedService<Channel, Credential>;
+
+/// Adds the token to every request.
+#[derive(Clone, Debug)]
+pub struct Credential {
+    header: MetadataValue<Ascii>,
+}
+
+impl Credential {
+    pub fn new(token: &str) -> Result<Self, CliError> {
+        let mut header: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
+            CliError::usage("the access token holds characters that no token has", "make a new one")
+        })?;
+        header.set_sensitive(true);
+        Ok(Self { header })
+    }
+}
+
+impl Interceptor for Credential {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert("authorization", self.header.clone());
+        Ok(request)
+    }
+}
+
+/// A connected relay.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    pub url: String,
+    transport: Transport,
+}
+
+macro_rules! clients {
+    ($($name:ident: $module:ident :: $client:ident),* $(,)?) => {
+        impl Relay {
+            $(
+                pub fn $name(&self) -> baton_proto::v1::$module::$client<Transport> {
+                    baton_proto::v1::$module::$client::new(self.transport.clone())
+                        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+                        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+                }
+            )*
+        }
+    };
+}
+
+clients! {
+    tasks: tasks_client::TasksClient,
+    fleet: fleet_client::FleetClient,
+    operator: operator_client::OperatorClient,
+    link: daemon_link_client::DaemonLinkClient,
+}
+
+impl Relay {
+    /// With what the command line, the environment and the data directory say.
+    pub async fn discover(args: &RelayArgs) -> Result<Self, CliError> {
+        let url = args.relay_url();
+        let ca = args.ca.as_deref().map(|path| {
+            fs::read(path).map_err(|error| {
+                CliError::local(format!("read the certificate authority in {}", path.display()), error)
+            })
+        });
+        Self::connect(&url, &args.token()?, ca.transpose()?.as_deref()).await
+    }
+
+    pub async fn connect(url: &str, token: &str, ca: Option<&[u8]>) -> Result<Self, CliError> {
+        let endpoint = endpoint(url, ca)?;
+        let channel = endpoint.connect().await.map_err(|error| unreachable(url, &error))?;
+        let transport = InterceptedService::new(channel, Credential::new(token)?);
+        Ok(Self { url: url.to_owned(), transport })
+    }
+}
+
+fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
+    let malformed = |why: String| {
+        CliError::Usage(Story {
+            what: format!("{url} is not the address of a relay"),
+            why,
+            hint: "write it like http://127.0.0.1:7070".to_owned(),
+        })
+    };
+    if !(url.starts_with("http://") || url.starts_with("https://")) {
+        return Err(malformed("it does not begin with http:// or https://".to_owned()));
+    }
+    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|e| malformed(e.to_string()))?;
+    let endpoint = endpoint
+        .user_agent(concat!("baton/", env!("CARGO_PKG_VERSION")))
+        .map_err(|e| malformed(e.to_string()))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE_EVERY)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+    let Some(ca) = ca else {
+        return Ok(endpoint);
+    };
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
+    endpoint.tls_config(tls).map_err(|error| CliError::local("set up TLS", error))
+}
+
+fn unreachable(url: &str, error: &tonic::transport::Error) -> CliError {
+    let mut why = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        // The innermost cause is the one a person can act on.
+        why = cause.to_string();
+        source = cause.source();
+    }
+    let hint = if url.starts_with("https://") {
+        "see whether the relay is up, and name its certificate authority with --ca"
+    } else {
+        "start one with `baton up`, or name another with --relay URL or BATON_RELAY"
+    };
+    CliError::Unreachable(Story {
+        what: format!("connect to the relay at {url}"),
+        why,
+        hint: hint.to_owned(),
+    })
+}

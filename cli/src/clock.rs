@@ -1,0 +1,16 @@
+//! The one place of this executable's client side that reads clocks. Logic gets times as arguments.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Unix milliseconds, for showing ages.
+#[expect(clippy::disallowed_methods, reason = "the clock seam of the command line")]
+pub fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// For measuring how long something took.
+#[expect(clippy::disallowed_methods, reason = "the clock seam of the command line")]
+pub fn instant() -> Instant {
+    Instant::now()
+}

@@ -1,0 +1,79 @@
+//! `baton daemons`: the fleet.
+
+use baton_proto::v1::{Daemon, ListDaemonsRequest, ListDaemonsResponse};
+use baton_proto::{ShortName, to_json};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::clock;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::sanitize::one_line;
+use crate::table::Table;
+use crate::{inspect, task_view};
+
+#[derive(Args, Debug)]
+pub struct DaemonsArgs {
+    /// Print one JSON object with the list in `daemons`.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let daemons = list(&relay).await?;
+    if args.json {
+        let response = ListDaemonsResponse { daemons, next_page_token: String::new() };
+        console.json(&to_json(&response))?;
+        return Ok(Exit::Done);
+    }
+    let now = clock::wall_ms();
+    let mut table = Table::new(["NAME", "STATE", "FREE", "AGENTS", "LABELS", "SEEN", "ID"]);
+    for daemon in &daemons {
+        table.row(row(daemon, now));
+    }
+    if table.is_empty() {
+        console.note("no daemons; start one with: baton daemon, or try everything with: baton up");
+        return Ok(Exit::Done);
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    Ok(Exit::Done)
+}
+
+async fn list(relay: &Relay) -> Result<Vec<Daemon>, CliError> {
+    let mut request = ListDaemonsRequest { page_size: 200, ..ListDaemonsRequest::default() };
+    let mut daemons = Vec::new();
+    loop {
+        let page = relay.fleet().list_daemons(request.clone()).await?.into_inner();
+        daemons.extend(page.daemons);
+        if page.next_page_token.is_empty() {
+            return Ok(daemons);
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+fn row(daemon: &Daemon, now_ms: u64) -> [String; 7] {
+    let agents: Vec<&str> = daemon.agents.iter().map(|agent| agent.name.as_str()).collect();
+    let mut labels = inspect::pairs(&daemon.labels);
+    for capability in &daemon.capabilities {
+        labels.push_str(" +");
+        labels.push_str(capability);
+    }
+    [
+        one_line(&daemon.name),
+        daemon.state().short_name().to_owned(),
+        format!("{}/{}", daemon.free_slots, daemon.slots),
+        one_line(&agents.join(",")),
+        one_line(labels.trim()),
+        task_view::age(daemon.last_heartbeat_at.as_ref(), now_ms),
+        one_line(&daemon.daemon_id),
+    ]
+}

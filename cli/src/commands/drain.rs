@@ -1,0 +1,72 @@
+//! `baton drain`: no new work for one daemon, or new work again.
+
+use std::time::Duration;
+
+use baton_proto::v1::{Daemon, DrainDaemonRequest, UndrainDaemonRequest};
+use baton_proto::{ShortName, to_json};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::duration;
+use crate::errors::CliError;
+use crate::exit::Exit;
+
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    /// Id of the daemon, or its name if only one has it.
+    #[arg(value_name = "DAEMON")]
+    daemon: String,
+
+    /// Cancel what still runs after this time. Without it, everything may finish.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    deadline: Option<Duration>,
+
+    /// Why, for those who look at the daemon later.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+
+    /// Offer work to the daemon again.
+    #[arg(long, conflicts_with_all = ["deadline", "reason"])]
+    undo: bool,
+
+    /// Print the daemon as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let json = args.json;
+    let daemon = if args.undo { undrain(&relay, args).await? } else { drain(&relay, args).await? };
+    let daemon = daemon.ok_or_else(|| {
+        CliError::local("the relay answered without a daemon", "it may speak another version")
+    })?;
+    if json {
+        console.json(&to_json(&daemon))?;
+        return Ok(Exit::Done);
+    }
+    console.line(daemon.state().short_name())?;
+    if !daemon.attempts.is_empty() {
+        console.note(&format!("it still holds {} attempts", daemon.attempts.len()));
+    }
+    Ok(Exit::Done)
+}
+
+async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
+    let request = DrainDaemonRequest {
+        daemon: args.daemon,
+        reason: args.reason,
+        deadline_ms: args.deadline.map(duration::millis),
+    };
+    Ok(relay.fleet().drain_daemon(request).await?.into_inner().daemon)
+}
+
+async fn undrain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
+    let request = UndrainDaemonRequest { daemon: args.daemon };
+    Ok(relay.fleet().undrain_daemon(request).await?.into_inner().daemon)
+}

@@ -1,0 +1,90 @@
+//! The verbs of `baton`: one file each, which holds the flags, the call and the printing, and nothing that decides.
+
+pub mod bench;
+pub mod cancel;
+pub mod daemon;
+pub mod daemons;
+pub mod demo;
+pub mod drain;
+pub mod output;
+pub mod profile;
+pub mod relay;
+pub mod retry;
+pub mod show;
+pub mod submit;
+pub mod tasks;
+pub mod token;
+pub mod up;
+pub mod watch;
+
+use clap::Subcommand;
+
+use crate::console::Console;
+use crate::errors::CliError;
+use crate::exit::Exit;
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
+    Up(up::UpArgs),
+    /// Run a relay: the server that owns tasks, attempts and leases.
+    Relay(relay::RelayServerArgs),
+    /// Run a daemon: the worker that holds a stream to a relay and runs agents.
+    Daemon(daemon::DaemonArgs),
+    /// Submit a task, and wait for it or follow it if asked to.
+    Submit(Box<submit::SubmitArgs>),
+    /// Follow the events of one task until it ends, with the task's exit code.
+    Watch(watch::WatchArgs),
+    /// Print the output of one attempt.
+    Output(output::OutputArgs),
+    /// List tasks, newest first.
+    Tasks(tasks::TasksArgs),
+    /// Show one task with its attempts, deadlines and what to do next.
+    Show(show::ShowArgs),
+    /// Ask for the end of a task.
+    Cancel(cancel::CancelArgs),
+    /// Try a failed, timed out or lost task again.
+    Retry(retry::RetryArgs),
+    /// List daemons.
+    Daemons(daemons::DaemonsArgs),
+    /// Stop offering work to a daemon; what it has goes on.
+    Drain(drain::DrainArgs),
+    /// Create, list and revoke access tokens.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
+    /// Store, list and remove named deadline profiles.
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
+    /// Measure this machine with load.
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
+}
+
+impl Command {
+    pub fn is_server(&self) -> bool {
+        matches!(
+            self,
+            Command::Up(_) | Command::Relay(_) | Command::Daemon(_) | Command::Bench(_)
+        )
+    }
+
+    pub async fn run(self, console: &Console) -> Result<Exit, CliError> {
+        match self {
+            Command::Up(args) => up::run(args, console).await,
+            Command::Relay(args) => relay::run(args, console).await,
+            Command::Daemon(args) => daemon::run(args, console).await,
+            Command::Submit(args) => submit::run(*args, console).await,
+            Command::Watch(args) => watch::run(args, console).await,
+            Command::Output(args) => output::run(args, console).await,
+            Command::Tasks(args) => tasks::run(args, console).await,
+            Command::Show(args) => show::run(args, console).await,
+            Command::Cancel(args) => cancel::run(args, console).await,
+            Command::Retry(args) => retry::run(args, console).await,
+            Command::Daemons(args) => daemons::run(args, console).await,
+            Command::Drain(args) => drain::run(args, console).await,
+            Command::Token(command) => token::run(command, console).await,
+            Command::Profile(command) => profile::run(command, console).await,
+            Command::Bench(command) => bench::run(command, console).await,
+        }
+    }
+}

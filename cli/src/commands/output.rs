@@ -1,0 +1,90 @@
+//! `baton output`: the bytes that one attempt wrote.
+
+use baton_proto::to_json;
+use baton_proto::v1::ReadOutputRequest;
+use clap::Args;
+
+use crate::client::Relay;
+use crate::commands::watch::{cut_text, interrupted};
+use crate::console::{Console, OutputSink};
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::follow;
+use crate::output_reader::{OutputReader, Piece};
+
+#[derive(Args, Debug)]
+pub struct OutputArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// Number of the attempt whose output is printed. Without it, the newest attempt's.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    attempt: Option<u32>,
+
+    /// Go on with what comes until the attempt ends.
+    #[arg(long, short = 'f')]
+    follow: bool,
+
+    /// First byte to print.
+    #[arg(long, value_name = "OFFSET", default_value_t = 0)]
+    from: u64,
+
+    /// Print one JSON object per chunk and line, and one for each cut and for the end.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(args: OutputArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = ReadOutputRequest {
+        attempt_id: attempt_id(&relay, &args).await?,
+        task_id: args.task_id.clone(),
+        from_offset: args.from,
+        follow: args.follow,
+        limit_bytes: 0,
+    };
+    let mut reader = OutputReader::new(relay, request);
+    let mut sink = OutputSink::new(console);
+    loop {
+        let piece = tokio::select! {
+            piece = reader.next() => piece?,
+            () = interrupted() => {
+                sink.finish()?;
+                console.note(&format!("detached; come back with: baton output {} --follow", args.task_id));
+                return Ok(Exit::Interrupted);
+            }
+        };
+        match &piece {
+            Piece::Bytes(chunk) if args.json => console.json(&to_json(chunk))?,
+            Piece::Cut(cut) if args.json => console.json(&to_json(cut))?,
+            Piece::End(end) if args.json => console.json(&to_json(end))?,
+            Piece::Bytes(chunk) => sink.write(&chunk.data)?,
+            Piece::Cut(cut) => console.note(&cut_text(cut)),
+            Piece::End(_) => {}
+        }
+        if matches!(piece, Piece::End(_)) {
+            sink.finish()?;
+            return Ok(Exit::Done);
+        }
+    }
+}
+
+/// Empty for the newest one, which the relay chooses.
+async fn attempt_id(relay: &Relay, args: &OutputArgs) -> Result<String, CliError> {
+    let Some(number) = args.attempt else {
+        return Ok(String::new());
+    };
+    let task = follow::get(relay, &args.task_id).await?;
+    let attempt = task.attempts.iter().find(|attempt| attempt.attempt_number == number);
+    attempt.map(|attempt| attempt.attempt_id.clone()).ok_or_else(|| {
+        CliError::usage(
+            format!("task {} has no attempt {number}; it has {}", args.task_id, task.attempts.len()),
+            "leave --attempt out for the newest one",
+        )
+    })
+}

@@ -1,0 +1,141 @@
+//! `baton profile`: named deadline profiles that tasks can ask for.
+
+use baton_proto::to_json;
+use baton_proto::v1::{
+    DeadlineProfile, DeleteProfileRequest, ListProfilesRequest, NamedProfile, PutProfileRequest,
+};
+use clap::{Args, Subcommand};
+
+use crate::client::Relay;
+use crate::clock;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::pairs::{self, Deadline, DeadlineName};
+use crate::sanitize::one_line;
+use crate::table::Table;
+use crate::{duration, inspect, submission, task_view};
+
+#[derive(Debug, Subcommand)]
+pub enum ProfileCommand {
+    /// Store a profile, replacing one of that name. Tasks already submitted keep theirs.
+    Put(PutArgs),
+    /// List the stored profiles.
+    List(ListArgs),
+    /// Remove a profile.
+    Rm(RemoveArgs),
+}
+
+#[derive(Args, Debug)]
+pub struct PutArgs {
+    /// Name of the profile: letters a-z, digits, - and _.
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Deadline of the profile: process_start, prompt_write, first_event, first_visible_event, stream_idle,
+    /// tool_idle, user_input or cleanup_term. May be repeated; without any, the profile is empty and arms nothing.
+    #[arg(long = "deadline", value_name = "NAME=DURATION", value_parser = pairs::deadline)]
+    deadlines: Vec<Deadline>,
+
+    /// Print the stored profile as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Print one JSON object with the list in `profiles`.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct RemoveArgs {
+    /// Name of the profile.
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(command: ProfileCommand, console: &Console) -> Result<Exit, CliError> {
+    match command {
+        ProfileCommand::Put(args) => put(args, console).await,
+        ProfileCommand::List(args) => list(args, console).await,
+        ProfileCommand::Rm(args) => remove(args, console).await,
+    }
+}
+
+async fn put(args: PutArgs, console: &Console) -> Result<Exit, CliError> {
+    let profile = profile(&args.deadlines)?;
+    let relay = Relay::discover(&args.relay).await?;
+    let request = PutProfileRequest { name: args.name, profile: Some(profile) };
+    let response = relay.operator().put_profile(request).await?.into_inner();
+    if args.json {
+        console.json(&to_json(&response))?;
+    } else {
+        console.note(if response.replaced { "replaced" } else { "stored" });
+    }
+    Ok(Exit::Done)
+}
+
+fn profile(deadlines: &[Deadline]) -> Result<DeadlineProfile, CliError> {
+    let mut profile = Some(DeadlineProfile::default());
+    for deadline in deadlines {
+        if matches!(deadline.name, DeadlineName::Queue | DeadlineName::Total) {
+            return Err(CliError::usage(
+                "queue and total stand outside the profile",
+                "set them for each task: baton submit --deadline queue=1h",
+            ));
+        }
+        submission::set(&mut profile, deadline.name, duration::millis(deadline.after));
+    }
+    Ok(profile.unwrap_or_default())
+}
+
+async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let response = relay.operator().list_profiles(ListProfilesRequest {}).await?.into_inner();
+    if args.json {
+        console.json(&to_json(&response))?;
+        return Ok(Exit::Done);
+    }
+    let now = clock::wall_ms();
+    let mut table = Table::new(["NAME", "AGE", "BY", "DEADLINES"]);
+    for profile in &response.profiles {
+        table.row(row(profile, now));
+    }
+    if table.is_empty() {
+        console.note("no profiles; store one with: baton profile put patient --deadline stream_idle=10m");
+        return Ok(Exit::Done);
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn row(named: &NamedProfile, now_ms: u64) -> [String; 4] {
+    let deadlines = named.profile.as_ref().map(inspect::profile_text).unwrap_or_default();
+    [
+        one_line(&named.name),
+        task_view::age(named.updated_at.as_ref(), now_ms),
+        one_line(&named.updated_by),
+        deadlines,
+    ]
+}
+
+async fn remove(args: RemoveArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    relay.operator().delete_profile(DeleteProfileRequest { name: args.name }).await?;
+    console.note("removed");
+    Ok(Exit::Done)
+}

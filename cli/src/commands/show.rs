@@ -1,0 +1,56 @@
+//! `baton show`: one task in full.
+
+use baton_proto::to_json;
+use baton_proto::v1::{GetTaskRequest, InspectRequest};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::clock;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::follow::no_task;
+use crate::inspect::{self, Insight};
+
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// Print the task as one JSON object, with its whole specification.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = GetTaskRequest { task_id: args.task_id.clone(), include_spec: true };
+    let task = relay.tasks().get(request).await?.into_inner().task.ok_or_else(no_task)?;
+    if args.json {
+        console.json(&to_json(&task))?;
+        return Ok(Exit::Done);
+    }
+    let insight = insight(&relay, args.task_id).await;
+    for line in inspect::lines(&task, &insight, clock::wall_ms(), console.data_style()) {
+        console.line(&line)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Timers and advice are for operators; everybody else sees the task without them.
+async fn insight(relay: &Relay, task_id: String) -> Insight {
+    let Ok(response) = relay.operator().inspect(InspectRequest { task_id }).await else {
+        return Insight::default();
+    };
+    let response = response.into_inner();
+    Insight {
+        timers: response.timers,
+        diagnostics: response.diagnostics.into_iter().map(|one| one.message).collect(),
+        next_action: response.next_action_text,
+    }
+}

@@ -1,0 +1,145 @@
+//! `baton tasks`: a list, newest first.
+
+use std::time::Duration;
+
+use baton_proto::v1::{ListTasksRequest, ListTasksResponse, Task, TaskState};
+use baton_proto::{ShortName, to_json};
+use clap::Args;
+use prost_types::Timestamp;
+
+use crate::client::Relay;
+use crate::clock;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::sanitize::one_line;
+use crate::submission;
+use crate::table::Table;
+use crate::{duration, inspect, pairs, task_view};
+
+const PAGE: u32 = 200;
+
+#[derive(Args, Debug)]
+pub struct TasksArgs {
+    /// Only tasks in this state, for example running or needs_attention. May be repeated.
+    #[arg(long = "state", value_name = "STATE", value_parser = TaskState::from_short_name)]
+    states: Vec<TaskState>,
+
+    /// Only tasks of this agent.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    agent: String,
+
+    /// Only tasks with this label. May be repeated; all must match.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    labels: Vec<(String, String)>,
+
+    /// Only tasks of this conversation.
+    #[arg(long, value_name = "ID", default_value = "")]
+    conversation: String,
+
+    /// Only tasks that this daemon holds now, given by id or by name.
+    #[arg(long, value_name = "DAEMON", default_value = "")]
+    daemon: String,
+
+    /// Only tasks created within this time, for example 1h.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    since: Option<Duration>,
+
+    /// How many to list at most.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+
+    /// Print one JSON object with the list in `tasks`.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let now = clock::wall_ms();
+    let (json, limit) = (args.json, args.limit);
+    let response = list(&relay, request(args, now), limit).await?;
+    if json {
+        console.json(&to_json(&response))?;
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(["TASK", "STATE", "AGENT", "ATTEMPTS", "AGE", "ABOUT"]);
+    for task in &response.tasks {
+        table.row(row(task, now));
+    }
+    if table.is_empty() {
+        console.note("no tasks; submit one with: baton submit -- echo hello");
+        return Ok(Exit::Done);
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    if response.skipped > 0 {
+        console.note(&format!("{} records could not be read and are left out", response.skipped));
+    }
+    if !response.next_page_token.is_empty() {
+        console.note(&format!("there are more than {limit}; raise --limit"));
+    }
+    Ok(Exit::Done)
+}
+
+fn request(args: TasksArgs, now_ms: u64) -> ListTasksRequest {
+    let since = args.since.map(|since| timestamp(now_ms.saturating_sub(duration::millis(since))));
+    ListTasksRequest {
+        states: args.states.into_iter().map(i32::from).collect(),
+        agent: args.agent,
+        conversation_id: args.conversation,
+        labels: submission::map(args.labels),
+        since,
+        daemon: args.daemon,
+        ..ListTasksRequest::default()
+    }
+}
+
+fn timestamp(ms: u64) -> Timestamp {
+    let seconds = i64::try_from(ms / 1000).unwrap_or(i64::MAX);
+    let nanos = i32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
+    Timestamp { seconds, nanos }
+}
+
+/// As many pages as `limit` needs, in one answer.
+async fn list(
+    relay: &Relay,
+    mut request: ListTasksRequest,
+    limit: u32,
+) -> Result<ListTasksResponse, CliError> {
+    let mut all = ListTasksResponse::default();
+    let mut left = limit;
+    loop {
+        request.page_size = left.min(PAGE);
+        let page = relay.tasks().list(request.clone()).await?.into_inner();
+        left = left.saturating_sub(u32::try_from(page.tasks.len()).unwrap_or(u32::MAX));
+        all.tasks.extend(page.tasks);
+        all.skipped += page.skipped;
+        all.next_page_token.clone_from(&page.next_page_token);
+        if left == 0 || page.next_page_token.is_empty() {
+            return Ok(all);
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+fn row(task: &Task, now_ms: u64) -> [String; 6] {
+    let about = match (task_view::why(task), task.goal.as_str()) {
+        (Some(why), _) => why,
+        (None, "") => one_line(&inspect::pairs(&task.labels)),
+        (None, goal) => one_line(goal),
+    };
+    [
+        one_line(&task.task_id),
+        task.state().short_name().to_owned(),
+        one_line(&task.agent),
+        task.attempt_count.to_string(),
+        task_view::age(task.created_at.as_ref(), now_ms),
+        about,
+    ]
+}

@@ -1,0 +1,190 @@
+//! `baton watch`: the events of one task until it ends. Also what `submit --wait` and `--follow` wait with.
+
+use baton_proto::to_json;
+use baton_proto::v1::{OutputCut, Task, WatchTaskRequest};
+use baton_proto::{ShortName, v1::CutReason};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::{Console, OutputSink};
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::follow::{self, Follow, Step};
+use crate::output_reader::{OutputReader, Piece};
+use crate::task_view::{self, Progress};
+
+#[derive(Args, Debug)]
+pub struct WatchArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// Only show events after this revision of the task.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    from_revision: u64,
+
+    /// End after the events so far, instead of waiting for the end of the task.
+    #[arg(long)]
+    history: bool,
+
+    /// Print one JSON object per event and line.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = WatchTaskRequest {
+        task_id: args.task_id.clone(),
+        from_revision: args.from_revision,
+        history_only: args.history,
+    };
+    let mut follow = Follow::new(&relay, request);
+    loop {
+        let step = tokio::select! {
+            step = follow.next() => step?,
+            () = interrupted() => return Ok(detached(&args.task_id, console)),
+        };
+        match &step {
+            Step::Event(event) if args.json => console.json(&to_json(&**event))?,
+            Step::Event(event) => console.line(&task_view::event_line(event, console.data_style()))?,
+            Step::CaughtUp(_) | Step::Output(_) => {}
+            Step::Ended if args.history => return Ok(Exit::Done),
+            Step::Ended => {
+                let task = follow::get(&relay, &args.task_id).await?;
+                return Ok(Exit::of_task(task.state()).unwrap_or(Exit::Done));
+            }
+        }
+    }
+}
+
+/// What a waiting command prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Show {
+    /// State changes, on stderr.
+    Progress,
+    /// State changes on stderr, output of the attempts on stdout.
+    Output,
+    /// Events as JSON lines on stdout.
+    Events,
+}
+
+/// How waiting ended.
+#[derive(Debug)]
+pub struct Settled {
+    pub exit: Exit,
+    /// Absent after Ctrl-C.
+    pub task: Option<Task>,
+}
+
+/// Waits until the task has ended or needs attention.
+pub async fn until_settled(
+    relay: &Relay,
+    task_id: &str,
+    show: Show,
+    console: &Console,
+) -> Result<Settled, CliError> {
+    let request = WatchTaskRequest { task_id: task_id.to_owned(), ..WatchTaskRequest::default() };
+    let mut follow = Follow::new(relay, request);
+    if show == Show::Output {
+        follow = follow.with_output();
+    }
+    let mut printer = Printer { console, show, progress: Progress::default(), sink: OutputSink::new(console) };
+    loop {
+        let step = tokio::select! {
+            step = follow.next() => step?,
+            () = interrupted() => {
+                return Ok(Settled { exit: detached(task_id, console), task: None });
+            }
+        };
+        printer.step(&step)?;
+        if follow.settled(&step).is_some() || step == Step::Ended {
+            break;
+        }
+    }
+    printer.finish(follow.unread()).await?;
+    let task = follow::get(relay, task_id).await?;
+    console.note(&task_view::ending(&task, console.note_style()));
+    let exit = Exit::of_task(task.state()).unwrap_or(Exit::NotCompleted);
+    if exit == Exit::NeedsAttention {
+        console.note(&format!("see what it needs with: baton show {task_id}"));
+    }
+    Ok(Settled { exit, task: Some(task) })
+}
+
+struct Printer<'a> {
+    console: &'a Console,
+    show: Show,
+    progress: Progress,
+    sink: OutputSink<'a>,
+}
+
+impl Printer<'_> {
+    fn step(&mut self, step: &Step) -> Result<(), CliError> {
+        match step {
+            Step::Event(event) if self.show == Show::Events => self.console.json(&to_json(&**event)),
+            Step::Event(event) => {
+                if let Some(line) = self.progress.line(event, self.console.note_style()) {
+                    self.console.note(&line);
+                }
+                Ok(())
+            }
+            Step::Output(piece) => self.piece(piece),
+            Step::CaughtUp(_) | Step::Ended => Ok(()),
+        }
+    }
+
+    fn piece(&mut self, piece: &Piece) -> Result<(), CliError> {
+        match piece {
+            Piece::Bytes(chunk) => self.sink.write(&chunk.data),
+            Piece::Cut(cut) => {
+                self.console.note(&cut_text(cut));
+                Ok(())
+            }
+            Piece::End(_) => Ok(()),
+        }
+    }
+
+    /// Prints what was stored but not shown yet when the task settled.
+    async fn finish(mut self, unread: Vec<OutputReader>) -> Result<(), CliError> {
+        for mut reader in unread {
+            loop {
+                let piece = reader.next().await?;
+                if matches!(piece, Piece::End(_)) {
+                    break;
+                }
+                self.piece(&piece)?;
+            }
+        }
+        self.sink.finish()
+    }
+}
+
+/// Missing output is always said.
+pub fn cut_text(cut: &OutputCut) -> String {
+    let reason = match cut.reason() {
+        CutReason::Unspecified => "for an unknown reason",
+        known => known.short_name(),
+    };
+    format!("[{} bytes of output at offset {} are missing: {reason}]", cut.length, cut.offset)
+}
+
+pub async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Without a signal handler nobody can interrupt us this way; the default action still ends the process.
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Ctrl-C ends the looking, never the task.
+fn detached(task_id: &str, console: &Console) -> Exit {
+    console.note(&format!(
+        "detached; the task goes on\n  come back with: baton watch {task_id}\n  see its output: baton output {task_id} \
+         --follow\n  stop it with:   baton cancel {task_id}"
+    ));
+    Exit::Interrupted
+}

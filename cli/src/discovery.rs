@@ -1,0 +1,122 @@
+//! Where things are when nobody says so: the data directory, the relay's address, the credential.
+//! One rule for every command, so that a second shell finds what `baton up` started with no flags at all.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::errors::{CliError, Story};
+
+pub const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
+pub const DEFAULT_RELAY: &str = "http://127.0.0.1:7070";
+/// The local admin token that a first start on loopback makes (mode 0600).
+pub const ADMIN_TOKEN_FILE: &str = "admin.token";
+/// Written by a running relay, so that commands with the same data directory find its address.
+pub const RELAY_URL_FILE: &str = "relay.url";
+
+/// How to reach the relay, for every command that talks to one.
+#[derive(Args, Clone, Debug, Default)]
+pub struct RelayArgs {
+    /// Address of the relay. Without it, the address that a relay wrote into the data directory is used, else
+    /// http://127.0.0.1:7070.
+    #[arg(long, env = "BATON_RELAY", value_name = "URL", help_heading = "Connection")]
+    pub relay: Option<String>,
+
+    /// File that holds the access token. Without it, the local admin token in the data directory is used.
+    #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE", help_heading = "Connection")]
+    pub token_file: Option<PathBuf>,
+
+    /// Data directory in which the local admin token is looked for. The default is
+    /// $XDG_DATA_HOME/baton or ~/.local/share/baton.
+    #[arg(long, env = "BATON_DATA", value_name = "DIR", help_heading = "Connection")]
+    pub data: Option<PathBuf>,
+
+    /// PEM file with the certificate authority that the relay's certificate is checked against. Needed for https.
+    #[arg(long, env = "BATON_CA", value_name = "FILE", help_heading = "Connection")]
+    pub ca: Option<PathBuf>,
+}
+
+impl RelayArgs {
+    pub fn data_dir(&self) -> PathBuf {
+        self.data.clone().unwrap_or_else(default_data_dir)
+    }
+
+    pub fn relay_url(&self) -> String {
+        let given = self.relay.clone().filter(|url| !url.is_empty());
+        given.or_else(|| written_url(&self.data_dir())).unwrap_or_else(|| DEFAULT_RELAY.to_owned())
+    }
+
+    /// The token, or a story about where it was looked for.
+    pub fn token(&self) -> Result<String, CliError> {
+        let named = self.token_file.clone().filter(|path| !path.as_os_str().is_empty());
+        let path = named.clone().unwrap_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE));
+        read_token(&path).map_err(|error| token_story(&path, named.is_some(), &error))
+    }
+}
+
+/// `$XDG_DATA_HOME/baton`, `~/.local/share/baton`, or `./baton-data` where there is no home.
+pub fn default_data_dir() -> PathBuf {
+    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("XDG_DATA_HOME")
+        .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
+        .map_or_else(|| PathBuf::from("baton-data"), |share| share.join("baton"))
+}
+
+fn written_url(data: &Path) -> Option<String> {
+    let text = fs::read_to_string(data.join(RELAY_URL_FILE)).ok()?;
+    let url = text.trim();
+    (!url.is_empty()).then(|| url.to_owned())
+}
+
+fn read_token(path: &Path) -> io::Result<String> {
+    let token = fs::read_to_string(path)?.trim().to_owned();
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not hold a token"));
+    }
+    Ok(token)
+}
+
+fn token_story(path: &Path, named: bool, error: &io::Error) -> CliError {
+    let hint = if named {
+        "name a readable file with --token-file or BATON_TOKEN_FILE"
+    } else {
+        "name a token with --token-file, or the relay's data directory with --data; `baton up` makes both"
+    };
+    CliError::Usage(Story {
+        what: format!("read the access token in {}", path.display()),
+        why: error.to_string(),
+        hint: hint.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(data: &Path) -> RelayArgs {
+        RelayArgs { data: Some(data.to_owned()), ..RelayArgs::default() }
+    }
+
+    #[test]
+    fn a_data_directory_is_enough_to_find_relay_and_token() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(args(dir.path()).relay_url(), DEFAULT_RELAY);
+        fs::write(dir.path().join(RELAY_URL_FILE), "http://127.0.0.1:9999\n").unwrap();
+        fs::write(dir.path().join(ADMIN_TOKEN_FILE), "btn_abc\n").unwrap();
+        assert_eq!(args(dir.path()).relay_url(), "http://127.0.0.1:9999");
+        assert_eq!(args(dir.path()).token().unwrap(), "btn_abc");
+    }
+
+    #[test]
+    fn a_missing_or_empty_token_is_a_usage_error_that_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = args(dir.path()).token().unwrap_err();
+        assert!(missing.to_string().contains(ADMIN_TOKEN_FILE), "{missing}");
+        fs::write(dir.path().join(ADMIN_TOKEN_FILE), "\n").unwrap();
+        let empty = args(dir.path()).token().unwrap_err();
+        assert_eq!(empty.exit(), crate::exit::Exit::Usage);
+    }
+}

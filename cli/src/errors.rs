@@ -1,0 +1,249 @@
+//! What goes wrong on the command line, told in three parts: what happened, why, and what to try.
+//! Turns gRPC statuses into that; the exit code follows from the kind of error.
+
+use std::fmt;
+use std::io;
+
+use baton_proto::v1::ErrorDetail;
+use prost::Message as _;
+use tonic::{Code, Status};
+
+use crate::exit::Exit;
+use crate::sanitize::one_line;
+
+/// Everything a command may end with besides success.
+#[derive(Debug)]
+pub enum CliError {
+    /// The command line, a file that it names, or the environment is wrong.
+    Usage(Story),
+    /// The relay could not be reached, or does not speak to us.
+    Unreachable(Story),
+    /// The relay understood and refused.
+    Refused(Box<Refusal>),
+    /// Something on this machine went wrong.
+    Local(Story),
+    /// Whoever read our stdout went away.
+    OutputClosed,
+}
+
+/// What happened, why, and what to try next.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Story {
+    pub what: String,
+    pub why: String,
+    pub hint: String,
+}
+
+/// The relay's own words about a refused request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    pub code: Code,
+    pub machine_code: String,
+    pub story: Story,
+}
+
+impl CliError {
+    pub fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        CliError::Usage(Story { what: what.into(), why: String::new(), hint: hint.into() })
+    }
+
+    pub fn local(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        CliError::Local(Story { what: what.into(), why: why.to_string(), hint: String::new() })
+    }
+
+    /// Adds what to try where the error does not say it already.
+    pub fn or_hint(mut self, hint: &str) -> Self {
+        let story = match &mut self {
+            CliError::Usage(story) | CliError::Unreachable(story) | CliError::Local(story) => story,
+            CliError::Refused(refusal) => &mut refusal.story,
+            CliError::OutputClosed => return self,
+        };
+        if story.hint.is_empty() {
+            hint.clone_into(&mut story.hint);
+        }
+        self
+    }
+
+    pub fn exit(&self) -> Exit {
+        match self {
+            CliError::Usage(_) | CliError::Unreachable(_) => Exit::Usage,
+            CliError::Refused(refusal) => refusal.exit(),
+            CliError::Local(_) => Exit::NotCompleted,
+            CliError::OutputClosed => Exit::Done,
+        }
+    }
+
+    /// The same question may well be answered later: the connection broke, or the relay is stopping.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            CliError::Unreachable(_) => true,
+            CliError::Refused(refusal) => refusal.code == Code::Unavailable,
+            CliError::Usage(_) | CliError::Local(_) | CliError::OutputClosed => false,
+        }
+    }
+}
+
+impl Refusal {
+    fn exit(&self) -> Exit {
+        match self.code {
+            Code::InvalidArgument | Code::Unauthenticated | Code::Unimplemented => Exit::Usage,
+            _ => Exit::NotCompleted,
+        }
+    }
+}
+
+impl From<io::Error> for CliError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => CliError::OutputClosed,
+            _ => CliError::local("write to stdout", error),
+        }
+    }
+}
+
+impl From<Status> for CliError {
+    fn from(status: Status) -> Self {
+        match detail(&status) {
+            Some(detail) => refused(status.code(), detail),
+            None => undetailed(&status),
+        }
+    }
+}
+
+/// The wire form of a status with details, as every gRPC library knows it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct RpcStatus {
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+const DETAIL_TYPE: &str = "baton.v1.ErrorDetail";
+
+fn detail(status: &Status) -> Option<ErrorDetail> {
+    let wrapped = RpcStatus::decode(status.details()).ok()?;
+    let ours = |any: &&prost_types::Any| any.type_url.rsplit('/').next() == Some(DETAIL_TYPE);
+    let any = wrapped.details.iter().find(ours)?;
+    ErrorDetail::decode(any.value.as_slice()).ok()
+}
+
+fn refused(code: Code, detail: ErrorDetail) -> CliError {
+    let mut what = detail.message;
+    if !detail.field.is_empty() && !what.contains(&detail.field) {
+        what = format!("{}: {what}", detail.field);
+    }
+    for path in &detail.missing {
+        what.push_str("\n  missing: ");
+        what.push_str(path);
+    }
+    let story = Story { what, why: String::new(), hint: detail.hint };
+    CliError::Refused(Box::new(Refusal { code, machine_code: detail.code, story }))
+}
+
+/// A status without our details was made by a transport, not by a handler of the relay.
+fn undetailed(status: &Status) -> CliError {
+    let why = status.message().to_owned();
+    let transport = matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded
+    );
+    if transport {
+        return CliError::Unreachable(Story {
+            what: "the connection to the relay broke".to_owned(),
+            why,
+            hint: "see whether the relay is up, then repeat the command".to_owned(),
+        });
+    }
+    let what = format!("the relay answered {:?}", status.code());
+    let story = Story { what, why, hint: String::new() };
+    CliError::Refused(Box::new(Refusal {
+        code: status.code(),
+        machine_code: String::new(),
+        story,
+    }))
+}
+
+impl fmt::Display for Story {
+    /// The text may come from a relay or an agent, so it is cleaned before it reaches a terminal.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines = self.what.lines();
+        write!(f, "{}", one_line(lines.next().unwrap_or_default()))?;
+        if !self.why.is_empty() {
+            write!(f, ": {}", one_line(&self.why))?;
+        }
+        for line in lines {
+            write!(f, "\n{}", one_line(line))?;
+        }
+        if !self.hint.is_empty() {
+            write!(f, "\n  try: {}", one_line(&self.hint))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CliError::Usage(story) | CliError::Unreachable(story) | CliError::Local(story) => {
+                story.fmt(f)
+            }
+            CliError::Refused(refusal) => refusal.fmt(f),
+            CliError::OutputClosed => f.write_str("stdout was closed"),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.machine_code.is_empty() {
+            return self.story.fmt(f);
+        }
+        write!(f, "[{}] {}", one_line(&self.machine_code), self.story)
+    }
+}
+
+impl std::error::Error for CliError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: Code, detail: ErrorDetail) -> Status {
+        let any = prost_types::Any {
+            type_url: format!("type.googleapis.com/{DETAIL_TYPE}"),
+            value: detail.encode_to_vec(),
+        };
+        let wrapped = RpcStatus { details: vec![any] };
+        Status::with_details(code, "short", wrapped.encode_to_vec().into())
+    }
+
+    #[test]
+    fn a_refusal_says_what_why_and_what_to_try() {
+        let error = CliError::from(status(
+            Code::NotFound,
+            ErrorDetail {
+                code: "NOT_FOUND".to_owned(),
+                message: "there is no such task\u{1b}[31m".to_owned(),
+                hint: "list them with baton tasks".to_owned(),
+                ..ErrorDetail::default()
+            },
+        ));
+        let expected = "[NOT_FOUND] there is no such task\n  try: list them with baton tasks";
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(error.exit(), Exit::NotCompleted);
+    }
+
+    #[test]
+    fn exit_codes_tell_usage_from_refusal_from_a_broken_connection() {
+        let exit = |code| CliError::from(status(code, ErrorDetail::default())).exit();
+        assert_eq!(exit(Code::InvalidArgument), Exit::Usage);
+        assert_eq!(exit(Code::Unauthenticated), Exit::Usage);
+        for code in [Code::Unavailable, Code::AlreadyExists, Code::ResourceExhausted] {
+            assert_eq!(exit(code), Exit::NotCompleted, "{code:?}");
+        }
+        let broken = CliError::from(Status::unavailable("connection reset"));
+        assert!(broken.is_transient());
+        assert_eq!(broken.exit(), Exit::Usage);
+        let closed = CliError::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(closed.exit(), Exit::Done);
+    }
+}

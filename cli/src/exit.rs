@@ -1,0 +1,77 @@
+//! The exit codes of `baton`: a contract with scripts, written down once. Nothing else in this crate names a number.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done: the request was carried out, and an awaited task is `completed` |
+//! | 1 | the awaited task did not complete, or the relay refused the request |
+//! | 2 | usage error, or the relay could not be reached |
+//! | 3 | the awaited task was canceled |
+//! | 4 | the awaited task needs attention: a person has to decide |
+//! | 130 | interrupted with Ctrl-C; the task itself goes on |
+
+use std::process::ExitCode;
+
+use baton_proto::v1::TaskState;
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Done,
+    NotCompleted,
+    Usage,
+    Canceled,
+    NeedsAttention,
+    Interrupted,
+}
+
+impl Exit {
+    pub const fn code(self) -> u8 {
+        match self {
+            Exit::Done => 0,
+            Exit::NotCompleted => 1,
+            Exit::Usage => 2,
+            Exit::Canceled => 3,
+            Exit::NeedsAttention => 4,
+            Exit::Interrupted => 130,
+        }
+    }
+
+    /// What waiting for a task ends with; `None` while the task is still on its way.
+    pub fn of_task(state: TaskState) -> Option<Exit> {
+        match state {
+            TaskState::Unspecified
+            | TaskState::Pending
+            | TaskState::Queued
+            | TaskState::Running => None,
+            TaskState::NeedsAttention => Some(Exit::NeedsAttention),
+            TaskState::Completed => Some(Exit::Done),
+            TaskState::Canceled => Some(Exit::Canceled),
+            TaskState::Failed | TaskState::TimedOut | TaskState::Lost => Some(Exit::NotCompleted),
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_end_of_a_task_has_its_documented_code() {
+        let code = |state| Exit::of_task(state).map(Exit::code);
+        assert_eq!(code(TaskState::Completed), Some(0));
+        for state in [TaskState::Failed, TaskState::TimedOut, TaskState::Lost] {
+            assert_eq!(code(state), Some(1), "{state:?}");
+        }
+        assert_eq!(code(TaskState::Canceled), Some(3));
+        assert_eq!(code(TaskState::NeedsAttention), Some(4));
+        for state in [TaskState::Pending, TaskState::Queued, TaskState::Running] {
+            assert_eq!(code(state), None, "{state:?}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Follows one task: its events without a gap or a duplicate, however often the connection breaks, and, if wanted, the output
+//! of each attempt as it comes. Says when the task has settled; does not print.
+
+use std::time::{Duration, Instant};
+
+use baton_proto::v1::watch_task_response::Item;
+use baton_proto::v1::{
+    AttemptState, GetTaskRequest, ReadOutputRequest, Task, TaskEvent, TaskState, WatchTaskRequest,
+    WatchTaskResponse,
+};
+use tonic::Streaming;
+
+use crate::client::Relay;
+use crate::clock;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::output_reader::{OutputReader, Piece};
+
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_LONGEST: Duration = Duration::from_secs(3);
+/// A relay that restarts is back well within this; one that is not needs a person.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+
+/// How long a broken connection is dialed again before it is called unreachable.
+#[derive(Debug, Default)]
+pub struct Patience {
+    tries: u32,
+    since: Option<Instant>,
+}
+
+impl Patience {
+    /// Waits a little before the next try, or gives the error back when it has been long enough.
+    pub async fn wait(&mut self, error: CliError) -> Result<(), CliError> {
+        let since = *self.since.get_or_insert_with(clock::instant);
+        if clock::instant().duration_since(since) > GIVE_UP_AFTER {
+            return Err(error);
+        }
+        let pause = RETRY_FIRST.saturating_mul(1 << self.tries.min(8)).min(RETRY_LONGEST);
+        self.tries += 1;
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// What happened next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    Event(Box<TaskEvent>),
+    Output(Piece),
+    /// The history is over; the task is in this state now.
+    CaughtUp(TaskState),
+    /// The relay has no more events for this task.
+    Ended,
+}
+
+#[derive(Debug)]
+pub struct Follow {
+    relay: Relay,
+    request: WatchTaskRequest,
+    events: Option<Streaming<WatchTaskResponse>>,
+    patience: Patience,
+    live: bool,
+    output: Option<Outputs>,
+}
+
+/// Attempts whose output is read, one after the other.
+#[derive(Debug, Default)]
+struct Outputs {
+    current: Option<(u32, OutputReader)>,
+    waiting: std::collections::VecDeque<(u32, String)>,
+    newest: u32,
+}
+
+impl Follow {
+    pub fn new(relay: &Relay, request: WatchTaskRequest) -> Self {
+        Self {
+            relay: relay.clone(),
+            request,
+            events: None,
+            patience: Patience::default(),
+            live: false,
+            output: None,
+        }
+    }
+
+    pub fn with_output(mut self) -> Self {
+        self.output = Some(Outputs::default());
+        self
+    }
+
+    /// The next step. May be dropped and called again without losing anything.
+    pub async fn next(&mut self) -> Result<Step, CliError> {
+        loop {
+            let result = match self.output.as_mut().and_then(|output| output.current.as_mut()) {
+                None => self.event().await,
+                Some((_, reader)) => {
+                    let events = Events {
+                        relay: &self.relay,
+                        request: &mut self.request,
+                        stream: &mut self.events,
+                    };
+                    tokio::select! {
+                        biased;
+                        piece = reader.next() => return Ok(self.piece(piece?)),
+                        step = events.next() => step,
+                    }
+                }
+            };
+            match result {
+                Ok(Some(step)) => return Ok(self.stepped(step)),
+                Ok(None) => {}
+                Err(error) if error.is_transient() => {
+                    self.events = None;
+                    self.patience.wait(error).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn event(&mut self) -> Result<Option<Step>, CliError> {
+        let events =
+            Events { relay: &self.relay, request: &mut self.request, stream: &mut self.events };
+        events.next().await
+    }
+
+    fn stepped(&mut self, step: Step) -> Step {
+        self.patience = Patience::default();
+        match &step {
+            Step::Event(event) => self.note_attempt(event),
+            Step::CaughtUp(_) => self.live = true,
+            Step::Output(_) | Step::Ended => {}
+        }
+        step
+    }
+
+    /// An attempt that a holder has taken may have output.
+    fn note_attempt(&mut self, event: &TaskEvent) {
+        let Some(output) = &mut self.output else {
+            return;
+        };
+        let waiting = matches!(event.state(), AttemptState::Queued | AttemptState::Unspecified);
+        if !waiting && event.attempt_number > output.newest {
+            output.newest = event.attempt_number;
+            output.waiting.push_back((event.attempt_number, event.attempt_id.clone()));
+        }
+        output.advance(&self.relay);
+    }
+
+    fn piece(&mut self, piece: Piece) -> Step {
+        if let (Piece::End(_), Some(output)) = (&piece, &mut self.output) {
+            output.current = None;
+            output.advance(&self.relay);
+        }
+        Step::Output(piece)
+    }
+
+    /// Whether `step` says that waiting is over, and how. Old parks in the history do not count.
+    pub fn settled(&self, step: &Step) -> Option<Exit> {
+        match step {
+            Step::Event(event) if self.live => Exit::of_task(event.task_state()),
+            Step::CaughtUp(state) => Exit::of_task(*state),
+            Step::Event(_) | Step::Output(_) | Step::Ended => None,
+        }
+    }
+
+    /// The output that is stored by now and was not read yet, attempt by attempt.
+    pub fn unread(self) -> Vec<OutputReader> {
+        let Some(output) = self.output else {
+            return Vec::new();
+        };
+        let current = output.current.map(|(_, reader)| reader.rest());
+        let waiting = output.waiting.into_iter();
+        let later = waiting.map(|(_, attempt)| reader(&self.relay, attempt, false));
+        current.into_iter().chain(later).collect()
+    }
+}
+
+impl Outputs {
+    fn advance(&mut self, relay: &Relay) {
+        if self.current.is_none()
+            && let Some((number, attempt)) = self.waiting.pop_front()
+        {
+            self.current = Some((number, reader(relay, attempt, true)));
+        }
+    }
+}
+
+fn reader(relay: &Relay, attempt_id: String, follow: bool) -> OutputReader {
+    let request = ReadOutputRequest { attempt_id, follow, ..ReadOutputRequest::default() };
+    OutputReader::new(relay.clone(), request)
+}
+
+/// The event half of a `Follow`, borrowed apart from the output half.
+struct Events<'a> {
+    relay: &'a Relay,
+    request: &'a mut WatchTaskRequest,
+    stream: &'a mut Option<Streaming<WatchTaskResponse>>,
+}
+
+impl Events<'_> {
+    async fn next(self) -> Result<Option<Step>, CliError> {
+        let stream = match self.stream {
+            Some(stream) => stream,
+            None => {
+                let opened = self.relay.tasks().watch(self.request.clone()).await?;
+                self.stream.insert(opened.into_inner())
+            }
+        };
+        let Some(response) = stream.message().await? else {
+            return Ok(Some(Step::Ended));
+        };
+        Ok(match response.item {
+            Some(Item::Event(event)) => {
+                self.request.from_revision = event.revision;
+                Some(Step::Event(Box::new(event)))
+            }
+            Some(Item::CaughtUp(caught_up)) => Some(Step::CaughtUp(caught_up.state())),
+            Some(Item::Lagged(lagged)) => {
+                self.request.from_revision = lagged.from_revision;
+                *self.stream = None;
+                None
+            }
+            None => None,
+        })
+    }
+}
+
+/// The task as it is now.
+pub async fn get(relay: &Relay, task_id: &str) -> Result<Task, CliError> {
+    let request = GetTaskRequest { task_id: task_id.to_owned(), include_spec: false };
+    let mut patience = Patience::default();
+    loop {
+        match relay.tasks().get(request.clone()).await.map_err(CliError::from) {
+            Ok(response) => return response.into_inner().task.ok_or_else(no_task),
+            Err(error) if error.is_transient() => patience.wait(error).await?,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// An answer without what was asked for can only come from something that is not a relay of this version.
+pub fn no_task() -> CliError {
+    CliError::local("the relay answered without a task", "it may speak another version")
+}

@@ -1,0 +1,182 @@
+//! One task in full, for `show`: what was asked for, each attempt, what is armed, and what to do next.
+
+use baton_proto::v1::{
+    ArmedTimer, Attempt, AttemptState, DeadlineProfile, EndedBy, LifecyclePhase, OutputView, Task,
+    Termination, TimerKind,
+};
+use baton_proto::{ShortName, short_name_of};
+
+use crate::duration;
+use crate::sanitize::one_line;
+use crate::style::Style;
+use crate::task_view;
+
+/// What only operators may see; empty for others.
+#[derive(Clone, Debug, Default)]
+pub struct Insight {
+    pub timers: Vec<ArmedTimer>,
+    pub diagnostics: Vec<String>,
+    pub next_action: String,
+}
+
+pub fn lines(task: &Task, insight: &Insight, now_ms: u64, style: Style) -> Vec<String> {
+    let mut page = Page::default();
+    head(&mut page, task, now_ms, style);
+    limits(&mut page, task);
+    for attempt in &task.attempts {
+        attempt_lines(&mut page, attempt, now_ms);
+    }
+    for timer in &insight.timers {
+        page.field("timer", &timer_text(timer));
+    }
+    for diagnostic in &insight.diagnostics {
+        page.field("looks wrong", diagnostic);
+    }
+    page.field("next", &insight.next_action);
+    page.lines
+}
+
+/// Lines of `name: value`, without those that have nothing to say.
+#[derive(Default)]
+struct Page {
+    lines: Vec<String>,
+}
+
+impl Page {
+    fn field(&mut self, name: &str, value: &str) {
+        if !value.is_empty() {
+            self.lines.push(format!("{:<14}{}", format!("{name}:"), one_line(value)));
+        }
+    }
+
+    fn sub(&mut self, name: &str, value: &str) {
+        if !value.is_empty() {
+            self.lines.push(format!("  {:<12}{}", format!("{name}:"), one_line(value)));
+        }
+    }
+}
+
+fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
+    page.field("task", &task.task_id);
+    // Painted text is made here, so it does not go through the cleaning of foreign text.
+    page.lines.push(format!("{:<14}{}", "state:", task_view::ending(task, style)));
+    page.field("goal", &task.goal);
+    page.field("agent", &task.agent);
+    page.field("conversation", &task.conversation_id);
+    page.field("labels", &pairs(&task.labels));
+    page.field("priority", &task.priority.to_string());
+    page.field("created", &moment(task.created_at.as_ref(), now_ms));
+    page.field("by", &task.created_by);
+    page.field("retry in", &until(task.retry_at.as_ref(), now_ms));
+    page.field("no retry", &task.retry_end);
+    if let Some(attention) = &task.attention {
+        page.field("parked", &moment(attention.since.as_ref(), now_ms));
+        page.field("would help", &attention.resume_hint);
+    }
+    if let Some(progress) = &task.progress {
+        page.field("progress", &progress.summary);
+    }
+    page.field("result", &String::from_utf8_lossy(&task.result));
+    page.field("trace", &task.traceparent);
+}
+
+fn limits(page: &mut Page, task: &Task) {
+    let requested = match (&task.requested_profile, task.profile_name.as_str()) {
+        (Some(profile), _) => profile_text(profile),
+        (None, "") => "none given, the relay's default applies".to_owned(),
+        (None, name) => format!("named {name}"),
+    };
+    page.field("asked for", &requested);
+    let effective = task.effective_profile.as_ref().map(profile_text).unwrap_or_default();
+    page.field("deadlines", &effective);
+    let outside = format!(
+        "queue={} total={} lease={}",
+        duration::short(task.queue_ms),
+        duration::short(task.total_ms),
+        duration::short(task.lease_ttl_ms)
+    );
+    page.field("limits", &outside);
+}
+
+/// `stream_idle=2m 00s …`; an empty profile is a decision and says so.
+pub fn profile_text(profile: &DeadlineProfile) -> String {
+    let fields = [
+        ("process_start", profile.process_start_ms),
+        ("prompt_write", profile.prompt_write_ms),
+        ("first_event", profile.first_event_ms),
+        ("first_visible_event", profile.first_visible_event_ms),
+        ("stream_idle", profile.stream_idle_ms),
+        ("tool_idle", profile.tool_idle_ms),
+        ("user_input", profile.user_input_ms),
+        ("cleanup_term", profile.cleanup_term_ms),
+    ];
+    let set = fields.iter().filter_map(|(name, ms)| Some(format!("{name}={}", duration::short((*ms)?))));
+    let text = set.collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "empty: no phase deadline is armed".to_owned() } else { text }
+}
+
+fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
+    let state = short_name_of::<AttemptState>(attempt.state);
+    page.field(&format!("attempt {}", attempt.attempt_number), &state);
+    page.sub("id", &attempt.attempt_id);
+    if attempt.phase() != LifecyclePhase::Unspecified {
+        page.sub("phase", attempt.phase().short_name());
+    }
+    let holder = [&attempt.daemon_name, &attempt.agent_holder, &attempt.daemon_id];
+    page.sub("holder", holder.into_iter().find(|name| !name.is_empty()).map_or("", |name| name));
+    attempt_end(page, attempt);
+    if let Some(lease) = attempt.lease.as_ref().filter(|lease| lease.live) {
+        let left = until(lease.expires_at.as_ref(), now_ms);
+        page.sub("lease", &format!("{left} left, {} renewals", lease.renewals));
+    }
+    for tool in &attempt.open_tools {
+        page.sub("tool", &format!("{} since {}", tool.tool_name, moment(tool.started_at.as_ref(), now_ms)));
+    }
+    page.sub("output", &attempt.output.as_ref().map(output_text).unwrap_or_default());
+}
+
+fn attempt_end(page: &mut Page, attempt: &Attempt) {
+    if attempt.ended_by() == EndedBy::Unspecified {
+        return;
+    }
+    page.sub("ended by", attempt.ended_by().short_name());
+    page.sub("failure", &attempt.failure_code);
+    page.sub("message", &attempt.message);
+    page.sub("to users", &attempt.user_message);
+    let exit = attempt.exit_code.map(|code| format!("code {code}"));
+    let signal = attempt.signal.map(|signal| format!("signal {signal}"));
+    page.sub("exit", &exit.or(signal).unwrap_or_default());
+    if attempt.termination() != Termination::Unspecified {
+        page.sub("processes", &format!("gone, {}", attempt.termination().short_name()));
+    }
+    let safe = if attempt.retry_safe { "safe" } else { "effects are possible" };
+    let again = if attempt.retryable { "retryable" } else { "not retryable" };
+    page.sub("retry", &format!("{again}, {safe}"));
+}
+
+fn output_text(output: &OutputView) -> String {
+    match output.cut_bytes {
+        0 => format!("{} bytes", output.bytes),
+        cut => format!("{} bytes, of which {cut} were cut", output.bytes),
+    }
+}
+
+fn timer_text(timer: &ArmedTimer) -> String {
+    let name = short_name_of::<TimerKind>(timer.kind);
+    let left = duration::short(timer.remaining_ms);
+    let limit = duration::short(timer.limit_ms);
+    let paused = if timer.paused { ", paused" } else { "" };
+    format!("{name} has {left} of {limit} left{paused}")
+}
+
+fn moment(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
+    at.map(|at| format!("{at} ({} ago)", task_view::age(Some(at), now_ms))).unwrap_or_default()
+}
+
+fn until(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
+    at.map(|at| duration::short(task_view::unix_ms(at).saturating_sub(now_ms))).unwrap_or_default()
+}
+
+pub fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
+    map.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,84 @@
+//! Reads one attempt's output in order, and goes on at the same byte when the connection breaks in between.
+
+use baton_proto::v1::read_output_response::Item;
+use baton_proto::v1::{OutputChunk, OutputCut, OutputEnd, ReadOutputRequest, ReadOutputResponse};
+use tonic::Streaming;
+
+use crate::client::Relay;
+use crate::errors::CliError;
+use crate::follow::Patience;
+
+#[derive(Debug)]
+pub struct OutputReader {
+    relay: Relay,
+    request: ReadOutputRequest,
+    stream: Option<Streaming<ReadOutputResponse>>,
+    patience: Patience,
+}
+
+/// What comes next in the output.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Piece {
+    Bytes(OutputChunk),
+    Cut(OutputCut),
+    End(OutputEnd),
+}
+
+impl OutputReader {
+    pub fn new(relay: Relay, request: ReadOutputRequest) -> Self {
+        Self { relay, request, stream: None, patience: Patience::default() }
+    }
+
+    /// The next piece; `End` is the last one. May be dropped and called again without losing anything.
+    pub async fn next(&mut self) -> Result<Piece, CliError> {
+        loop {
+            match self.piece().await {
+                Ok(piece) => {
+                    self.patience = Patience::default();
+                    return Ok(piece);
+                }
+                Err(error) if error.is_transient() => {
+                    self.stream = None;
+                    self.patience.wait(error).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn piece(&mut self) -> Result<Piece, CliError> {
+        let stream = match &mut self.stream {
+            Some(stream) => stream,
+            None => {
+                let opened = self.relay.tasks().read_output(self.request.clone()).await?;
+                self.stream.insert(opened.into_inner())
+            }
+        };
+        let item = stream.message().await?.and_then(|response| response.item);
+        Ok(match item {
+            Some(Item::Chunk(chunk)) => {
+                // From here on only this attempt is meant, also where the request said "the newest".
+                self.request.attempt_id.clone_from(&chunk.attempt_id);
+                self.request.from_offset = chunk.end_offset;
+                Piece::Bytes(chunk)
+            }
+            Some(Item::Cut(cut)) => {
+                self.request.from_offset = cut.offset + cut.length;
+                Piece::Cut(cut)
+            }
+            Some(Item::End(end)) => Piece::End(end),
+            None => Piece::End(OutputEnd {
+                attempt_id: self.request.attempt_id.clone(),
+                offset: self.request.from_offset,
+                ..OutputEnd::default()
+            }),
+        })
+    }
+
+    /// Only what is there already, from where this reader stands.
+    pub fn rest(self) -> OutputReader {
+        let request = ReadOutputRequest { follow: false, ..self.request };
+        OutputReader::new(self.relay, request)
+    }
+}
+

@@ -1,0 +1,84 @@
+//! `KEY=VALUE` arguments: labels, placement rules, deadlines.
+
+use std::time::Duration;
+
+use crate::duration;
+
+/// Splits at the first `=`; the value may be empty, the key may not.
+pub fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok((key.to_owned(), value.to_owned())),
+        Some(_) => Err("the part before = is empty; write KEY=VALUE".to_owned()),
+        None => Err("there is no = in it; write KEY=VALUE".to_owned()),
+    }
+}
+
+/// The deadlines that a submission may set. The first eight form the profile; the last two stand outside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeadlineName {
+    ProcessStart,
+    PromptWrite,
+    FirstEvent,
+    FirstVisibleEvent,
+    StreamIdle,
+    ToolIdle,
+    UserInput,
+    CleanupTerm,
+    Queue,
+    Total,
+}
+
+const DEADLINES: [(&str, DeadlineName); 10] = [
+    ("process_start", DeadlineName::ProcessStart),
+    ("prompt_write", DeadlineName::PromptWrite),
+    ("first_event", DeadlineName::FirstEvent),
+    ("first_visible_event", DeadlineName::FirstVisibleEvent),
+    ("stream_idle", DeadlineName::StreamIdle),
+    ("tool_idle", DeadlineName::ToolIdle),
+    ("user_input", DeadlineName::UserInput),
+    ("cleanup_term", DeadlineName::CleanupTerm),
+    ("queue", DeadlineName::Queue),
+    ("total", DeadlineName::Total),
+];
+
+/// One `--deadline NAME=DURATION`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    pub name: DeadlineName,
+    pub after: Duration,
+}
+
+pub fn deadline(text: &str) -> Result<Deadline, String> {
+    let (name, value) = pair(text)?;
+    let known = DEADLINES.iter().find(|(known, _)| *known == name);
+    let Some(&(_, name)) = known else {
+        let names = DEADLINES.map(|(name, _)| name).join(", ");
+        return Err(format!("there is no deadline called {name}; the names are {names}"));
+    };
+    let after = duration::parse(&value)?;
+    Ok(Deadline { name, after })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_split_at_the_first_equals_sign() {
+        assert_eq!(pair("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert_eq!(pair("a="), Ok(("a".to_owned(), String::new())));
+        assert!(pair("a").is_err());
+        assert!(pair("=b").is_err());
+    }
+
+    #[test]
+    fn deadlines_know_their_ten_names() {
+        for (text, name) in DEADLINES {
+            let parsed = deadline(&format!("{text}=1500ms")).expect("known");
+            assert_eq!(parsed, Deadline { name, after: Duration::from_millis(1500) });
+        }
+        let unknown = deadline("lease=5s").expect_err("lease has its own flag");
+        assert!(unknown.contains("stream_idle"), "{unknown}");
+        assert!(deadline("queue=5").is_err());
+    }
+}

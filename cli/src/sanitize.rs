@@ -1,0 +1,245 @@
+//! Makes text of agents safe for a terminal: escape sequences with their payload, control characters and BiDi
+//! controls are removed. It is a stream filter: however the bytes are cut into chunks, the result is the same.
+//! It must never be applied to output that goes to a file or a pipe, which gets the exact bytes.
+
+/// A string sequence (OSC, DCS, …) that never ends would hide all that follows; past this many characters it is
+/// given up and text shows again.
+const MAX_PAYLOAD_CHARS: usize = 64 * 1024;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Ground,
+    /// After ESC: the next character says which sequence it is.
+    Escape,
+    /// Inside CSI parameters and intermediates.
+    Csi,
+    /// Inside the payload of OSC, DCS, APC, PM or SOS, `usize` characters long so far.
+    Payload { bell_ends: bool, length: usize },
+    /// ESC inside a payload: `\` ends it, anything else begins a new sequence.
+    PayloadEscape,
+}
+
+/// The filter. Feed chunks, then `finish` once.
+#[derive(Debug, Default)]
+pub struct Sanitizer {
+    state: State,
+    /// The first bytes of a character whose rest is in the next chunk; at most three.
+    partial: Vec<u8>,
+}
+
+impl Sanitizer {
+    pub fn push(&mut self, chunk: &[u8], out: &mut String) {
+        let joined;
+        let mut rest = if self.partial.is_empty() {
+            chunk
+        } else {
+            let mut bytes = std::mem::take(&mut self.partial);
+            bytes.extend_from_slice(chunk);
+            joined = bytes;
+            &joined[..]
+        };
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(text) => return self.text(text, out),
+                Err(error) => {
+                    let (good, bad) = rest.split_at(error.valid_up_to());
+                    self.text(std::str::from_utf8(good).unwrap_or_default(), out);
+                    let Some(length) = error.error_len() else {
+                        self.partial = bad.to_vec();
+                        return;
+                    };
+                    self.character(char::REPLACEMENT_CHARACTER, out);
+                    rest = &bad[length..];
+                }
+            }
+        }
+    }
+
+    /// Ends the stream; a character that was cut off shows as a replacement character.
+    pub fn finish(mut self, out: &mut String) {
+        if !self.partial.is_empty() {
+            self.character(char::REPLACEMENT_CHARACTER, out);
+        }
+    }
+
+    fn text(&mut self, text: &str, out: &mut String) {
+        for c in text.chars() {
+            self.character(c, out);
+        }
+    }
+
+    fn character(&mut self, c: char, out: &mut String) {
+        self.state = match self.state {
+            State::Ground => ground(c, out),
+            State::Escape => escape(c, out),
+            State::Csi => csi(c, out),
+            State::Payload { bell_ends, length } => payload(c, bell_ends, length),
+            State::PayloadEscape if c == '\\' => State::Ground,
+            State::PayloadEscape => escape(c, out),
+        };
+    }
+}
+
+/// One whole text at once, for the short strings in tables and messages: also without line breaks and tabs.
+pub fn one_line(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut sanitizer = Sanitizer::default();
+    sanitizer.push(text.as_bytes(), &mut out);
+    sanitizer.finish(&mut out);
+    out.replace(['\n', '\t'], " ")
+}
+
+fn ground(c: char, out: &mut String) -> State {
+    if let Some(state) = introducer(c) {
+        return state;
+    }
+    let keep = c == '\n' || c == '\t' || !(c.is_control() || is_bidi_control(c));
+    if keep {
+        out.push(c);
+    }
+    State::Ground
+}
+
+/// The eight-bit introducers, as they look in UTF-8, and ESC.
+fn introducer(c: char) -> Option<State> {
+    match c {
+        '\u{1b}' => Some(State::Escape),
+        '\u{9b}' => Some(State::Csi),
+        '\u{9d}' => Some(string(true)),
+        '\u{90}' | '\u{98}' | '\u{9e}' | '\u{9f}' => Some(string(false)),
+        _ => None,
+    }
+}
+
+const fn string(bell_ends: bool) -> State {
+    State::Payload { bell_ends, length: 0 }
+}
+
+fn escape(c: char, out: &mut String) -> State {
+    match c {
+        '[' => State::Csi,
+        ']' => string(true),
+        'P' | 'X' | '^' | '_' => string(false),
+        // Intermediates (as in `ESC ( B`): the final character is still to come.
+        ' '..='/' => State::Escape,
+        '0'..='~' => State::Ground,
+        _ => ground(c, out),
+    }
+}
+
+fn csi(c: char, out: &mut String) -> State {
+    match c {
+        ' '..='?' => State::Csi,
+        '@'..='~' => State::Ground,
+        // Not a CSI after all: what stands here is ordinary text again.
+        _ => ground(c, out),
+    }
+}
+
+fn payload(c: char, bell_ends: bool, length: usize) -> State {
+    match c {
+        '\u{1b}' => State::PayloadEscape,
+        '\u{9c}' | '\u{18}' | '\u{1a}' => State::Ground,
+        '\u{7}' if bell_ends => State::Ground,
+        _ if length >= MAX_PAYLOAD_CHARS => State::Ground,
+        _ => State::Payload { bell_ends, length: length + 1 },
+    }
+}
+
+/// Characters that reorder what is shown, so that the eye reads something else than the shell would.
+fn is_bidi_control(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn whole(bytes: &[u8]) -> String {
+        let mut out = String::new();
+        let mut sanitizer = Sanitizer::default();
+        sanitizer.push(bytes, &mut out);
+        sanitizer.finish(&mut out);
+        out
+    }
+
+    fn cut(bytes: &[u8], cuts: &[usize]) -> String {
+        let mut out = String::new();
+        let mut sanitizer = Sanitizer::default();
+        let mut rest = bytes;
+        for &size in cuts {
+            let (head, tail) = rest.split_at(size.min(rest.len()));
+            sanitizer.push(head, &mut out);
+            rest = tail;
+        }
+        sanitizer.push(rest, &mut out);
+        sanitizer.finish(&mut out);
+        out
+    }
+
+    #[test]
+    fn sequences_go_with_their_payload_and_text_stays() {
+        let corpus: &[(&[u8], &str)] = &[
+            (b"plain\ttext\n", "plain\ttext\n"),
+            (b"\x1b[31mred\x1b[0m", "red"),
+            (b"\x1b]0;title\x07after", "after"),
+            (b"\x1b]52;c;aGFja2Vk\x1b\\after", "after"),
+            (b"\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\", "link"),
+            (b"\x1bP1$r0m\x1b\\a\x1b_apc\x1b\\b\x1b^pm\x1b\\c\x1bXsos\x1b\\d", "abcd"),
+            ("\u{9b}31mred\u{9d}0;t\u{9c}x".as_bytes(), "redx"),
+            ("safe\u{202e}txt.exe\u{2069}".as_bytes(), "safetxt.exe"),
+            (b"over\rwrite\x08\x7f\r\n", "overwrite\n"),
+            (b"\x1b(Bcharset\x1bcreset", "charsetreset"),
+            (b"bad \xff\xc3(", "bad \u{fffd}\u{fffd}("),
+            (b"cut off \xe2\x82", "cut off \u{fffd}"),
+            (b"\x1b[31\nnext line", "\nnext line"),
+            (b"\x1b]0;unfinished\x1b[1mbold", "bold"),
+        ];
+        for (bytes, expected) in corpus {
+            assert_eq!(whole(bytes), *expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_payload_without_end_hides_only_so_much() {
+        let mut bytes = b"\x1b]0;".to_vec();
+        bytes.extend(std::iter::repeat_n(b'x', MAX_PAYLOAD_CHARS + 10));
+        bytes.extend_from_slice(b"visible");
+        assert!(whole(&bytes).ends_with("visible"));
+    }
+
+    /// Bytes that often form sequences, which uniform noise seldom does.
+    fn terminal_noise() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            Just(b"\x1b".to_vec()),
+            Just(b"\x1b[".to_vec()),
+            Just(b"\x1b]".to_vec()),
+            Just(b"\x1b\\".to_vec()),
+            Just(b"\x07".to_vec()),
+            Just("\u{9b}\u{9d}\u{9c}\u{202e}€".as_bytes().to_vec()),
+            proptest::collection::vec(any::<u8>(), 0..6),
+            "[a-z0-9;]{0,5}".prop_map(String::into_bytes),
+        ];
+        proptest::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn any_chunking_gives_the_same_result(
+            bytes in terminal_noise(),
+            cuts in proptest::collection::vec(0usize..5, 0..40),
+        ) {
+            prop_assert_eq!(cut(&bytes, &cuts), whole(&bytes));
+        }
+
+        #[test]
+        fn no_control_character_survives(bytes in terminal_noise()) {
+            let clean = whole(&bytes);
+            let harmless = |c: char| c == '\n' || c == '\t' || !(c.is_control() || is_bidi_control(c));
+            prop_assert!(clean.chars().all(harmless), "{clean:?}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A small column formatter: as wide as its content, two spaces between, the last column unpadded.
+
+/// Rows of equal length under one header. Cells must be free of control characters already.
+#[derive(Debug)]
+pub struct Table {
+    header: Vec<&'static str>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub fn new<const N: usize>(header: [&'static str; N]) -> Self {
+        Self { header: header.to_vec(), rows: Vec::new() }
+    }
+
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        debug_assert_eq!(N, self.header.len(), "a row has a cell for every column");
+        self.rows.push(cells.to_vec());
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The header line and then the rows.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let header: Vec<String> = self.header.iter().map(|name| (*name).to_owned()).collect();
+        let widths = self.widths(&header);
+        std::iter::once(header)
+            .chain(self.rows.iter().cloned())
+            .map(move |cells| line(&cells, &widths))
+    }
+
+    fn widths(&self, header: &[String]) -> Vec<usize> {
+        let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        widths
+    }
+}
+
+fn line(cells: &[String], widths: &[usize]) -> String {
+    let mut text = String::new();
+    for (cell, width) in cells.iter().zip(widths) {
+        text.push_str(cell);
+        text.extend(std::iter::repeat_n(' ', width - cell.chars().count() + 2));
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_align_and_lines_have_no_trailing_space() {
+        let mut table = Table::new(["ID", "STATE"]);
+        table.row(["1".to_owned(), "completed".to_owned()]);
+        table.row(["größer".to_owned(), String::new()]);
+        let lines: Vec<String> = table.lines().collect();
+        assert_eq!(lines, ["ID      STATE", "1       completed", "größer"]);
+    }
+}

@@ -1,0 +1,84 @@
+//! The executable as a script sees it, where no relay is needed: help, version, usage errors, an unreachable relay.
+
+use std::process::{Command, Output};
+
+fn baton(args: &[&str]) -> Output {
+    let home = tempfile::tempdir().expect("a temporary directory");
+    Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(args)
+        .env_clear()
+        .env("HOME", home.path())
+        .output()
+        .expect("the executable runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn help_and_version_go_to_stdout_and_succeed() {
+    let version = baton(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert_eq!(text(&version.stdout).trim(), concat!("baton ", env!("CARGO_PKG_VERSION")));
+    let help = baton(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    for command in [
+        "up", "relay", "daemon", "submit", "watch", "output", "tasks", "show", "cancel", "retry",
+        "daemons", "drain", "token", "profile", "bench",
+    ] {
+        assert!(text(&help.stdout).contains(&format!("\n  {command} ")), "{command} is listed");
+        let own = baton(&[command, "--help"]);
+        assert_eq!(own.status.code(), Some(0), "{command} --help");
+    }
+}
+
+#[test]
+fn usage_errors_exit_2_and_say_what_is_wrong() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "Usage"),
+        (&["fly"], "fly"),
+        (&["submit", "--agent", "command", "--deadline", "soon=1s", "--", "true"], "stream_idle"),
+        (&["submit", "--agent", "command", "--deadline", "queue=5", "--", "true"], "30s"),
+        (&["submit", "--agent", "command", "--label", "nothing", "--", "true"], "KEY=VALUE"),
+        (
+            &["submit", "--agent", "command", "--profile", "p", "--deadline", "queue=5s", "--", "true"],
+            "--profile",
+        ),
+        (
+            &["submit", "--agent", "command", "--profile", "p", "--no-deadlines", "--", "true"],
+            "--profile",
+        ),
+        (&["submit", "--agent", "command", "--when-unsafe", "panic", "--", "true"], "park"),
+        (&["submit", "--agent", "command"], "--"),
+        (&["up", "--exit"], "--demo"),
+        (&["watch"], "TASK"),
+    ];
+    for (args, expected) in cases {
+        let run = baton(args);
+        assert_eq!(run.status.code(), Some(2), "{args:?}: {}", text(&run.stderr));
+        assert!(text(&run.stderr).contains(expected), "{args:?}: {}", text(&run.stderr));
+        assert!(run.stdout.is_empty(), "{args:?} prints no data");
+    }
+}
+
+#[test]
+fn an_unreachable_relay_exits_2_with_a_hint() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let token = dir.path().join("token");
+    std::fs::write(&token, "btn_test\n").expect("writable");
+    let token = token.to_str().expect("UTF-8");
+    // Port 1 is reserved and nothing listens there.
+    let run = baton(&["tasks", "--relay", "http://127.0.0.1:1", "--token-file", token]);
+    assert_eq!(run.status.code(), Some(2));
+    let said = text(&run.stderr);
+    assert!(said.contains("http://127.0.0.1:1") && said.contains("baton up"), "{said}");
+    assert!(run.stdout.is_empty());
+}
+
+#[test]
+fn a_missing_token_exits_2_and_names_the_file() {
+    let run = baton(&["tasks"]);
+    assert_eq!(run.status.code(), Some(2));
+    assert!(text(&run.stderr).contains("admin.token"), "{}", text(&run.stderr));
+}
