@@ -20,18 +20,21 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Answers are bounded by the relay; this only has to be above its largest one.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
-pub type Transport = InterceptedService<Channel, Credential>;
+pub(crate) type Transport = InterceptedService<Channel, Credential>;
 
 /// Adds the token to every request.
 #[derive(Clone, Debug)]
-pub struct Credential {
+pub(crate) struct Credential {
     header: MetadataValue<Ascii>,
 }
 
 impl Credential {
-    pub fn new(token: &str) -> Result<Self, CliError> {
+    pub(crate) fn new(token: &str) -> Result<Self, CliError> {
         let mut header: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
-            CliError::usage("the access token holds characters that no token has", "make a new one")
+            CliError::usage(
+                "the access token holds characters that no token has",
+                "make a new one",
+            )
         })?;
         header.set_sensitive(true);
         Ok(Self { header })
@@ -40,15 +43,16 @@ impl Credential {
 
 impl Interceptor for Credential {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        request.metadata_mut().insert("authorization", self.header.clone());
+        request
+            .metadata_mut()
+            .insert("authorization", self.header.clone());
         Ok(request)
     }
 }
 
 /// A connected relay.
 #[derive(Clone, Debug)]
-pub struct Relay {
-    pub url: String,
+pub(crate) struct Relay {
     transport: Transport,
 }
 
@@ -56,7 +60,7 @@ macro_rules! clients {
     ($($name:ident: $module:ident :: $client:ident),* $(,)?) => {
         impl Relay {
             $(
-                pub fn $name(&self) -> baton_proto::v1::$module::$client<Transport> {
+                pub(crate) fn $name(&self) -> baton_proto::v1::$module::$client<Transport> {
                     baton_proto::v1::$module::$client::new(self.transport.clone())
                         .max_decoding_message_size(MAX_MESSAGE_BYTES)
                         .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -75,21 +79,31 @@ clients! {
 
 impl Relay {
     /// With what the command line, the environment and the data directory say.
-    pub async fn discover(args: &RelayArgs) -> Result<Self, CliError> {
+    pub(crate) async fn discover(args: &RelayArgs) -> Result<Self, CliError> {
         let url = args.relay_url();
         let ca = args.ca.as_deref().map(|path| {
             fs::read(path).map_err(|error| {
-                CliError::local(format!("read the certificate authority in {}", path.display()), error)
+                CliError::local(
+                    format!("read the certificate authority in {}", path.display()),
+                    error,
+                )
             })
         });
         Self::connect(&url, &args.token()?, ca.transpose()?.as_deref()).await
     }
 
-    pub async fn connect(url: &str, token: &str, ca: Option<&[u8]>) -> Result<Self, CliError> {
+    pub(crate) async fn connect(
+        url: &str,
+        token: &str,
+        ca: Option<&[u8]>,
+    ) -> Result<Self, CliError> {
         let endpoint = endpoint(url, ca)?;
-        let channel = endpoint.connect().await.map_err(|error| unreachable(url, &error))?;
+        let channel = endpoint
+            .connect()
+            .await
+            .map_err(|error| unreachable(url, &error))?;
         let transport = InterceptedService::new(channel, Credential::new(token)?);
-        Ok(Self { url: url.to_owned(), transport })
+        Ok(Self { transport })
     }
 }
 
@@ -102,7 +116,9 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
         })
     };
     if !(url.starts_with("http://") || url.starts_with("https://")) {
-        return Err(malformed("it does not begin with http:// or https://".to_owned()));
+        return Err(malformed(
+            "it does not begin with http:// or https://".to_owned(),
+        ));
     }
     let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|e| malformed(e.to_string()))?;
     let endpoint = endpoint
@@ -116,7 +132,9 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
         return Ok(endpoint);
     };
     let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
-    endpoint.tls_config(tls).map_err(|error| CliError::local("set up TLS", error))
+    endpoint
+        .tls_config(tls)
+        .map_err(|error| CliError::local("set up TLS", error))
 }
 
 fn unreachable(url: &str, error: &tonic::transport::Error) -> CliError {

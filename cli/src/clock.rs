@@ -3,14 +3,22 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Unix milliseconds, for showing ages.
-#[expect(clippy::disallowed_methods, reason = "the clock seam of the command line")]
-pub fn wall_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the clock seam of the command line"
+)]
+pub(crate) fn wall_ms() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// For measuring how long something took.
-#[expect(clippy::disallowed_methods, reason = "the clock seam of the command line")]
-pub fn instant() -> Instant {
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the clock seam of the command line"
+)]
+pub(crate) fn instant() -> Instant {
     Instant::now()
 }

@@ -8,27 +8,30 @@ use crate::sanitize::Sanitizer;
 use crate::style::Style;
 
 #[derive(Debug)]
-pub struct Console {
+pub(crate) struct Console {
     stdout: Stdout,
     stderr: Stderr,
 }
 
 impl Default for Console {
     fn default() -> Self {
-        Self { stdout: io::stdout(), stderr: io::stderr() }
+        Self {
+            stdout: io::stdout(),
+            stderr: io::stderr(),
+        }
     }
 }
 
 impl Console {
     /// One line of data.
-    pub fn line(&self, text: &str) -> Result<(), CliError> {
+    pub(crate) fn line(&self, text: &str) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         writeln!(stdout, "{text}")?;
         Ok(())
     }
 
     /// One JSON object on a line of its own, flushed: a reader at the other end of a pipe acts on it now.
-    pub fn json(&self, value: &serde_json::Value) -> Result<(), CliError> {
+    pub(crate) fn json(&self, value: &serde_json::Value) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         writeln!(stdout, "{value}")?;
         stdout.flush()?;
@@ -36,7 +39,7 @@ impl Console {
     }
 
     /// Output of an agent as it is, flushed.
-    pub fn bytes(&self, bytes: &[u8]) -> Result<(), CliError> {
+    pub(crate) fn bytes(&self, bytes: &[u8]) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
         stdout.write_all(bytes)?;
         stdout.flush()?;
@@ -44,39 +47,43 @@ impl Console {
     }
 
     /// A word to the person at the terminal. Nobody there is not an error.
-    pub fn note(&self, text: &str) {
+    pub(crate) fn note(&self, text: &str) {
         let mut stderr = self.stderr.lock();
         drop(writeln!(stderr, "{text}"));
     }
 
-    pub fn stdout_is_terminal(&self) -> bool {
+    pub(crate) fn stdout_is_terminal(&self) -> bool {
         self.stdout.is_terminal()
     }
 
-    pub fn data_style(&self) -> Style {
+    pub(crate) fn data_style(&self) -> Style {
         Style::of(&self.stdout)
     }
 
-    pub fn note_style(&self) -> Style {
+    pub(crate) fn note_style(&self) -> Style {
         Style::of(&self.stderr)
     }
 }
 
 /// Agent output on its way to stdout: exact bytes into a file or a pipe, sanitized onto a terminal.
 #[derive(Debug)]
-pub struct OutputSink<'a> {
+pub(crate) struct OutputSink<'a> {
     console: &'a Console,
     sanitizer: Option<Sanitizer>,
     ends_line: bool,
 }
 
 impl<'a> OutputSink<'a> {
-    pub fn new(console: &'a Console) -> Self {
+    pub(crate) fn new(console: &'a Console) -> Self {
         let sanitizer = console.stdout_is_terminal().then(Sanitizer::default);
-        Self { console, sanitizer, ends_line: true }
+        Self {
+            console,
+            sanitizer,
+            ends_line: true,
+        }
     }
 
-    pub fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         let Some(sanitizer) = &mut self.sanitizer else {
             return self.console.bytes(bytes);
         };
@@ -89,7 +96,7 @@ impl<'a> OutputSink<'a> {
     }
 
     /// Ends an unfinished last line on a terminal, so that what follows starts on its own.
-    pub fn finish(mut self) -> Result<(), CliError> {
+    pub(crate) fn finish(mut self) -> Result<(), CliError> {
         let Some(sanitizer) = self.sanitizer.take() else {
             return Ok(());
         };

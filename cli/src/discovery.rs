@@ -10,56 +10,87 @@ use clap::Args;
 
 use crate::errors::{CliError, Story};
 
-pub const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
-pub const DEFAULT_RELAY: &str = "http://127.0.0.1:7070";
+pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:7070";
+pub(crate) const DEFAULT_RELAY: &str = "http://127.0.0.1:7070";
 /// The local admin token that a first start on loopback makes (mode 0600).
-pub const ADMIN_TOKEN_FILE: &str = "admin.token";
+pub(crate) const ADMIN_TOKEN_FILE: &str = "admin.token";
 /// Written by a running relay, so that commands with the same data directory find its address.
-pub const RELAY_URL_FILE: &str = "relay.url";
+pub(crate) const RELAY_URL_FILE: &str = "relay.url";
 
 /// How to reach the relay, for every command that talks to one.
 #[derive(Args, Clone, Debug, Default)]
-pub struct RelayArgs {
+pub(crate) struct RelayArgs {
     /// Address of the relay. Without it, the address that a relay wrote into the data directory is used, else
     /// http://127.0.0.1:7070.
-    #[arg(long, env = "BATON_RELAY", value_name = "URL", help_heading = "Connection")]
+    #[arg(
+        long,
+        env = "BATON_RELAY",
+        value_name = "URL",
+        help_heading = "Connection"
+    )]
     pub relay: Option<String>,
 
     /// File that holds the access token. Without it, the local admin token in the data directory is used.
-    #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE", help_heading = "Connection")]
+    #[arg(
+        long,
+        env = "BATON_TOKEN_FILE",
+        value_name = "FILE",
+        help_heading = "Connection"
+    )]
     pub token_file: Option<PathBuf>,
 
     /// Data directory in which the local admin token is looked for. The default is
     /// $XDG_DATA_HOME/baton or ~/.local/share/baton.
-    #[arg(long, env = "BATON_DATA", value_name = "DIR", help_heading = "Connection")]
+    #[arg(
+        long,
+        env = "BATON_DATA",
+        value_name = "DIR",
+        help_heading = "Connection"
+    )]
     pub data: Option<PathBuf>,
 
     /// PEM file with the certificate authority that the relay's certificate is checked against. Needed for https.
-    #[arg(long, env = "BATON_CA", value_name = "FILE", help_heading = "Connection")]
+    #[arg(
+        long,
+        env = "BATON_CA",
+        value_name = "FILE",
+        help_heading = "Connection"
+    )]
     pub ca: Option<PathBuf>,
 }
 
 impl RelayArgs {
-    pub fn data_dir(&self) -> PathBuf {
+    pub(crate) fn data_dir(&self) -> PathBuf {
         self.data.clone().unwrap_or_else(default_data_dir)
     }
 
-    pub fn relay_url(&self) -> String {
+    pub(crate) fn relay_url(&self) -> String {
         let given = self.relay.clone().filter(|url| !url.is_empty());
-        given.or_else(|| written_url(&self.data_dir())).unwrap_or_else(|| DEFAULT_RELAY.to_owned())
+        given
+            .or_else(|| written_url(&self.data_dir()))
+            .unwrap_or_else(|| DEFAULT_RELAY.to_owned())
     }
 
     /// The token, or a story about where it was looked for.
-    pub fn token(&self) -> Result<String, CliError> {
-        let named = self.token_file.clone().filter(|path| !path.as_os_str().is_empty());
-        let path = named.clone().unwrap_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE));
+    pub(crate) fn token(&self) -> Result<String, CliError> {
+        let named = self
+            .token_file
+            .clone()
+            .filter(|path| !path.as_os_str().is_empty());
+        let path = named
+            .clone()
+            .unwrap_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE));
         read_token(&path).map_err(|error| token_story(&path, named.is_some(), &error))
     }
 }
 
 /// `$XDG_DATA_HOME/baton`, `~/.local/share/baton`, or `./baton-data` where there is no home.
-pub fn default_data_dir() -> PathBuf {
-    let variable = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+pub(crate) fn default_data_dir() -> PathBuf {
+    let variable = |name| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
     variable("XDG_DATA_HOME")
         .or_else(|| variable("HOME").map(|home| home.join(".local/share")))
         .map_or_else(|| PathBuf::from("baton-data"), |share| share.join("baton"))
@@ -74,7 +105,10 @@ fn written_url(data: &Path) -> Option<String> {
 fn read_token(path: &Path) -> io::Result<String> {
     let token = fs::read_to_string(path)?.trim().to_owned();
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not hold a token"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it does not hold a token",
+        ));
     }
     Ok(token)
 }
@@ -97,7 +131,10 @@ mod tests {
     use super::*;
 
     fn args(data: &Path) -> RelayArgs {
-        RelayArgs { data: Some(data.to_owned()), ..RelayArgs::default() }
+        RelayArgs {
+            data: Some(data.to_owned()),
+            ..RelayArgs::default()
+        }
     }
 
     #[test]

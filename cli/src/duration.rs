@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 /// Reads `30s`, `250ms`, `1h 30m`; the whole milliseconds of it are what the relay is told.
-pub fn parse(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write a duration like 30s, 250ms or 1h30m"))
 }
 
-pub fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Short enough for a column, exact enough to compare.
-pub fn short(ms: u64) -> String {
+pub(crate) fn short(ms: u64) -> String {
     let seconds = ms / 1000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
@@ -44,6 +44,9 @@ mod tests {
     #[test]
     fn shown_durations_keep_two_units_at_most() {
         let shown = [740, 1_250, 59_999, 65_000, 3_720_000, 90_000_000].map(short);
-        assert_eq!(shown, ["740ms", "1.2s", "59.9s", "1m 05s", "1h 02m", "1d 01h"]);
+        assert_eq!(
+            shown,
+            ["740ms", "1.2s", "59.9s", "1m 05s", "1h 02m", "1d 01h"]
+        );
     }
 }

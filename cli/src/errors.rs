@@ -13,7 +13,7 @@ use crate::sanitize::one_line;
 
 /// Everything a command may end with besides success.
 #[derive(Debug)]
-pub enum CliError {
+pub(crate) enum CliError {
     /// The command line, a file that it names, or the environment is wrong.
     Usage(Story),
     /// The relay could not be reached, or does not speak to us.
@@ -28,7 +28,7 @@ pub enum CliError {
 
 /// What happened, why, and what to try next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Story {
+pub(crate) struct Story {
     pub what: String,
     pub why: String,
     pub hint: String,
@@ -36,35 +36,32 @@ pub struct Story {
 
 /// The relay's own words about a refused request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Refusal {
+pub(crate) struct Refusal {
     pub code: Code,
     pub machine_code: String,
     pub story: Story,
+    /// The relay was full: the same request may succeed after this long.
+    pub retry_after_ms: Option<u64>,
 }
 
 impl CliError {
-    pub fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
-        CliError::Usage(Story { what: what.into(), why: String::new(), hint: hint.into() })
+    pub(crate) fn usage(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        CliError::Usage(Story {
+            what: what.into(),
+            why: String::new(),
+            hint: hint.into(),
+        })
     }
 
-    pub fn local(what: impl Into<String>, why: impl fmt::Display) -> Self {
-        CliError::Local(Story { what: what.into(), why: why.to_string(), hint: String::new() })
+    pub(crate) fn local(what: impl Into<String>, why: impl fmt::Display) -> Self {
+        CliError::Local(Story {
+            what: what.into(),
+            why: why.to_string(),
+            hint: String::new(),
+        })
     }
 
-    /// Adds what to try where the error does not say it already.
-    pub fn or_hint(mut self, hint: &str) -> Self {
-        let story = match &mut self {
-            CliError::Usage(story) | CliError::Unreachable(story) | CliError::Local(story) => story,
-            CliError::Refused(refusal) => &mut refusal.story,
-            CliError::OutputClosed => return self,
-        };
-        if story.hint.is_empty() {
-            hint.clone_into(&mut story.hint);
-        }
-        self
-    }
-
-    pub fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> Exit {
         match self {
             CliError::Usage(_) | CliError::Unreachable(_) => Exit::Usage,
             CliError::Refused(refusal) => refusal.exit(),
@@ -74,7 +71,7 @@ impl CliError {
     }
 
     /// The same question may well be answered later: the connection broke, or the relay is stopping.
-    pub fn is_transient(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             CliError::Unreachable(_) => true,
             CliError::Refused(refusal) => refusal.code == Code::Unavailable,
@@ -135,8 +132,17 @@ fn refused(code: Code, detail: ErrorDetail) -> CliError {
         what.push_str("\n  missing: ");
         what.push_str(path);
     }
-    let story = Story { what, why: String::new(), hint: detail.hint };
-    CliError::Refused(Box::new(Refusal { code, machine_code: detail.code, story }))
+    let story = Story {
+        what,
+        why: String::new(),
+        hint: detail.hint,
+    };
+    CliError::Refused(Box::new(Refusal {
+        code,
+        machine_code: detail.code,
+        story,
+        retry_after_ms: detail.retry_after_ms,
+    }))
 }
 
 /// A status without our details was made by a transport, not by a handler of the relay.
@@ -144,7 +150,11 @@ fn undetailed(status: &Status) -> CliError {
     let why = status.message().to_owned();
     let transport = matches!(
         status.code(),
-        Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded
+        Code::Unavailable
+            | Code::Unknown
+            | Code::Internal
+            | Code::Cancelled
+            | Code::DeadlineExceeded
     );
     if transport {
         return CliError::Unreachable(Story {
@@ -154,11 +164,16 @@ fn undetailed(status: &Status) -> CliError {
         });
     }
     let what = format!("the relay answered {:?}", status.code());
-    let story = Story { what, why, hint: String::new() };
+    let story = Story {
+        what,
+        why,
+        hint: String::new(),
+    };
     CliError::Refused(Box::new(Refusal {
         code: status.code(),
         machine_code: String::new(),
         story,
+        retry_after_ms: None,
     }))
 }
 
@@ -237,7 +252,11 @@ mod tests {
         let exit = |code| CliError::from(status(code, ErrorDetail::default())).exit();
         assert_eq!(exit(Code::InvalidArgument), Exit::Usage);
         assert_eq!(exit(Code::Unauthenticated), Exit::Usage);
-        for code in [Code::Unavailable, Code::AlreadyExists, Code::ResourceExhausted] {
+        for code in [
+            Code::Unavailable,
+            Code::AlreadyExists,
+            Code::ResourceExhausted,
+        ] {
             assert_eq!(exit(code), Exit::NotCompleted, "{code:?}");
         }
         let broken = CliError::from(Status::unavailable("connection reset"));

@@ -23,19 +23,21 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// How long a broken connection is dialed again before it is called unreachable.
 #[derive(Debug, Default)]
-pub struct Patience {
+pub(crate) struct Patience {
     tries: u32,
     since: Option<Instant>,
 }
 
 impl Patience {
     /// Waits a little before the next try, or gives the error back when it has been long enough.
-    pub async fn wait(&mut self, error: CliError) -> Result<(), CliError> {
+    pub(crate) async fn wait(&mut self, error: CliError) -> Result<(), CliError> {
         let since = *self.since.get_or_insert_with(clock::instant);
         if clock::instant().duration_since(since) > GIVE_UP_AFTER {
             return Err(error);
         }
-        let pause = RETRY_FIRST.saturating_mul(1 << self.tries.min(8)).min(RETRY_LONGEST);
+        let pause = RETRY_FIRST
+            .saturating_mul(1 << self.tries.min(8))
+            .min(RETRY_LONGEST);
         self.tries += 1;
         tokio::time::sleep(pause).await;
         Ok(())
@@ -44,17 +46,22 @@ impl Patience {
 
 /// What happened next.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub(crate) enum Step {
     Event(Box<TaskEvent>),
     Output(Piece),
     /// The history is over; the task is in this state now.
     CaughtUp(TaskState),
+    /// These revisions are no longer kept.
+    HistoryCut {
+        from: u64,
+        to: u64,
+    },
     /// The relay has no more events for this task.
     Ended,
 }
 
 #[derive(Debug)]
-pub struct Follow {
+pub(crate) struct Follow {
     relay: Relay,
     request: WatchTaskRequest,
     events: Option<Streaming<WatchTaskResponse>>,
@@ -72,7 +79,7 @@ struct Outputs {
 }
 
 impl Follow {
-    pub fn new(relay: &Relay, request: WatchTaskRequest) -> Self {
+    pub(crate) fn new(relay: &Relay, request: WatchTaskRequest) -> Self {
         Self {
             relay: relay.clone(),
             request,
@@ -83,15 +90,19 @@ impl Follow {
         }
     }
 
-    pub fn with_output(mut self) -> Self {
+    pub(crate) fn with_output(mut self) -> Self {
         self.output = Some(Outputs::default());
         self
     }
 
     /// The next step. May be dropped and called again without losing anything.
-    pub async fn next(&mut self) -> Result<Step, CliError> {
+    pub(crate) async fn next(&mut self) -> Result<Step, CliError> {
         loop {
-            let result = match self.output.as_mut().and_then(|output| output.current.as_mut()) {
+            let result = match self
+                .output
+                .as_mut()
+                .and_then(|output| output.current.as_mut())
+            {
                 None => self.event().await,
                 Some((_, reader)) => {
                     let events = Events {
@@ -119,8 +130,11 @@ impl Follow {
     }
 
     async fn event(&mut self) -> Result<Option<Step>, CliError> {
-        let events =
-            Events { relay: &self.relay, request: &mut self.request, stream: &mut self.events };
+        let events = Events {
+            relay: &self.relay,
+            request: &mut self.request,
+            stream: &mut self.events,
+        };
         events.next().await
     }
 
@@ -129,7 +143,7 @@ impl Follow {
         match &step {
             Step::Event(event) => self.note_attempt(event),
             Step::CaughtUp(_) => self.live = true,
-            Step::Output(_) | Step::Ended => {}
+            Step::HistoryCut { .. } | Step::Output(_) | Step::Ended => {}
         }
         step
     }
@@ -139,10 +153,15 @@ impl Follow {
         let Some(output) = &mut self.output else {
             return;
         };
-        let waiting = matches!(event.state(), AttemptState::Queued | AttemptState::Unspecified);
+        let waiting = matches!(
+            event.state(),
+            AttemptState::Queued | AttemptState::Unspecified
+        );
         if !waiting && event.attempt_number > output.newest {
             output.newest = event.attempt_number;
-            output.waiting.push_back((event.attempt_number, event.attempt_id.clone()));
+            output
+                .waiting
+                .push_back((event.attempt_number, event.attempt_id.clone()));
         }
         output.advance(&self.relay);
     }
@@ -156,16 +175,16 @@ impl Follow {
     }
 
     /// Whether `step` says that waiting is over, and how. Old parks in the history do not count.
-    pub fn settled(&self, step: &Step) -> Option<Exit> {
+    pub(crate) fn settled(&self, step: &Step) -> Option<Exit> {
         match step {
             Step::Event(event) if self.live => Exit::of_task(event.task_state()),
             Step::CaughtUp(state) => Exit::of_task(*state),
-            Step::Event(_) | Step::Output(_) | Step::Ended => None,
+            Step::Event(_) | Step::HistoryCut { .. } | Step::Output(_) | Step::Ended => None,
         }
     }
 
     /// The output that is stored by now and was not read yet, attempt by attempt.
-    pub fn unread(self) -> Vec<OutputReader> {
+    pub(crate) fn unread(self) -> Vec<OutputReader> {
         let Some(output) = self.output else {
             return Vec::new();
         };
@@ -187,7 +206,11 @@ impl Outputs {
 }
 
 fn reader(relay: &Relay, attempt_id: String, follow: bool) -> OutputReader {
-    let request = ReadOutputRequest { attempt_id, follow, ..ReadOutputRequest::default() };
+    let request = ReadOutputRequest {
+        attempt_id,
+        follow,
+        ..ReadOutputRequest::default()
+    };
     OutputReader::new(relay.clone(), request)
 }
 
@@ -216,6 +239,13 @@ impl Events<'_> {
                 Some(Step::Event(Box::new(event)))
             }
             Some(Item::CaughtUp(caught_up)) => Some(Step::CaughtUp(caught_up.state())),
+            Some(Item::HistoryCut(cut)) => {
+                self.request.from_revision = cut.to_revision;
+                Some(Step::HistoryCut {
+                    from: cut.from_revision,
+                    to: cut.to_revision,
+                })
+            }
             Some(Item::Lagged(lagged)) => {
                 self.request.from_revision = lagged.from_revision;
                 *self.stream = None;
@@ -227,11 +257,19 @@ impl Events<'_> {
 }
 
 /// The task as it is now.
-pub async fn get(relay: &Relay, task_id: &str) -> Result<Task, CliError> {
-    let request = GetTaskRequest { task_id: task_id.to_owned(), include_spec: false };
+pub(crate) async fn get(relay: &Relay, task_id: &str) -> Result<Task, CliError> {
+    let request = GetTaskRequest {
+        task_id: task_id.to_owned(),
+        include_spec: false,
+    };
     let mut patience = Patience::default();
     loop {
-        match relay.tasks().get(request.clone()).await.map_err(CliError::from) {
+        match relay
+            .tasks()
+            .get(request.clone())
+            .await
+            .map_err(CliError::from)
+        {
             Ok(response) => return response.into_inner().task.ok_or_else(no_task),
             Err(error) if error.is_transient() => patience.wait(error).await?,
             Err(error) => return Err(error),
@@ -240,6 +278,9 @@ pub async fn get(relay: &Relay, task_id: &str) -> Result<Task, CliError> {
 }
 
 /// An answer without what was asked for can only come from something that is not a relay of this version.
-pub fn no_task() -> CliError {
-    CliError::local("the relay answered without a task", "it may speak another version")
+pub(crate) fn no_task() -> CliError {
+    CliError::local(
+        "the relay answered without a task",
+        "it may speak another version",
+    )
 }

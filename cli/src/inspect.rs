@@ -13,13 +13,13 @@ use crate::task_view;
 
 /// What only operators may see; empty for others.
 #[derive(Clone, Debug, Default)]
-pub struct Insight {
+pub(crate) struct Insight {
     pub timers: Vec<ArmedTimer>,
     pub diagnostics: Vec<String>,
     pub next_action: String,
 }
 
-pub fn lines(task: &Task, insight: &Insight, now_ms: u64, style: Style) -> Vec<String> {
+pub(crate) fn lines(task: &Task, insight: &Insight, now_ms: u64, style: Style) -> Vec<String> {
     let mut page = Page::default();
     head(&mut page, task, now_ms, style);
     limits(&mut page, task);
@@ -45,13 +45,15 @@ struct Page {
 impl Page {
     fn field(&mut self, name: &str, value: &str) {
         if !value.is_empty() {
-            self.lines.push(format!("{:<14}{}", format!("{name}:"), one_line(value)));
+            self.lines
+                .push(format!("{:<14}{}", format!("{name}:"), one_line(value)));
         }
     }
 
     fn sub(&mut self, name: &str, value: &str) {
         if !value.is_empty() {
-            self.lines.push(format!("  {:<12}{}", format!("{name}:"), one_line(value)));
+            self.lines
+                .push(format!("  {:<12}{}", format!("{name}:"), one_line(value)));
         }
     }
 }
@@ -59,7 +61,11 @@ impl Page {
 fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
     page.field("task", &task.task_id);
     // Painted text is made here, so it does not go through the cleaning of foreign text.
-    page.lines.push(format!("{:<14}{}", "state:", task_view::ending(task, style)));
+    page.lines.push(format!(
+        "{:<14}{}",
+        "state:",
+        task_view::ending(task, style)
+    ));
     page.field("goal", &task.goal);
     page.field("agent", &task.agent);
     page.field("conversation", &task.conversation_id);
@@ -68,7 +74,7 @@ fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
     page.field("created", &moment(task.created_at.as_ref(), now_ms));
     page.field("by", &task.created_by);
     page.field("retry in", &until(task.retry_at.as_ref(), now_ms));
-    page.field("no retry", &task.retry_end);
+    page.field("no retry", &task.retry_stop);
     if let Some(attention) = &task.attention {
         page.field("parked", &moment(attention.since.as_ref(), now_ms));
         page.field("would help", &attention.resume_hint);
@@ -87,7 +93,11 @@ fn limits(page: &mut Page, task: &Task) {
         (None, name) => format!("named {name}"),
     };
     page.field("asked for", &requested);
-    let effective = task.effective_profile.as_ref().map(profile_text).unwrap_or_default();
+    let effective = task
+        .effective_profile
+        .as_ref()
+        .map(profile_text)
+        .unwrap_or_default();
     page.field("deadlines", &effective);
     let outside = format!(
         "queue={} total={} lease={}",
@@ -99,7 +109,7 @@ fn limits(page: &mut Page, task: &Task) {
 }
 
 /// `stream_idle=2m 00s …`; an empty profile is a decision and says so.
-pub fn profile_text(profile: &DeadlineProfile) -> String {
+pub(crate) fn profile_text(profile: &DeadlineProfile) -> String {
     let fields = [
         ("process_start", profile.process_start_ms),
         ("prompt_write", profile.prompt_write_ms),
@@ -110,9 +120,15 @@ pub fn profile_text(profile: &DeadlineProfile) -> String {
         ("user_input", profile.user_input_ms),
         ("cleanup_term", profile.cleanup_term_ms),
     ];
-    let set = fields.iter().filter_map(|(name, ms)| Some(format!("{name}={}", duration::short((*ms)?))));
+    let set = fields
+        .iter()
+        .filter_map(|(name, ms)| Some(format!("{name}={}", duration::short((*ms)?))));
     let text = set.collect::<Vec<_>>().join(", ");
-    if text.is_empty() { "empty: no phase deadline is armed".to_owned() } else { text }
+    if text.is_empty() {
+        "empty: no phase deadline is armed".to_owned()
+    } else {
+        text
+    }
 }
 
 fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
@@ -122,17 +138,40 @@ fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
     if attempt.phase() != LifecyclePhase::Unspecified {
         page.sub("phase", attempt.phase().short_name());
     }
-    let holder = [&attempt.daemon_name, &attempt.agent_holder, &attempt.daemon_id];
-    page.sub("holder", holder.into_iter().find(|name| !name.is_empty()).map_or("", |name| name));
+    let holder = [
+        &attempt.daemon_name,
+        &attempt.agent_holder,
+        &attempt.daemon_id,
+    ];
+    page.sub(
+        "holder",
+        holder
+            .into_iter()
+            .find(|name| !name.is_empty())
+            .map_or("", |name| name),
+    );
     attempt_end(page, attempt);
     if let Some(lease) = attempt.lease.as_ref().filter(|lease| lease.live) {
         let left = until(lease.expires_at.as_ref(), now_ms);
-        page.sub("lease", &format!("{left} left, {} renewals", lease.renewals));
+        page.sub(
+            "lease",
+            &format!("{left} left, {} renewals", lease.renewals),
+        );
     }
     for tool in &attempt.open_tools {
-        page.sub("tool", &format!("{} since {}", tool.tool_name, moment(tool.started_at.as_ref(), now_ms)));
+        page.sub(
+            "tool",
+            &format!(
+                "{} since {}",
+                tool.tool_name,
+                moment(tool.started_at.as_ref(), now_ms)
+            ),
+        );
     }
-    page.sub("output", &attempt.output.as_ref().map(output_text).unwrap_or_default());
+    page.sub(
+        "output",
+        &attempt.output.as_ref().map(output_text).unwrap_or_default(),
+    );
 }
 
 fn attempt_end(page: &mut Page, attempt: &Attempt) {
@@ -147,10 +186,21 @@ fn attempt_end(page: &mut Page, attempt: &Attempt) {
     let signal = attempt.signal.map(|signal| format!("signal {signal}"));
     page.sub("exit", &exit.or(signal).unwrap_or_default());
     if attempt.termination() != Termination::Unspecified {
-        page.sub("processes", &format!("gone, {}", attempt.termination().short_name()));
+        page.sub(
+            "processes",
+            &format!("gone, {}", attempt.termination().short_name()),
+        );
     }
-    let safe = if attempt.retry_safe { "safe" } else { "effects are possible" };
-    let again = if attempt.retryable { "retryable" } else { "not retryable" };
+    let safe = if attempt.retry_safe {
+        "safe"
+    } else {
+        "effects are possible"
+    };
+    let again = if attempt.retryable {
+        "retryable"
+    } else {
+        "not retryable"
+    };
     page.sub("retry", &format!("{again}, {safe}"));
 }
 
@@ -170,13 +220,18 @@ fn timer_text(timer: &ArmedTimer) -> String {
 }
 
 fn moment(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
-    at.map(|at| format!("{at} ({} ago)", task_view::age(Some(at), now_ms))).unwrap_or_default()
+    at.map(|at| format!("{at} ({} ago)", task_view::age(Some(at), now_ms)))
+        .unwrap_or_default()
 }
 
 fn until(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {
-    at.map(|at| duration::short(task_view::unix_ms(at).saturating_sub(now_ms))).unwrap_or_default()
+    at.map(|at| duration::short(task_view::unix_ms(at).saturating_sub(now_ms)))
+        .unwrap_or_default()
 }
 
-pub fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
-    map.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+pub(crate) fn pairs(map: &std::collections::BTreeMap<String, String>) -> String {
+    map.iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect::<Vec<_>>()
+        .join(" ")
 }

@@ -9,13 +9,14 @@ mod console;
 mod discovery;
 mod duration;
 mod errors;
-mod exit;
+pub mod exit;
 mod follow;
 mod inspect;
 mod logging;
 mod output_reader;
 mod pairs;
 mod sanitize;
+mod servers;
 mod stop;
 mod style;
 mod submission;
@@ -29,7 +30,7 @@ use clap::Parser;
 use crate::commands::Command;
 use crate::console::Console;
 use crate::errors::CliError;
-pub use crate::exit::Exit;
+use crate::exit::Exit;
 use crate::style::Tone;
 
 /// Baton hands work to AI agents on your machines, and knows at every moment who holds it.
@@ -50,7 +51,11 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // Help goes to stdout and may meet a closed pipe, which is no failure.
             drop(error.print());
-            if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
+            if error.use_stderr() {
+                Exit::Usage.into()
+            } else {
+                Exit::Done.into()
+            }
         }
     }
 }

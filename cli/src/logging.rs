@@ -11,7 +11,7 @@ use crate::errors::CliError;
 const DEFAULT_FILTER: &str = "info";
 
 #[derive(Args, Clone, Debug)]
-pub struct LogArgs {
+pub(crate) struct LogArgs {
     /// Write the log as JSON, one object per line. RUST_LOG chooses what is logged, for example `debug` or
     /// `baton_relay=trace`.
     #[arg(long, env = "BATON_LOG_JSON", help_heading = "Logging")]
@@ -20,15 +20,21 @@ pub struct LogArgs {
 
 impl LogArgs {
     /// `quiet` is the filter used when RUST_LOG says nothing.
-    pub fn init(&self, quiet: Option<&str>) -> Result<(), CliError> {
+    pub(crate) fn init(&self, quiet: Option<&str>) -> Result<(), CliError> {
         let filter = EnvFilter::try_from_default_env()
             .or_else(|_| EnvFilter::try_new(quiet.unwrap_or(DEFAULT_FILTER)))
-            .map_err(|error| CliError::usage(format!("RUST_LOG: {error}"), "write it like `info`"))?;
+            .map_err(|error| {
+                CliError::usage(format!("RUST_LOG: {error}"), "write it like `info`")
+            })?;
         let builder = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal());
-        let result = if self.log_json { builder.json().try_init() } else { builder.try_init() };
+        let result = if self.log_json {
+            builder.json().try_init()
+        } else {
+            builder.try_init()
+        };
         result.map_err(|error| CliError::local("set up the log", error))
     }
 }

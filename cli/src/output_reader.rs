@@ -9,7 +9,7 @@ use crate::errors::CliError;
 use crate::follow::Patience;
 
 #[derive(Debug)]
-pub struct OutputReader {
+pub(crate) struct OutputReader {
     relay: Relay,
     request: ReadOutputRequest,
     stream: Option<Streaming<ReadOutputResponse>>,
@@ -18,19 +18,24 @@ pub struct OutputReader {
 
 /// What comes next in the output.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Piece {
+pub(crate) enum Piece {
     Bytes(OutputChunk),
     Cut(OutputCut),
     End(OutputEnd),
 }
 
 impl OutputReader {
-    pub fn new(relay: Relay, request: ReadOutputRequest) -> Self {
-        Self { relay, request, stream: None, patience: Patience::default() }
+    pub(crate) fn new(relay: Relay, request: ReadOutputRequest) -> Self {
+        Self {
+            relay,
+            request,
+            stream: None,
+            patience: Patience::default(),
+        }
     }
 
     /// The next piece; `End` is the last one. May be dropped and called again without losing anything.
-    pub async fn next(&mut self) -> Result<Piece, CliError> {
+    pub(crate) async fn next(&mut self) -> Result<Piece, CliError> {
         loop {
             match self.piece().await {
                 Ok(piece) => {
@@ -76,9 +81,11 @@ impl OutputReader {
     }
 
     /// Only what is there already, from where this reader stands.
-    pub fn rest(self) -> OutputReader {
-        let request = ReadOutputRequest { follow: false, ..self.request };
+    pub(crate) fn rest(self) -> OutputReader {
+        let request = ReadOutputRequest {
+            follow: false,
+            ..self.request
+        };
         OutputReader::new(self.relay, request)
     }
 }
-

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::duration;
 
 /// Splits at the first `=`; the value may be empty, the key may not.
-pub fn pair(text: &str) -> Result<(String, String), String> {
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.to_owned(), value.to_owned())),
         Some(_) => Err("the part before = is empty; write KEY=VALUE".to_owned()),
@@ -15,7 +15,7 @@ pub fn pair(text: &str) -> Result<(String, String), String> {
 
 /// The deadlines that a submission may set. The first eight form the profile; the last two stand outside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeadlineName {
+pub(crate) enum DeadlineName {
     ProcessStart,
     PromptWrite,
     FirstEvent,
@@ -43,17 +43,19 @@ const DEADLINES: [(&str, DeadlineName); 10] = [
 
 /// One `--deadline NAME=DURATION`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadline {
+pub(crate) struct Deadline {
     pub name: DeadlineName,
     pub after: Duration,
 }
 
-pub fn deadline(text: &str) -> Result<Deadline, String> {
+pub(crate) fn deadline(text: &str) -> Result<Deadline, String> {
     let (name, value) = pair(text)?;
     let known = DEADLINES.iter().find(|(known, _)| *known == name);
     let Some(&(_, name)) = known else {
         let names = DEADLINES.map(|(name, _)| name).join(", ");
-        return Err(format!("there is no deadline called {name}; the names are {names}"));
+        return Err(format!(
+            "there is no deadline called {name}; the names are {names}"
+        ));
     };
     let after = duration::parse(&value)?;
     Ok(Deadline { name, after })
@@ -75,7 +77,13 @@ mod tests {
     fn deadlines_know_their_ten_names() {
         for (text, name) in DEADLINES {
             let parsed = deadline(&format!("{text}=1500ms")).expect("known");
-            assert_eq!(parsed, Deadline { name, after: Duration::from_millis(1500) });
+            assert_eq!(
+                parsed,
+                Deadline {
+                    name,
+                    after: Duration::from_millis(1500)
+                }
+            );
         }
         let unknown = deadline("lease=5s").expect_err("lease has its own flag");
         assert!(unknown.contains("stream_idle"), "{unknown}");

@@ -22,14 +22,14 @@ enum State {
 
 /// The filter. Feed chunks, then `finish` once.
 #[derive(Debug, Default)]
-pub struct Sanitizer {
+pub(crate) struct Sanitizer {
     state: State,
     /// The first bytes of a character whose rest is in the next chunk; at most three.
     partial: Vec<u8>,
 }
 
 impl Sanitizer {
-    pub fn push(&mut self, chunk: &[u8], out: &mut String) {
+    pub(crate) fn push(&mut self, chunk: &[u8], out: &mut String) {
         let joined;
         let mut rest = if self.partial.is_empty() {
             chunk
@@ -57,7 +57,7 @@ impl Sanitizer {
     }
 
     /// Ends the stream; a character that was cut off shows as a replacement character.
-    pub fn finish(mut self, out: &mut String) {
+    pub(crate) fn finish(mut self, out: &mut String) {
         if !self.partial.is_empty() {
             self.character(char::REPLACEMENT_CHARACTER, out);
         }
@@ -82,7 +82,7 @@ impl Sanitizer {
 }
 
 /// One whole text at once, for the short strings in tables and messages: also without line breaks and tabs.
-pub fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut sanitizer = Sanitizer::default();
     sanitizer.push(text.as_bytes(), &mut out);
@@ -113,7 +113,10 @@ fn introducer(c: char) -> Option<State> {
 }
 
 const fn string(bell_ends: bool) -> State {
-    State::Payload { bell_ends, length: 0 }
+    State::Payload {
+        bell_ends,
+        length: 0,
+    }
 }
 
 fn escape(c: char, out: &mut String) -> State {
@@ -143,7 +146,10 @@ fn payload(c: char, bell_ends: bool, length: usize) -> State {
         '\u{9c}' | '\u{18}' | '\u{1a}' => State::Ground,
         '\u{7}' if bell_ends => State::Ground,
         _ if length >= MAX_PAYLOAD_CHARS => State::Ground,
-        _ => State::Payload { bell_ends, length: length + 1 },
+        _ => State::Payload {
+            bell_ends,
+            length: length + 1,
+        },
     }
 }
 
@@ -188,7 +194,10 @@ mod tests {
             (b"\x1b]0;title\x07after", "after"),
             (b"\x1b]52;c;aGFja2Vk\x1b\\after", "after"),
             (b"\x1b]8;;http://evil\x1b\\link\x1b]8;;\x1b\\", "link"),
-            (b"\x1bP1$r0m\x1b\\a\x1b_apc\x1b\\b\x1b^pm\x1b\\c\x1bXsos\x1b\\d", "abcd"),
+            (
+                b"\x1bP1$r0m\x1b\\a\x1b_apc\x1b\\b\x1b^pm\x1b\\c\x1bXsos\x1b\\d",
+                "abcd",
+            ),
             ("\u{9b}31mred\u{9d}0;t\u{9c}x".as_bytes(), "redx"),
             ("safe\u{202e}txt.exe\u{2069}".as_bytes(), "safetxt.exe"),
             (b"over\rwrite\x08\x7f\r\n", "overwrite\n"),

@@ -9,10 +9,12 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 
 /// A token that the first signal cancels.
-pub fn on_signals() -> Result<CancellationToken, CliError> {
+pub(crate) fn on_signals() -> Result<CancellationToken, CliError> {
     let listen = |kind| signal(kind).map_err(|error| CliError::local("listen for signals", error));
-    let (mut interrupt, mut terminate) =
-        (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let (mut interrupt, mut terminate) = (
+        listen(SignalKind::interrupt())?,
+        listen(SignalKind::terminate())?,
+    );
     let stop = CancellationToken::new();
     let token = stop.clone();
     tokio::spawn(async move {

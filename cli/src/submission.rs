@@ -16,7 +16,7 @@ use crate::pairs::{self, Deadline, DeadlineName};
 
 /// What the task is.
 #[derive(Args, Clone, Debug, Default)]
-pub struct TaskArgs {
+pub(crate) struct TaskArgs {
     /// Name of the agent that does the work, as daemons have it configured. With a command after `--` the default is
     /// `command`.
     #[arg(long, value_name = "NAME")]
@@ -55,7 +55,7 @@ pub struct TaskArgs {
 /// Options that are handed to the agent; one that it cannot take refuses the task.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Agent options")]
-pub struct OptionArgs {
+pub(crate) struct OptionArgs {
     /// Model, as the agent spells it.
     #[arg(long, value_name = "NAME", default_value = "")]
     pub model: String,
@@ -76,7 +76,7 @@ pub struct OptionArgs {
 /// Where and when it may run.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Placement")]
-pub struct PlacementArgs {
+pub(crate) struct PlacementArgs {
     /// Only run on daemons with this label and value. May be repeated; all must match.
     #[arg(long = "require", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     pub require: Vec<(String, String)>,
@@ -101,7 +101,7 @@ pub struct PlacementArgs {
 /// How long things may take.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Deadlines")]
-pub struct DeadlineArgs {
+pub(crate) struct DeadlineArgs {
     /// Deadline by name: process_start, prompt_write, first_event, first_visible_event, stream_idle, tool_idle,
     /// user_input or cleanup_term. Giving one of these replaces the default profile: only those given are armed.
     /// queue and total stand outside the profile. May be repeated.
@@ -129,7 +129,7 @@ pub struct DeadlineArgs {
 /// What happens when an attempt does not succeed.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Retries")]
-pub struct RetryPolicyArgs {
+pub(crate) struct RetryPolicyArgs {
     /// How many attempts may end as failed or timed out, from 1 to 10.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10))]
     pub max_attempts: Option<u32>,
@@ -145,7 +145,7 @@ pub struct RetryPolicyArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
-pub enum TurnKindName {
+pub(crate) enum TurnKindName {
     User,
     SessionTitle,
     ContextStats,
@@ -154,7 +154,7 @@ pub enum TurnKindName {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum WhenUnsafeName {
+pub(crate) enum WhenUnsafeName {
     Park,
     Retry,
     Fail,
@@ -162,7 +162,7 @@ pub enum WhenUnsafeName {
 
 /// All flags that shape a task.
 #[derive(Args, Clone, Debug, Default)]
-pub struct SubmissionArgs {
+pub(crate) struct SubmissionArgs {
     #[command(flatten)]
     pub task: TaskArgs,
     #[command(flatten)]
@@ -177,7 +177,7 @@ pub struct SubmissionArgs {
 
 impl SubmissionArgs {
     /// `prompt` and `instructions` were read from files or flags by the caller.
-    pub fn spec(self, prompt: String, instructions: String) -> Result<TaskSpec, CliError> {
+    pub(crate) fn spec(self, prompt: String, instructions: String) -> Result<TaskSpec, CliError> {
         let agent = agent_name(self.task.agent, &self.task.command)?;
         let command = self.task.command;
         let profile = self.deadlines.profile();
@@ -188,7 +188,11 @@ impl SubmissionArgs {
             options: self.options.options(instructions),
             command: (!command.is_empty()).then_some(CommandSpec { argv: command }),
             cwd: self.task.cwd,
-            turn_kind: self.task.turn_kind.map_or(TurnKind::Unspecified, TurnKind::from).into(),
+            turn_kind: self
+                .task
+                .turn_kind
+                .map_or(TurnKind::Unspecified, TurnKind::from)
+                .into(),
             conversation_id: self.task.conversation,
             labels: map(self.task.labels),
             env: map(self.task.env),
@@ -242,13 +246,25 @@ impl OptionArgs {
 }
 
 fn context_ref(path: String) -> ContextRef {
-    let kind = if path.ends_with('/') { "folder" } else { "file" };
-    ContextRef { kind: kind.to_owned(), path, ..ContextRef::default() }
+    let kind = if path.ends_with('/') {
+        "folder"
+    } else {
+        "file"
+    };
+    ContextRef {
+        kind: kind.to_owned(),
+        path,
+        ..ContextRef::default()
+    }
 }
 
 impl PlacementArgs {
     fn policy(&self) -> DispatchPolicy {
-        if self.fail_fast { DispatchPolicy::FailFast } else { DispatchPolicy::Unspecified }
+        if self.fail_fast {
+            DispatchPolicy::FailFast
+        } else {
+            DispatchPolicy::Unspecified
+        }
     }
 
     fn placement(self) -> Option<Placement> {
@@ -267,19 +283,26 @@ impl DeadlineArgs {
     fn profile(&self) -> Option<DeadlineProfile> {
         let mut profile = self.no_deadlines.then(DeadlineProfile::default);
         for deadline in &self.deadlines {
-            set(&mut profile, deadline.name, duration::millis(deadline.after));
+            set(
+                &mut profile,
+                deadline.name,
+                duration::millis(deadline.after),
+            );
         }
         profile
     }
 
     fn outside(&self, name: DeadlineName) -> Option<u64> {
-        let last = self.deadlines.iter().rfind(|deadline| deadline.name == name);
+        let last = self
+            .deadlines
+            .iter()
+            .rfind(|deadline| deadline.name == name);
         last.map(|deadline| duration::millis(deadline.after))
     }
 }
 
 /// Puts one deadline into a profile, which becomes present by that; queue and total are not part of it.
-pub fn set(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms: u64) {
+pub(crate) fn set(profile: &mut Option<DeadlineProfile>, name: DeadlineName, ms: u64) {
     if matches!(name, DeadlineName::Queue | DeadlineName::Total) {
         return;
     }
@@ -303,7 +326,10 @@ impl RetryPolicyArgs {
         let policy = RetryPolicy {
             max_attempts: self.max_attempts,
             max_losses: self.max_losses,
-            when_unsafe: self.when_unsafe.map_or(WhenUnsafe::Unspecified, WhenUnsafe::from).into(),
+            when_unsafe: self
+                .when_unsafe
+                .map_or(WhenUnsafe::Unspecified, WhenUnsafe::from)
+                .into(),
             ..RetryPolicy::default()
         };
         (policy != RetryPolicy::default()).then_some(policy)
@@ -332,7 +358,7 @@ impl From<WhenUnsafeName> for WhenUnsafe {
     }
 }
 
-pub fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
+pub(crate) fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
     pairs.into_iter().collect()
 }
 
@@ -350,7 +376,9 @@ mod tests {
 
     fn spec(args: &[&str]) -> TaskSpec {
         let line = Line::try_parse_from([&["submit"], args].concat()).expect("parses");
-        line.submission.spec(String::new(), String::new()).expect("a whole task")
+        line.submission
+            .spec(String::new(), String::new())
+            .expect("a whole task")
     }
 
     #[test]
@@ -368,8 +396,18 @@ mod tests {
     #[test]
     fn absent_empty_and_partial_profiles_differ() {
         assert_eq!(spec(&["--", "true"]).profile, None);
-        assert_eq!(spec(&["--no-deadlines", "--", "true"]).profile, Some(DeadlineProfile::default()));
-        let partial = spec(&["--deadline", "stream_idle=90s", "--deadline", "tool_idle=0s", "--", "true"]);
+        assert_eq!(
+            spec(&["--no-deadlines", "--", "true"]).profile,
+            Some(DeadlineProfile::default())
+        );
+        let partial = spec(&[
+            "--deadline",
+            "stream_idle=90s",
+            "--deadline",
+            "tool_idle=0s",
+            "--",
+            "true",
+        ]);
         let expected = DeadlineProfile {
             stream_idle_ms: Some(90_000),
             tool_idle_ms: Some(0),
@@ -380,34 +418,59 @@ mod tests {
 
     #[test]
     fn queue_and_total_do_not_make_a_profile_present() {
-        let spec = spec(&["--deadline", "queue=5s", "--deadline", "total=1h", "--", "true"]);
-        assert_eq!((spec.profile, spec.queue_ms, spec.total_ms), (None, Some(5_000), Some(3_600_000)));
+        let spec = spec(&[
+            "--deadline",
+            "queue=5s",
+            "--deadline",
+            "total=1h",
+            "--",
+            "true",
+        ]);
+        assert_eq!(
+            (spec.profile, spec.queue_ms, spec.total_ms),
+            (None, Some(5_000), Some(3_600_000))
+        );
     }
 
     #[test]
-    fn every_flag_reaches_its_field() {
-        let spec = spec(&[
-            "--agent", "claude", "--goal", "g", "--cwd", "/w", "--env", "A=b", "--label", "team=core",
-            "--turn-kind", "session_title", "--conversation", "c1", "--model", "m", "--effort", "high",
-            "--permission-mode", "plan", "--context", "src/", "--context", "a.rs", "--require", "zone=eu",
-            "--capability", "gpu", "--daemon", "d1", "--priority", "70", "--fail-fast", "--profile",
-            "long", "--lease", "1m", "--max-attempts", "2", "--max-losses", "4", "--when-unsafe", "retry",
-        ]);
-        let placement = spec.placement.expect("placement");
+    fn flags_of_the_task_and_the_agent_reach_their_fields() {
+        let line = "--agent claude --goal g --cwd /w --env A=b --label team=core --turn-kind session_title \
+                    --conversation c1 --model m --effort high --permission-mode plan --context src/ --context a.rs";
+        let spec = spec(&line.split_whitespace().collect::<Vec<_>>());
         let options = spec.options.expect("options");
-        let retry = spec.retry.expect("retry");
-        assert_eq!((spec.agent.as_str(), spec.goal.as_str(), spec.cwd.as_str()), ("claude", "g", "/w"));
-        assert_eq!((spec.env["A"].as_str(), spec.labels["team"].as_str()), ("b", "core"));
+        let texts = [spec.agent, spec.goal, spec.cwd, spec.conversation_id];
+        assert_eq!(texts, ["claude", "g", "/w", "c1"]);
+        assert_eq!(
+            (spec.env["A"].as_str(), spec.labels["team"].as_str()),
+            ("b", "core")
+        );
         assert_eq!(spec.turn_kind, i32::from(TurnKind::SessionTitle));
-        assert_eq!((spec.conversation_id.as_str(), spec.profile_name.as_str()), ("c1", "long"));
-        assert_eq!((options.model.as_str(), options.effort.as_str()), ("m", "high"));
-        assert_eq!(options.permission_mode, "plan");
-        let kinds: Vec<&str> = options.context_refs.iter().map(|c| c.kind.as_str()).collect();
+        let texts = [options.model, options.effort, options.permission_mode];
+        assert_eq!(texts, ["m", "high", "plan"]);
+        let kinds: Vec<&str> = options
+            .context_refs
+            .iter()
+            .map(|c| c.kind.as_str())
+            .collect();
         assert_eq!(kinds, ["folder", "file"]);
+    }
+
+    #[test]
+    fn flags_of_placement_limits_and_retries_reach_their_fields() {
+        let line = "--agent a --require zone=eu --capability gpu --daemon d1 --priority 70 --fail-fast --profile long \
+                    --lease 1m --max-attempts 2 --max-losses 4 --when-unsafe retry";
+        let spec = spec(&line.split_whitespace().collect::<Vec<_>>());
+        let placement = spec.placement.expect("placement");
+        let retry = spec.retry.expect("retry");
+        assert!(spec.labels.is_empty(), "placement is not a note");
         assert_eq!(placement.labels["zone"], "eu");
-        assert_eq!((placement.capabilities, placement.daemon.as_str()), (vec!["gpu".to_owned()], "d1"));
+        assert_eq!(
+            (placement.capabilities, placement.daemon.as_str()),
+            (vec!["gpu".to_owned()], "d1")
+        );
         assert_eq!((spec.priority, spec.lease_ttl_ms), (Some(70), Some(60_000)));
         assert_eq!(spec.dispatch_policy, i32::from(DispatchPolicy::FailFast));
+        assert_eq!((spec.profile, spec.profile_name.as_str()), (None, "long"));
         assert_eq!((retry.max_attempts, retry.max_losses), (Some(2), Some(4)));
         assert_eq!(retry.when_unsafe, i32::from(WhenUnsafe::Retry));
     }

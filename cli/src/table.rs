@@ -2,27 +2,30 @@
 
 /// Rows of equal length under one header. Cells must be free of control characters already.
 #[derive(Debug)]
-pub struct Table {
+pub(crate) struct Table {
     header: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub fn new<const N: usize>(header: [&'static str; N]) -> Self {
-        Self { header: header.to_vec(), rows: Vec::new() }
+    pub(crate) fn new<const N: usize>(header: [&'static str; N]) -> Self {
+        Self {
+            header: header.to_vec(),
+            rows: Vec::new(),
+        }
     }
 
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.header.len(), "a row has a cell for every column");
         self.rows.push(cells.to_vec());
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
     /// The header line and then the rows.
-    pub fn lines(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
         let header: Vec<String> = self.header.iter().map(|name| (*name).to_owned()).collect();
         let widths = self.widths(&header);
         std::iter::once(header)

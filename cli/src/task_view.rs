@@ -1,6 +1,8 @@
 //! Tasks, attempts and events in a line for people. Everything that came over the wire is cleaned on the way.
 
-use baton_proto::v1::{Attempt, AttemptState, LifecyclePhase, Task, TaskEvent, TaskEventKind, TaskState};
+use baton_proto::v1::{
+    Attempt, AttemptState, LifecyclePhase, Task, TaskEvent, TaskEventKind, TaskState,
+};
 use baton_proto::{ShortName, short_name_of};
 use prost_types::Timestamp;
 
@@ -8,7 +10,7 @@ use crate::duration;
 use crate::sanitize::one_line;
 use crate::style::{Style, Tone};
 
-pub fn tone(state: TaskState) -> Tone {
+pub(crate) fn tone(state: TaskState) -> Tone {
     match state {
         TaskState::Completed => Tone::Good,
         TaskState::Failed | TaskState::TimedOut | TaskState::Lost => Tone::Bad,
@@ -20,34 +22,40 @@ pub fn tone(state: TaskState) -> Tone {
 }
 
 /// `3m 05s`, or nothing for a time that never came.
-pub fn age(at: Option<&Timestamp>, now_ms: u64) -> String {
-    at.map(|at| duration::short(now_ms.saturating_sub(unix_ms(at)))).unwrap_or_default()
+pub(crate) fn age(at: Option<&Timestamp>, now_ms: u64) -> String {
+    at.map(|at| duration::short(now_ms.saturating_sub(unix_ms(at))))
+        .unwrap_or_default()
 }
 
-pub fn unix_ms(at: &Timestamp) -> u64 {
+pub(crate) fn unix_ms(at: &Timestamp) -> u64 {
     let ms = at.seconds.saturating_mul(1000) + i64::from(at.nanos / 1_000_000);
     u64::try_from(ms).unwrap_or(0)
 }
 
 /// `16:04:05.250`, UTC.
-pub fn time_of_day(at: Option<&Timestamp>) -> String {
+pub(crate) fn time_of_day(at: Option<&Timestamp>) -> String {
     let Some(at) = at else {
         return String::new();
     };
     let ms = unix_ms(at);
     let seconds = ms / 1000 % 86_400;
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}.{:03}", seconds % 60, ms % 1000)
+    format!(
+        "{hours:02}:{minutes:02}:{:02}.{:03}",
+        seconds % 60,
+        ms % 1000
+    )
 }
 
 /// One event in one line, as `watch` shows it.
-pub fn event_line(event: &TaskEvent, style: Style) -> String {
+pub(crate) fn event_line(event: &TaskEvent, style: Style) -> String {
     let time = style.paint(Tone::Quiet, &time_of_day(event.recorded_at.as_ref()));
     let mut words = vec![time, short_name_of::<TaskEventKind>(event.kind)];
     if event.attempt_number > 0 {
         words.push(format!("attempt {}", event.attempt_number));
     }
-    let phase = event.kind() == TaskEventKind::Phase && event.phase() != LifecyclePhase::Unspecified;
+    let phase =
+        event.kind() == TaskEventKind::Phase && event.phase() != LifecyclePhase::Unspecified;
     if phase {
         words.push(short_name_of::<LifecyclePhase>(event.phase));
     } else if event.state() != AttemptState::Unspecified {
@@ -67,8 +75,11 @@ fn event_details(event: &TaskEvent) -> Vec<String> {
         &event.reason,
         &event.detail,
     ];
-    let mut details: Vec<String> =
-        texts.into_iter().filter(|text| !text.is_empty()).map(|text| one_line(text)).collect();
+    let mut details: Vec<String> = texts
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .map(|text| one_line(text))
+        .collect();
     if let Some(cut) = &event.cut {
         details.push(format!("{} bytes", cut.length));
     }
@@ -77,12 +88,12 @@ fn event_details(event: &TaskEvent) -> Vec<String> {
 
 /// What `--wait` tells about an event, or nothing when it says nothing new.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub(crate) struct Progress {
     shown: Option<(TaskState, u32, AttemptState)>,
 }
 
 impl Progress {
-    pub fn line(&mut self, event: &TaskEvent, style: Style) -> Option<String> {
+    pub(crate) fn line(&mut self, event: &TaskEvent, style: Style) -> Option<String> {
         let now = (event.task_state(), event.attempt_number, event.state());
         if self.shown.replace(now) == Some(now) && event.failure_code.is_empty() {
             return None;
@@ -102,11 +113,14 @@ impl Progress {
 }
 
 /// How a task ended, in one line.
-pub fn ending(task: &Task, style: Style) -> String {
+pub(crate) fn ending(task: &Task, style: Style) -> String {
     let state = style.paint(tone(task.state()), task.state().short_name());
     let took = match (&task.created_at, &task.ended_at) {
         (Some(from), Some(to)) => {
-            format!(" after {}", duration::short(unix_ms(to).saturating_sub(unix_ms(from))))
+            format!(
+                " after {}",
+                duration::short(unix_ms(to).saturating_sub(unix_ms(from)))
+            )
         }
         (None | Some(_), None | Some(_)) => String::new(),
     };
@@ -115,17 +129,29 @@ pub fn ending(task: &Task, style: Style) -> String {
 }
 
 /// The reason that a person needs: why it is parked, or how the last attempt failed.
-pub fn why(task: &Task) -> Option<String> {
+pub(crate) fn why(task: &Task) -> Option<String> {
     if let Some(attention) = &task.attention {
         let cause = attention.cause().short_name();
         let reason = one_line(&attention.reason);
-        return Some(if reason.is_empty() { cause.to_owned() } else { format!("{cause}, {reason}") });
+        return Some(if reason.is_empty() {
+            cause.to_owned()
+        } else {
+            format!("{cause}, {reason}")
+        });
     }
     let failed = |attempt: &&Attempt| !attempt.failure_code.is_empty();
     let attempt = task.attempts.last().filter(failed)?;
-    let message = if attempt.user_message.is_empty() { &attempt.message } else { &attempt.user_message };
+    let message = if attempt.user_message.is_empty() {
+        &attempt.message
+    } else {
+        &attempt.user_message
+    };
     let code = one_line(&attempt.failure_code);
-    Some(if message.is_empty() { code } else { format!("{code}, {}", one_line(message)) })
+    Some(if message.is_empty() {
+        code
+    } else {
+        format!("{code}, {}", one_line(message))
+    })
 }
 
 #[cfg(test)]
@@ -149,7 +175,11 @@ mod tests {
         let first = progress.line(&event(AttemptState::Starting), style());
         assert_eq!(first.as_deref(), Some("running: attempt 1 starting"));
         assert_eq!(progress.line(&event(AttemptState::Starting), style()), None);
-        assert!(progress.line(&event(AttemptState::Streaming), style()).is_some());
+        assert!(
+            progress
+                .line(&event(AttemptState::Streaming), style())
+                .is_some()
+        );
     }
 
     #[test]
@@ -161,17 +191,29 @@ mod tests {
         };
         let task = Task {
             state: TaskState::Failed.into(),
-            created_at: Some(Timestamp { seconds: 10, nanos: 0 }),
-            ended_at: Some(Timestamp { seconds: 11, nanos: 500_000_000 }),
+            created_at: Some(Timestamp {
+                seconds: 10,
+                nanos: 0,
+            }),
+            ended_at: Some(Timestamp {
+                seconds: 11,
+                nanos: 500_000_000,
+            }),
             attempts: vec![attempt],
             ..Task::default()
         };
-        assert_eq!(ending(&task, style()), "failed after 1.5s: agent_exit, exit code 3");
+        assert_eq!(
+            ending(&task, style()),
+            "failed after 1.5s: agent_exit, exit code 3"
+        );
     }
 
     #[test]
     fn times_are_shown_in_utc_to_the_millisecond() {
-        let at = Timestamp { seconds: 86_400 + 3_661, nanos: 7_000_000 };
+        let at = Timestamp {
+            seconds: 86_400 + 3_661,
+            nanos: 7_000_000,
+        };
         assert_eq!(time_of_day(Some(&at)), "01:01:01.007");
         assert_eq!(age(Some(&at), unix_ms(&at) + 65_000), "1m 05s");
         assert_eq!(age(None, 5), "");

@@ -20,45 +20,52 @@ fn text(bytes: &[u8]) -> String {
 fn help_and_version_go_to_stdout_and_succeed() {
     let version = baton(&["--version"]);
     assert_eq!(version.status.code(), Some(0));
-    assert_eq!(text(&version.stdout).trim(), concat!("baton ", env!("CARGO_PKG_VERSION")));
+    assert_eq!(
+        text(&version.stdout).trim(),
+        concat!("baton ", env!("CARGO_PKG_VERSION"))
+    );
     let help = baton(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     for command in [
         "up", "relay", "daemon", "submit", "watch", "output", "tasks", "show", "cancel", "retry",
         "daemons", "drain", "token", "profile", "bench",
     ] {
-        assert!(text(&help.stdout).contains(&format!("\n  {command} ")), "{command} is listed");
+        assert!(
+            text(&help.stdout).contains(&format!("\n  {command} ")),
+            "{command} is listed"
+        );
         let own = baton(&[command, "--help"]);
         assert_eq!(own.status.code(), Some(0), "{command} --help");
     }
 }
 
+/// Command lines (split at blanks) that are wrong, and a word that the complaint must hold.
+const WRONG: [(&str, &str); 11] = [
+    ("", "Usage"),
+    ("fly", "fly"),
+    ("submit --deadline soon=1s -- true", "stream_idle"),
+    ("submit --deadline queue=5 -- true", "30s"),
+    ("submit --label nothing -- true", "KEY=VALUE"),
+    (
+        "submit --profile p --deadline queue=5s -- true",
+        "--profile",
+    ),
+    ("submit --profile p --no-deadlines -- true", "--profile"),
+    ("submit --when-unsafe panic -- true", "park"),
+    ("submit --agent command", "after two dashes"),
+    ("up --exit", "--demo"),
+    ("watch", "TASK"),
+];
+
 #[test]
 fn usage_errors_exit_2_and_say_what_is_wrong() {
-    let cases: &[(&[&str], &str)] = &[
-        (&[], "Usage"),
-        (&["fly"], "fly"),
-        (&["submit", "--agent", "command", "--deadline", "soon=1s", "--", "true"], "stream_idle"),
-        (&["submit", "--agent", "command", "--deadline", "queue=5", "--", "true"], "30s"),
-        (&["submit", "--agent", "command", "--label", "nothing", "--", "true"], "KEY=VALUE"),
-        (
-            &["submit", "--agent", "command", "--profile", "p", "--deadline", "queue=5s", "--", "true"],
-            "--profile",
-        ),
-        (
-            &["submit", "--agent", "command", "--profile", "p", "--no-deadlines", "--", "true"],
-            "--profile",
-        ),
-        (&["submit", "--agent", "command", "--when-unsafe", "panic", "--", "true"], "park"),
-        (&["submit", "--agent", "command"], "--"),
-        (&["up", "--exit"], "--demo"),
-        (&["watch"], "TASK"),
-    ];
-    for (args, expected) in cases {
-        let run = baton(args);
-        assert_eq!(run.status.code(), Some(2), "{args:?}: {}", text(&run.stderr));
-        assert!(text(&run.stderr).contains(expected), "{args:?}: {}", text(&run.stderr));
-        assert!(run.stdout.is_empty(), "{args:?} prints no data");
+    for (line, expected) in WRONG {
+        let args: Vec<&str> = line.split_whitespace().collect();
+        let run = baton(&args);
+        let said = text(&run.stderr);
+        assert_eq!(run.status.code(), Some(2), "{line}: {said}");
+        assert!(said.contains(expected), "{line}: {said}");
+        assert!(run.stdout.is_empty(), "{line} prints no data");
     }
 }
 
@@ -69,10 +76,19 @@ fn an_unreachable_relay_exits_2_with_a_hint() {
     std::fs::write(&token, "btn_test\n").expect("writable");
     let token = token.to_str().expect("UTF-8");
     // Port 1 is reserved and nothing listens there.
-    let run = baton(&["tasks", "--relay", "http://127.0.0.1:1", "--token-file", token]);
+    let run = baton(&[
+        "tasks",
+        "--relay",
+        "http://127.0.0.1:1",
+        "--token-file",
+        token,
+    ]);
     assert_eq!(run.status.code(), Some(2));
     let said = text(&run.stderr);
-    assert!(said.contains("http://127.0.0.1:1") && said.contains("baton up"), "{said}");
+    assert!(
+        said.contains("http://127.0.0.1:1") && said.contains("baton up"),
+        "{said}"
+    );
     assert!(run.stdout.is_empty());
 }
 
@@ -80,5 +96,9 @@ fn an_unreachable_relay_exits_2_with_a_hint() {
 fn a_missing_token_exits_2_and_names_the_file() {
     let run = baton(&["tasks"]);
     assert_eq!(run.status.code(), Some(2));
-    assert!(text(&run.stderr).contains("admin.token"), "{}", text(&run.stderr));
+    assert!(
+        text(&run.stderr).contains("admin.token"),
+        "{}",
+        text(&run.stderr)
+    );
 }

@@ -11,7 +11,7 @@ use super::latency::Samples;
 use crate::clock;
 
 #[derive(Debug)]
-pub struct Completions {
+pub(crate) struct Completions {
     epoch: Instant,
     count: AtomicU64,
     samples: Mutex<Samples>,
@@ -19,7 +19,7 @@ pub struct Completions {
 }
 
 impl Completions {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             epoch: clock::instant(),
             count: AtomicU64::new(0),
@@ -29,32 +29,37 @@ impl Completions {
     }
 
     /// The channel id of a task that is submitted at `at`.
-    pub fn stamp(&self, at: Instant) -> String {
-        at.saturating_duration_since(self.epoch).as_micros().to_string()
+    pub(crate) fn stamp(&self, at: Instant) -> String {
+        at.saturating_duration_since(self.epoch)
+            .as_micros()
+            .to_string()
     }
 
     /// One completion is durable.
-    pub fn record(&self, stamp: &str) {
+    pub(crate) fn record(&self, stamp: &str) {
         if let Ok(micros) = stamp.parse() {
             let submitted = self.epoch + Duration::from_micros(micros);
             let latency = clock::instant().saturating_duration_since(submitted);
-            self.samples.lock().expect("no holder of this lock panics").add(latency);
+            self.samples
+                .lock()
+                .expect("no holder of this lock panics")
+                .add(latency);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
         self.progressed.notify_waiters();
     }
 
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
     /// Takes the latencies recorded so far and starts afresh.
-    pub fn take_samples(&self) -> Samples {
+    pub(crate) fn take_samples(&self) -> Samples {
         std::mem::take(&mut *self.samples.lock().expect("no holder of this lock panics"))
     }
 
     /// Waits until `count` completions were seen.
-    pub async fn reach(&self, count: u64) {
+    pub(crate) async fn reach(&self, count: u64) {
         loop {
             let progressed = self.progressed.notified();
             if self.count() >= count {

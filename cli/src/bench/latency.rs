@@ -6,35 +6,34 @@ use serde_json::{Value, json};
 
 /// Samples in microseconds, in any order.
 #[derive(Clone, Debug, Default)]
-pub struct Samples(Vec<u32>);
+pub(crate) struct Samples(Vec<u32>);
 
 impl Samples {
-    pub fn add(&mut self, latency: Duration) {
-        self.0.push(u32::try_from(latency.as_micros()).unwrap_or(u32::MAX));
+    pub(crate) fn add(&mut self, latency: Duration) {
+        self.0
+            .push(u32::try_from(latency.as_micros()).unwrap_or(u32::MAX));
     }
 
-    pub fn merge(&mut self, other: Samples) {
+    pub(crate) fn merge(&mut self, other: Samples) {
         self.0.extend(other.0);
     }
 
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub fn summary(mut self) -> Summary {
+    pub(crate) fn summary(mut self) -> Summary {
         self.0.sort_unstable();
         let at = |q: f64| percentile_ms(&self.0, q);
-        Summary { count: self.0.len(), p50: at(0.50), p90: at(0.90), p99: at(0.99), max: at(1.0) }
+        Summary {
+            count: self.0.len(),
+            p50: at(0.50),
+            p90: at(0.90),
+            p99: at(0.99),
+            max: at(1.0),
+        }
     }
 }
 
 /// Milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Summary {
+pub(crate) struct Summary {
     pub count: usize,
     pub p50: f64,
     pub p90: f64,
@@ -43,7 +42,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub fn json(self) -> Value {
+    pub(crate) fn json(self) -> Value {
         json!({
             "count": self.count,
             "p50Ms": self.p50,

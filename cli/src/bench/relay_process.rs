@@ -21,9 +21,11 @@ use crate::errors::CliError;
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const LOG_TAIL_LINES: usize = 20;
+/// The kernel's promise about times in /proc, whatever its own tick is.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug)]
-pub struct RelayProcess {
+pub(crate) struct RelayProcess {
     pub url: String,
     child: Child,
     data: PathBuf,
@@ -32,7 +34,7 @@ pub struct RelayProcess {
 
 impl RelayProcess {
     /// Starts it on a free loopback port and waits until it listens.
-    pub async fn start(data: &Path) -> Result<Self, CliError> {
+    pub(crate) async fn start(data: &Path) -> Result<Self, CliError> {
         let program = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
         let mut child = Command::new(program)
             .args(["relay", "--listen", "127.0.0.1:0", "--data"])
@@ -53,10 +55,15 @@ impl RelayProcess {
             return Err(CliError::local("the relay did not start", tail(&log_tail)));
         };
         tokio::spawn(keep_tail(lines, log_tail.clone()));
-        Ok(Self { url, child, data: data.to_owned(), log_tail })
+        Ok(Self {
+            url,
+            child,
+            data: data.to_owned(),
+            log_tail,
+        })
     }
 
-    pub fn admin_token(&self) -> Result<String, CliError> {
+    pub(crate) fn admin_token(&self) -> Result<String, CliError> {
         let path = self.data.join(ADMIN_TOKEN_FILE);
         let token = fs::read_to_string(&path)
             .map_err(|error| CliError::local(format!("read {}", path.display()), error))?;
@@ -64,42 +71,48 @@ impl RelayProcess {
     }
 
     /// Resident memory now and at its highest, in bytes.
-    pub fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> Memory {
         let pid = self.child.id().unwrap_or_default();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        Memory { resident: status_bytes(&status, "VmRSS:"), peak: status_bytes(&status, "VmHWM:") }
+        Memory {
+            resident: status_bytes(&status, "VmRSS:"),
+            peak: status_bytes(&status, "VmHWM:"),
+        }
     }
 
     /// Processor time used so far, user and system together.
-    pub fn cpu_seconds(&self) -> f64 {
+    pub(crate) fn cpu_seconds(&self) -> f64 {
         let pid = self.child.id().unwrap_or_default();
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let ticks_per_second = rustix::param::clock_ticks_per_second();
-        cpu_ticks(&stat) as f64 / ticks_per_second as f64
+        cpu_ticks(&stat) as f64 / TICKS_PER_SECOND
     }
 
     /// What its data takes on the disk, in allocated bytes.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         allocated(&self.data).unwrap_or(0)
     }
 
     /// A clean stop, as an operator would do it.
-    pub async fn stop(mut self) -> Result<(), CliError> {
-        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    pub(crate) async fn stop(mut self) -> Result<(), CliError> {
+        let pid = self
+            .child
+            .id()
+            .and_then(|pid| Pid::from_raw(pid.cast_signed()));
         if let Some(pid) = pid {
             kill_process(pid, Signal::TERM).map_err(|e| CliError::local("stop the relay", e))?;
         }
         match timeout(STOP_LIMIT, self.child.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),
-            Ok(_) | Err(_) => {
-                Err(CliError::local("the relay did not stop cleanly", tail(&self.log_tail)))
-            }
+            Ok(_) | Err(_) => Err(CliError::local(
+                "the relay did not stop cleanly",
+                tail(&self.log_tail),
+            )),
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Memory {
+pub(crate) struct Memory {
     pub resident: u64,
     pub peak: u64,
 }
@@ -137,7 +150,11 @@ fn remember(log_tail: &Mutex<VecDeque<String>>, line: String) {
 fn tail(log_tail: &Mutex<VecDeque<String>>) -> String {
     let tail = log_tail.lock().expect("no holder of this lock panics");
     let lines: Vec<&str> = tail.iter().map(String::as_str).collect();
-    if lines.is_empty() { "it said nothing".to_owned() } else { lines.join(" | ") }
+    if lines.is_empty() {
+        "it said nothing".to_owned()
+    } else {
+        lines.join(" | ")
+    }
 }
 
 fn status_bytes(status: &str, field: &str) -> u64 {

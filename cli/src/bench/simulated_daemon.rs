@@ -21,13 +21,13 @@ use super::completions::Completions;
 use crate::client::Relay;
 use crate::errors::CliError;
 
-pub const AGENT: &str = "bench";
+pub(crate) const AGENT: &str = "bench";
 const COMPLETE_SEQ: u64 = 3;
 /// Full policy: the daemon waits, and the relay's flow control reaches it that way.
 const OUTGOING_FRAMES: usize = 1024;
 
 #[derive(Debug)]
-pub struct SimulatedDaemon {
+pub(crate) struct SimulatedDaemon {
     name: String,
     slots: u32,
     outgoing: mpsc::Sender<DaemonFrame>,
@@ -44,19 +44,33 @@ struct Held {
 
 impl SimulatedDaemon {
     /// Connects, introduces itself, and serves until the relay closes the stream.
-    pub async fn start(
+    pub(crate) async fn start(
         relay: &Relay,
         name: String,
         slots: u32,
         completions: Arc<Completions>,
     ) -> Result<JoinHandle<Result<(), CliError>>, CliError> {
         let (outgoing, queue) = mpsc::channel(OUTGOING_FRAMES);
-        let mut daemon =
-            Self { name, slots, outgoing, held: HashMap::new(), completions, heartbeats: 0 };
-        daemon.send(daemon_frame::Frame::Hello(daemon.hello())).await;
-        let mut incoming = relay.link().link(ReceiverStream::new(queue)).await?.into_inner();
+        let mut daemon = Self {
+            name,
+            slots,
+            outgoing,
+            held: HashMap::new(),
+            completions,
+            heartbeats: 0,
+        };
+        daemon
+            .send(daemon_frame::Frame::Hello(daemon.hello()))
+            .await;
+        let mut incoming = relay
+            .link()
+            .link(ReceiverStream::new(queue))
+            .await?
+            .into_inner();
         let heartbeat = welcome(&mut incoming).await?;
-        Ok(tokio::spawn(async move { daemon.serve(incoming, heartbeat).await }))
+        Ok(tokio::spawn(async move {
+            daemon.serve(incoming, heartbeat).await
+        }))
     }
 
     fn hello(&self) -> Hello {
@@ -96,14 +110,19 @@ impl SimulatedDaemon {
     }
 
     async fn frame(&mut self, frame: RelayFrame) {
-        let Some(relay_frame::Frame::Attempt(AttemptCommand { r#ref: Some(attempt), body: Some(body) })) =
-            frame.frame
+        let Some(relay_frame::Frame::Attempt(AttemptCommand {
+            r#ref: Some(attempt),
+            body: Some(body),
+        })) = frame.frame
         else {
             return;
         };
         match body {
             attempt_command::Body::Dispatch(dispatch) => {
-                let held = Held { attempt: attempt.clone(), token: dispatch.token };
+                let held = Held {
+                    attempt: attempt.clone(),
+                    token: dispatch.token,
+                };
                 self.held.insert(attempt.attempt_id.clone(), held);
                 let accepted = attempt_frame::Body::Accepted(TaskAccepted { position: 0 });
                 self.attempt(attempt, 1, accepted).await;
@@ -187,6 +206,9 @@ async fn welcome(incoming: &mut Streaming<RelayFrame>) -> Result<Duration, CliEr
         Some(relay_frame::Frame::Welcome(welcome)) => {
             Ok(Duration::from_millis(welcome.heartbeat_ms.max(100)))
         }
-        other => Err(CliError::local("a simulated daemon was not welcomed", format!("{other:?}"))),
+        other => Err(CliError::local(
+            "a simulated daemon was not welcomed",
+            format!("{other:?}"),
+        )),
     }
 }

@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::follow::no_task;
 
 #[derive(Args, Debug)]
-pub struct CancelArgs {
+pub(crate) struct CancelArgs {
     /// Id of the task.
     #[arg(value_name = "TASK")]
     task_id: String,
@@ -29,9 +29,12 @@ pub struct CancelArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: CancelArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: CancelArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let request = CancelTaskRequest { task_id: args.task_id, reason: args.reason };
+    let request = CancelTaskRequest {
+        task_id: args.task_id,
+        reason: args.reason,
+    };
     let response = relay.tasks().cancel(request).await?.into_inner();
     let task = response.task.ok_or_else(no_task)?;
     if args.json {
@@ -42,7 +45,10 @@ pub async fn run(args: CancelArgs, console: &Console) -> Result<Exit, CliError> 
     if response.already_finished {
         console.note("the task had ended before; nothing was changed");
     } else if Exit::of_task(task.state()).is_none() {
-        console.note(&format!("the cancel is stored; see it through with: baton watch {}", task.task_id));
+        console.note(&format!(
+            "the cancel is stored; see it through with: baton watch {}",
+            task.task_id
+        ));
     }
     Ok(Exit::Done)
 }

@@ -15,7 +15,7 @@ use crate::table::Table;
 use crate::{inspect, task_view};
 
 #[derive(Args, Debug)]
-pub struct DaemonsArgs {
+pub(crate) struct DaemonsArgs {
     /// Print one JSON object with the list in `daemons`.
     #[arg(long)]
     json: bool,
@@ -24,11 +24,14 @@ pub struct DaemonsArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let daemons = list(&relay).await?;
     if args.json {
-        let response = ListDaemonsResponse { daemons, next_page_token: String::new() };
+        let response = ListDaemonsResponse {
+            daemons,
+            next_page_token: String::new(),
+        };
         console.json(&to_json(&response))?;
         return Ok(Exit::Done);
     }
@@ -48,10 +51,17 @@ pub async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError>
 }
 
 async fn list(relay: &Relay) -> Result<Vec<Daemon>, CliError> {
-    let mut request = ListDaemonsRequest { page_size: 200, ..ListDaemonsRequest::default() };
+    let mut request = ListDaemonsRequest {
+        page_size: 200,
+        ..ListDaemonsRequest::default()
+    };
     let mut daemons = Vec::new();
     loop {
-        let page = relay.fleet().list_daemons(request.clone()).await?.into_inner();
+        let page = relay
+            .fleet()
+            .list_daemons(request.clone())
+            .await?
+            .into_inner();
         daemons.extend(page.daemons);
         if page.next_page_token.is_empty() {
             return Ok(daemons);
@@ -61,7 +71,11 @@ async fn list(relay: &Relay) -> Result<Vec<Daemon>, CliError> {
 }
 
 fn row(daemon: &Daemon, now_ms: u64) -> [String; 7] {
-    let agents: Vec<&str> = daemon.agents.iter().map(|agent| agent.name.as_str()).collect();
+    let agents: Vec<&str> = daemon
+        .agents
+        .iter()
+        .map(|agent| agent.name.as_str())
+        .collect();
     let mut labels = inspect::pairs(&daemon.labels);
     for capability in &daemon.capabilities {
         labels.push_str(" +");

@@ -14,7 +14,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 
 #[derive(Args, Debug)]
-pub struct DrainArgs {
+pub(crate) struct DrainArgs {
     /// Id of the daemon, or its name if only one has it.
     #[arg(value_name = "DAEMON")]
     daemon: String,
@@ -39,12 +39,19 @@ pub struct DrainArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let json = args.json;
-    let daemon = if args.undo { undrain(&relay, args).await? } else { drain(&relay, args).await? };
+    let daemon = if args.undo {
+        undrain(&relay, args).await?
+    } else {
+        drain(&relay, args).await?
+    };
     let daemon = daemon.ok_or_else(|| {
-        CliError::local("the relay answered without a daemon", "it may speak another version")
+        CliError::local(
+            "the relay answered without a daemon",
+            "it may speak another version",
+        )
     })?;
     if json {
         console.json(&to_json(&daemon))?;
@@ -52,7 +59,10 @@ pub async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
     }
     console.line(daemon.state().short_name())?;
     if !daemon.attempts.is_empty() {
-        console.note(&format!("it still holds {} attempts", daemon.attempts.len()));
+        console.note(&format!(
+            "it still holds {} attempts",
+            daemon.attempts.len()
+        ));
     }
     Ok(Exit::Done)
 }
@@ -63,10 +73,22 @@ async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliErro
         reason: args.reason,
         deadline_ms: args.deadline.map(duration::millis),
     };
-    Ok(relay.fleet().drain_daemon(request).await?.into_inner().daemon)
+    Ok(relay
+        .fleet()
+        .drain_daemon(request)
+        .await?
+        .into_inner()
+        .daemon)
 }
 
 async fn undrain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
-    let request = UndrainDaemonRequest { daemon: args.daemon };
-    Ok(relay.fleet().undrain_daemon(request).await?.into_inner().daemon)
+    let request = UndrainDaemonRequest {
+        daemon: args.daemon,
+    };
+    Ok(relay
+        .fleet()
+        .undrain_daemon(request)
+        .await?
+        .into_inner()
+        .daemon)
 }

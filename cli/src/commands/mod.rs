@@ -1,21 +1,21 @@
 //! The verbs of `baton`: one file each, which holds the flags, the call and the printing, and nothing that decides.
 
-pub mod bench;
-pub mod cancel;
-pub mod daemon;
-pub mod daemons;
-pub mod demo;
-pub mod drain;
-pub mod output;
-pub mod profile;
-pub mod relay;
-pub mod retry;
-pub mod show;
-pub mod submit;
-pub mod tasks;
-pub mod token;
-pub mod up;
-pub mod watch;
+pub(crate) mod bench;
+pub(crate) mod cancel;
+pub(crate) mod daemon;
+pub(crate) mod daemons;
+pub(crate) mod demo;
+pub(crate) mod drain;
+pub(crate) mod output;
+pub(crate) mod profile;
+pub(crate) mod relay;
+pub(crate) mod retry;
+pub(crate) mod show;
+pub(crate) mod submit;
+pub(crate) mod tasks;
+pub(crate) mod token;
+pub(crate) mod up;
+pub(crate) mod watch;
 
 use clap::Subcommand;
 
@@ -24,7 +24,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
     Up(up::UpArgs),
     /// Run a relay: the server that owns tasks, attempts and leases.
@@ -61,14 +61,14 @@ pub enum Command {
 }
 
 impl Command {
-    pub fn is_server(&self) -> bool {
+    pub(crate) fn is_server(&self) -> bool {
         matches!(
             self,
             Command::Up(_) | Command::Relay(_) | Command::Daemon(_) | Command::Bench(_)
         )
     }
 
-    pub async fn run(self, console: &Console) -> Result<Exit, CliError> {
+    pub(crate) async fn run(self, console: &Console) -> Result<Exit, CliError> {
         match self {
             Command::Up(args) => up::run(args, console).await,
             Command::Relay(args) => relay::run(args, console).await,

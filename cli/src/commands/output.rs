@@ -14,7 +14,7 @@ use crate::follow;
 use crate::output_reader::{OutputReader, Piece};
 
 #[derive(Args, Debug)]
-pub struct OutputArgs {
+pub(crate) struct OutputArgs {
     /// Id of the task.
     #[arg(value_name = "TASK")]
     task_id: String,
@@ -39,7 +39,7 @@ pub struct OutputArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: OutputArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = ReadOutputRequest {
         attempt_id: attempt_id(&relay, &args).await?,
@@ -80,11 +80,20 @@ async fn attempt_id(relay: &Relay, args: &OutputArgs) -> Result<String, CliError
         return Ok(String::new());
     };
     let task = follow::get(relay, &args.task_id).await?;
-    let attempt = task.attempts.iter().find(|attempt| attempt.attempt_number == number);
-    attempt.map(|attempt| attempt.attempt_id.clone()).ok_or_else(|| {
-        CliError::usage(
-            format!("task {} has no attempt {number}; it has {}", args.task_id, task.attempts.len()),
-            "leave --attempt out for the newest one",
-        )
-    })
+    let attempt = task
+        .attempts
+        .iter()
+        .find(|attempt| attempt.attempt_number == number);
+    attempt
+        .map(|attempt| attempt.attempt_id.clone())
+        .ok_or_else(|| {
+            CliError::usage(
+                format!(
+                    "task {} has no attempt {number}; it has {}",
+                    args.task_id,
+                    task.attempts.len()
+                ),
+                "leave --attempt out for the newest one",
+            )
+        })
 }

@@ -18,7 +18,7 @@ use crate::table::Table;
 use crate::{duration, inspect, submission, task_view};
 
 #[derive(Debug, Subcommand)]
-pub enum ProfileCommand {
+pub(crate) enum ProfileCommand {
     /// Store a profile, replacing one of that name. Tasks already submitted keep theirs.
     Put(PutArgs),
     /// List the stored profiles.
@@ -28,7 +28,7 @@ pub enum ProfileCommand {
 }
 
 #[derive(Args, Debug)]
-pub struct PutArgs {
+pub(crate) struct PutArgs {
     /// Name of the profile: letters a-z, digits, - and _.
     #[arg(value_name = "NAME")]
     name: String,
@@ -47,7 +47,7 @@ pub struct PutArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Print one JSON object with the list in `profiles`.
     #[arg(long)]
     json: bool,
@@ -57,7 +57,7 @@ pub struct ListArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct RemoveArgs {
+pub(crate) struct RemoveArgs {
     /// Name of the profile.
     #[arg(value_name = "NAME")]
     name: String,
@@ -66,7 +66,7 @@ pub struct RemoveArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(command: ProfileCommand, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(command: ProfileCommand, console: &Console) -> Result<Exit, CliError> {
     match command {
         ProfileCommand::Put(args) => put(args, console).await,
         ProfileCommand::List(args) => list(args, console).await,
@@ -77,12 +77,19 @@ pub async fn run(command: ProfileCommand, console: &Console) -> Result<Exit, Cli
 async fn put(args: PutArgs, console: &Console) -> Result<Exit, CliError> {
     let profile = profile(&args.deadlines)?;
     let relay = Relay::discover(&args.relay).await?;
-    let request = PutProfileRequest { name: args.name, profile: Some(profile) };
+    let request = PutProfileRequest {
+        name: args.name,
+        profile: Some(profile),
+    };
     let response = relay.operator().put_profile(request).await?.into_inner();
     if args.json {
         console.json(&to_json(&response))?;
     } else {
-        console.note(if response.replaced { "replaced" } else { "stored" });
+        console.note(if response.replaced {
+            "replaced"
+        } else {
+            "stored"
+        });
     }
     Ok(Exit::Done)
 }
@@ -96,14 +103,22 @@ fn profile(deadlines: &[Deadline]) -> Result<DeadlineProfile, CliError> {
                 "set them for each task: baton submit --deadline queue=1h",
             ));
         }
-        submission::set(&mut profile, deadline.name, duration::millis(deadline.after));
+        submission::set(
+            &mut profile,
+            deadline.name,
+            duration::millis(deadline.after),
+        );
     }
     Ok(profile.unwrap_or_default())
 }
 
 async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let response = relay.operator().list_profiles(ListProfilesRequest {}).await?.into_inner();
+    let response = relay
+        .operator()
+        .list_profiles(ListProfilesRequest {})
+        .await?
+        .into_inner();
     if args.json {
         console.json(&to_json(&response))?;
         return Ok(Exit::Done);
@@ -114,7 +129,9 @@ async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
         table.row(row(profile, now));
     }
     if table.is_empty() {
-        console.note("no profiles; store one with: baton profile put patient --deadline stream_idle=10m");
+        console.note(
+            "no profiles; store one with: baton profile put patient --deadline stream_idle=10m",
+        );
         return Ok(Exit::Done);
     }
     for line in table.lines() {
@@ -124,7 +141,11 @@ async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
 }
 
 fn row(named: &NamedProfile, now_ms: u64) -> [String; 4] {
-    let deadlines = named.profile.as_ref().map(inspect::profile_text).unwrap_or_default();
+    let deadlines = named
+        .profile
+        .as_ref()
+        .map(inspect::profile_text)
+        .unwrap_or_default();
     [
         one_line(&named.name),
         task_view::age(named.updated_at.as_ref(), now_ms),
@@ -135,7 +156,10 @@ fn row(named: &NamedProfile, now_ms: u64) -> [String; 4] {
 
 async fn remove(args: RemoveArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    relay.operator().delete_profile(DeleteProfileRequest { name: args.name }).await?;
+    relay
+        .operator()
+        .delete_profile(DeleteProfileRequest { name: args.name })
+        .await?;
     console.note("removed");
     Ok(Exit::Done)
 }

@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::follow::no_task;
 
 #[derive(Args, Debug)]
-pub struct RetryArgs {
+pub(crate) struct RetryArgs {
     /// Id of the task.
     #[arg(value_name = "TASK")]
     task_id: String,
@@ -38,7 +38,7 @@ pub struct RetryArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = RetryTaskRequest {
         task_id: args.task_id.clone(),

@@ -14,7 +14,7 @@ use crate::follow::no_task;
 use crate::inspect::{self, Insight};
 
 #[derive(Args, Debug)]
-pub struct ShowArgs {
+pub(crate) struct ShowArgs {
     /// Id of the task.
     #[arg(value_name = "TASK")]
     task_id: String,
@@ -27,10 +27,19 @@ pub struct ShowArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let request = GetTaskRequest { task_id: args.task_id.clone(), include_spec: true };
-    let task = relay.tasks().get(request).await?.into_inner().task.ok_or_else(no_task)?;
+    let request = GetTaskRequest {
+        task_id: args.task_id.clone(),
+        include_spec: true,
+    };
+    let task = relay
+        .tasks()
+        .get(request)
+        .await?
+        .into_inner()
+        .task
+        .ok_or_else(no_task)?;
     if args.json {
         console.json(&to_json(&task))?;
         return Ok(Exit::Done);
@@ -50,7 +59,11 @@ async fn insight(relay: &Relay, task_id: String) -> Insight {
     let response = response.into_inner();
     Insight {
         timers: response.timers,
-        diagnostics: response.diagnostics.into_iter().map(|one| one.message).collect(),
+        diagnostics: response
+            .diagnostics
+            .into_iter()
+            .map(|one| one.message)
+            .collect(),
         next_action: response.next_action_text,
     }
 }

@@ -18,7 +18,7 @@ use crate::follow::no_task;
 use crate::submission::SubmissionArgs;
 
 #[derive(Args, Debug)]
-pub struct SubmitArgs {
+pub(crate) struct SubmitArgs {
     #[command(flatten)]
     submission: SubmissionArgs,
 
@@ -39,7 +39,12 @@ pub struct SubmitArgs {
     idempotency_key: String,
 
     /// W3C trace context that the task's trace continues.
-    #[arg(long, env = "TRACEPARENT", value_name = "TRACEPARENT", default_value = "")]
+    #[arg(
+        long,
+        env = "TRACEPARENT",
+        value_name = "TRACEPARENT",
+        default_value = ""
+    )]
     traceparent: String,
 
     /// Wait until the task has ended or needs attention, and end with its exit code.
@@ -58,16 +63,28 @@ pub struct SubmitArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, CliError> {
     let prompt = prompt(args.prompt, args.prompt_file.as_deref())?;
-    let instructions = args.instructions_file.as_deref().map(read_text).transpose()?;
+    let instructions = args
+        .instructions_file
+        .as_deref()
+        .map(read_text)
+        .transpose()?;
     let request = SubmitRequest {
-        spec: Some(args.submission.spec(prompt, instructions.unwrap_or_default())?),
+        spec: Some(
+            args.submission
+                .spec(prompt, instructions.unwrap_or_default())?,
+        ),
         idempotency_key: args.idempotency_key,
         traceparent: args.traceparent,
     };
     let relay = Relay::discover(&args.relay).await?;
-    let response = relay.tasks().submit(request).await.map_err(doubtful)?.into_inner();
+    let response = relay
+        .tasks()
+        .submit(request)
+        .await
+        .map_err(doubtful)?
+        .into_inner();
     let task = response.task.ok_or_else(no_task)?;
     if response.existed {
         console.note("this idempotency key was used before; this is the task it made");
@@ -111,10 +128,9 @@ fn doubtful(status: tonic::Status) -> CliError {
                 .to_owned();
             CliError::Unreachable(story)
         }
-        CliError::Usage(_)
-        | CliError::Refused(_)
-        | CliError::Local(_)
-        | CliError::OutputClosed => error,
+        CliError::Usage(_) | CliError::Refused(_) | CliError::Local(_) | CliError::OutputClosed => {
+            error
+        }
     }
 }
 
@@ -125,7 +141,9 @@ fn prompt(text: Option<String>, file: Option<&Path>) -> Result<String, CliError>
             let mut text = String::new();
             std::io::stdin()
                 .read_to_string(&mut text)
-                .map_err(|error| CliError::usage(format!("read the prompt: {error}"), "send UTF-8 text"))?;
+                .map_err(|error| {
+                    CliError::usage(format!("read the prompt: {error}"), "send UTF-8 text")
+                })?;
             Ok(text)
         }
         (None, Some(path)) => read_text(path),
@@ -135,7 +153,10 @@ fn prompt(text: Option<String>, file: Option<&Path>) -> Result<String, CliError>
 
 fn read_text(path: &Path) -> Result<String, CliError> {
     fs::read_to_string(path).map_err(|error| {
-        CliError::usage(format!("read {}: {error}", path.display()), "name a readable UTF-8 file")
+        CliError::usage(
+            format!("read {}: {error}", path.display()),
+            "name a readable UTF-8 file",
+        )
     })
 }
 
@@ -163,18 +184,34 @@ mod tests {
             ..Task::default()
         };
         let value = to_json(&task);
-        assert_eq!((&value["taskId"], &value["state"]), (&json!("t"), &json!("timed_out")));
+        assert_eq!(
+            (&value["taskId"], &value["state"]),
+            (&json!("t"), &json!("timed_out"))
+        );
         for attempt in value["attempts"].as_array().expect("a list") {
             for field in [
-                "attemptId", "attemptNumber", "state", "failureCode", "retryable", "retrySafe",
-                "message", "userMessage", "endedBy",
+                "attemptId",
+                "attemptNumber",
+                "state",
+                "failureCode",
+                "retryable",
+                "retrySafe",
+                "message",
+                "userMessage",
+                "endedBy",
             ] {
                 assert!(attempt.get(field).is_some(), "{field} in {attempt}");
             }
         }
         let last = &value["attempts"][1];
-        assert_eq!((&last["state"], &last["endedBy"]), (&json!("timed_out"), &json!("relay")));
-        assert_eq!((&last["attemptNumber"], &last["retryable"]), (&json!(2), &json!(false)));
+        assert_eq!(
+            (&last["state"], &last["endedBy"]),
+            (&json!("timed_out"), &json!("relay"))
+        );
+        assert_eq!(
+            (&last["attemptNumber"], &last["retryable"]),
+            (&json!(2), &json!(false))
+        );
         assert_eq!(to_json(&Task::default())["attempts"], json!([]));
     }
 
@@ -186,7 +223,10 @@ mod tests {
             state: AttemptState::Prompted.into(),
             ..TaskEvent::default()
         });
-        assert_eq!((&value["phase"], &value["state"]), (&json!("prompt_written"), &json!("prompted")));
+        assert_eq!(
+            (&value["phase"], &value["state"]),
+            (&json!("prompt_written"), &json!("prompted"))
+        );
         for field in ["attemptId", "observedAt", "deadlineAt"] {
             assert!(value.get(field).is_some(), "{field} in {value}");
         }

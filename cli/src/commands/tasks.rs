@@ -21,7 +21,7 @@ use crate::{duration, inspect, pairs, task_view};
 const PAGE: u32 = 200;
 
 #[derive(Args, Debug)]
-pub struct TasksArgs {
+pub(crate) struct TasksArgs {
     /// Only tasks in this state, for example running or needs_attention. May be repeated.
     #[arg(long = "state", value_name = "STATE", value_parser = TaskState::from_short_name)]
     states: Vec<TaskState>,
@@ -58,7 +58,7 @@ pub struct TasksArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let now = clock::wall_ms();
     let (json, limit) = (args.json, args.limit);
@@ -79,7 +79,10 @@ pub async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
         console.line(&line)?;
     }
     if response.skipped > 0 {
-        console.note(&format!("{} records could not be read and are left out", response.skipped));
+        console.note(&format!(
+            "{} records could not be read and are left out",
+            response.skipped
+        ));
     }
     if !response.next_page_token.is_empty() {
         console.note(&format!("there are more than {limit}; raise --limit"));
@@ -88,7 +91,9 @@ pub async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
 }
 
 fn request(args: TasksArgs, now_ms: u64) -> ListTasksRequest {
-    let since = args.since.map(|since| timestamp(now_ms.saturating_sub(duration::millis(since))));
+    let since = args
+        .since
+        .map(|since| timestamp(now_ms.saturating_sub(duration::millis(since))));
     ListTasksRequest {
         states: args.states.into_iter().map(i32::from).collect(),
         agent: args.agent,

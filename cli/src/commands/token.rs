@@ -24,7 +24,7 @@ use crate::table::Table;
 use crate::{duration, task_view};
 
 #[derive(Debug, Subcommand)]
-pub enum TokenCommand {
+pub(crate) enum TokenCommand {
     /// Make a token and print its secret, which is shown this once.
     Create(CreateArgs),
     /// List tokens, without their secrets.
@@ -34,7 +34,7 @@ pub enum TokenCommand {
 }
 
 #[derive(Args, Debug)]
-pub struct CreateArgs {
+pub(crate) struct CreateArgs {
     /// Name for people, for example the machine or program that will use it.
     #[arg(long, value_name = "NAME", default_value = "")]
     name: String,
@@ -68,7 +68,7 @@ pub struct CreateArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     /// Also list tokens that were revoked or have expired.
     #[arg(long)]
     all: bool,
@@ -82,7 +82,7 @@ pub struct ListArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct RevokeArgs {
+pub(crate) struct RevokeArgs {
     /// Id of the token, as `baton token list` shows it.
     #[arg(value_name = "TOKEN_ID")]
     token_id: String,
@@ -100,7 +100,7 @@ fn role(text: &str) -> Result<Role, baton_proto::UnknownName> {
     Role::from_short_name(&text.replace('-', "_"))
 }
 
-pub async fn run(command: TokenCommand, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(command: TokenCommand, console: &Console) -> Result<Exit, CliError> {
     match command {
         TokenCommand::Create(args) => create(args, console).await,
         TokenCommand::List(args) => list(args, console).await,
@@ -132,31 +132,47 @@ async fn create(args: CreateArgs, console: &Console) -> Result<Exit, CliError> {
         None => console.line(&secret)?,
     }
     let role = token.role().short_name();
-    console.note(&format!("token {} ({role}) for tenant {}", token.token_id, one_line(&token.tenant)));
+    console.note(&format!(
+        "token {} ({role}) for tenant {}",
+        token.token_id,
+        one_line(&token.tenant)
+    ));
     Ok(Exit::Done)
 }
 
 /// The token's record and its secret.
-pub fn parts(response: CreateTokenResponse) -> Result<(Token, String), CliError> {
+pub(crate) fn parts(response: CreateTokenResponse) -> Result<(Token, String), CliError> {
     match (response.token, response.secret) {
         (Some(token), Some(secret)) => Ok((token, secret.value)),
-        (None | Some(_), None | Some(_)) => {
-            Err(CliError::local("the relay answered without a token", "it may speak another version"))
-        }
+        (None | Some(_), None | Some(_)) => Err(CliError::local(
+            "the relay answered without a token",
+            "it may speak another version",
+        )),
     }
 }
 
 fn private_file(path: &Path) -> Result<std::fs::File, CliError> {
-    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
-        CliError::usage(format!("make the token file {}: {error}", path.display()), "name a new file")
-    })
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|error| {
+            CliError::usage(
+                format!("make the token file {}: {error}", path.display()),
+                "name a new file",
+            )
+        })
 }
 
 async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let tokens = all(&relay, args.all).await?;
     if args.json {
-        let response = ListTokensResponse { tokens, next_page_token: String::new() };
+        let response = ListTokensResponse {
+            tokens,
+            next_page_token: String::new(),
+        };
         console.json(&to_json(&response))?;
         return Ok(Exit::Done);
     }
@@ -172,11 +188,18 @@ async fn list(args: ListArgs, console: &Console) -> Result<Exit, CliError> {
 }
 
 async fn all(relay: &Relay, include_ended: bool) -> Result<Vec<Token>, CliError> {
-    let mut request =
-        ListTokensRequest { include_ended, page_size: 200, page_token: String::new() };
+    let mut request = ListTokensRequest {
+        include_ended,
+        page_size: 200,
+        page_token: String::new(),
+    };
     let mut tokens = Vec::new();
     loop {
-        let page = relay.operator().list_tokens(request.clone()).await?.into_inner();
+        let page = relay
+            .operator()
+            .list_tokens(request.clone())
+            .await?
+            .into_inner();
         tokens.extend(page.tokens);
         if page.next_page_token.is_empty() {
             return Ok(tokens);
@@ -186,7 +209,10 @@ async fn all(relay: &Relay, include_ended: bool) -> Result<Vec<Token>, CliError>
 }
 
 fn row(token: &Token, now_ms: u64) -> [String; 6] {
-    let expired = token.expires_at.as_ref().is_some_and(|at| task_view::unix_ms(at) <= now_ms);
+    let expired = token
+        .expires_at
+        .as_ref()
+        .is_some_and(|at| task_view::unix_ms(at) <= now_ms);
     let status = match (&token.revoked_at, expired) {
         (Some(_), _) => "revoked",
         (None, true) => "expired",
@@ -204,7 +230,9 @@ fn row(token: &Token, now_ms: u64) -> [String; 6] {
 
 async fn revoke(args: RevokeArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let request = RevokeTokenRequest { token_id: args.token_id };
+    let request = RevokeTokenRequest {
+        token_id: args.token_id,
+    };
     let response = relay.operator().revoke_token(request).await?.into_inner();
     if let (true, Some(token)) = (args.json, &response.token) {
         console.json(&to_json(token))?;

@@ -15,7 +15,7 @@ use crate::output_reader::{OutputReader, Piece};
 use crate::task_view::{self, Progress};
 
 #[derive(Args, Debug)]
-pub struct WatchArgs {
+pub(crate) struct WatchArgs {
     /// Id of the task.
     #[arg(value_name = "TASK")]
     task_id: String,
@@ -36,7 +36,7 @@ pub struct WatchArgs {
     relay: RelayArgs,
 }
 
-pub async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = WatchTaskRequest {
         task_id: args.task_id.clone(),
@@ -51,7 +51,10 @@ pub async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
         };
         match &step {
             Step::Event(event) if args.json => console.json(&to_json(&**event))?,
-            Step::Event(event) => console.line(&task_view::event_line(event, console.data_style()))?,
+            Step::Event(event) => {
+                console.line(&task_view::event_line(event, console.data_style()))?
+            }
+            Step::HistoryCut { from, to } => console.note(&history_cut_text(*from, *to)),
             Step::CaughtUp(_) | Step::Output(_) => {}
             Step::Ended if args.history => return Ok(Exit::Done),
             Step::Ended => {
@@ -64,7 +67,7 @@ pub async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
 
 /// What a waiting command prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Show {
+pub(crate) enum Show {
     /// State changes, on stderr.
     Progress,
     /// State changes on stderr, output of the attempts on stdout.
@@ -75,25 +78,33 @@ pub enum Show {
 
 /// How waiting ended.
 #[derive(Debug)]
-pub struct Settled {
+pub(crate) struct Settled {
     pub exit: Exit,
     /// Absent after Ctrl-C.
     pub task: Option<Task>,
 }
 
 /// Waits until the task has ended or needs attention.
-pub async fn until_settled(
+pub(crate) async fn until_settled(
     relay: &Relay,
     task_id: &str,
     show: Show,
     console: &Console,
 ) -> Result<Settled, CliError> {
-    let request = WatchTaskRequest { task_id: task_id.to_owned(), ..WatchTaskRequest::default() };
+    let request = WatchTaskRequest {
+        task_id: task_id.to_owned(),
+        ..WatchTaskRequest::default()
+    };
     let mut follow = Follow::new(relay, request);
     if show == Show::Output {
         follow = follow.with_output();
     }
-    let mut printer = Printer { console, show, progress: Progress::default(), sink: OutputSink::new(console) };
+    let mut printer = Printer {
+        console,
+        show,
+        progress: Progress::default(),
+        sink: OutputSink::new(console),
+    };
     loop {
         let step = tokio::select! {
             step = follow.next() => step?,
@@ -113,7 +124,10 @@ pub async fn until_settled(
     if exit == Exit::NeedsAttention {
         console.note(&format!("see what it needs with: baton show {task_id}"));
     }
-    Ok(Settled { exit, task: Some(task) })
+    Ok(Settled {
+        exit,
+        task: Some(task),
+    })
 }
 
 struct Printer<'a> {
@@ -126,7 +140,9 @@ struct Printer<'a> {
 impl Printer<'_> {
     fn step(&mut self, step: &Step) -> Result<(), CliError> {
         match step {
-            Step::Event(event) if self.show == Show::Events => self.console.json(&to_json(&**event)),
+            Step::Event(event) if self.show == Show::Events => {
+                self.console.json(&to_json(&**event))
+            }
             Step::Event(event) => {
                 if let Some(line) = self.progress.line(event, self.console.note_style()) {
                     self.console.note(&line);
@@ -134,7 +150,7 @@ impl Printer<'_> {
                 Ok(())
             }
             Step::Output(piece) => self.piece(piece),
-            Step::CaughtUp(_) | Step::Ended => Ok(()),
+            Step::HistoryCut { .. } | Step::CaughtUp(_) | Step::Ended => Ok(()),
         }
     }
 
@@ -164,16 +180,23 @@ impl Printer<'_> {
     }
 }
 
+fn history_cut_text(from: u64, to: u64) -> String {
+    format!("[events {from} to {to} are no longer kept; the task's record holds what they led to]")
+}
+
 /// Missing output is always said.
-pub fn cut_text(cut: &OutputCut) -> String {
+pub(crate) fn cut_text(cut: &OutputCut) -> String {
     let reason = match cut.reason() {
         CutReason::Unspecified => "for an unknown reason",
         known => known.short_name(),
     };
-    format!("[{} bytes of output at offset {} are missing: {reason}]", cut.length, cut.offset)
+    format!(
+        "[{} bytes of output at offset {} are missing: {reason}]",
+        cut.length, cut.offset
+    )
 }
 
-pub async fn interrupted() {
+pub(crate) async fn interrupted() {
     if tokio::signal::ctrl_c().await.is_err() {
         // Without a signal handler nobody can interrupt us this way; the default action still ends the process.
         std::future::pending::<()>().await;

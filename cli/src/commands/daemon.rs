@@ -1,0 +1,113 @@
+//! `baton daemon`: the worker that runs agents for a relay.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::console::Console;
+use crate::discovery::{self, DEFAULT_RELAY};
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::logging::LogArgs;
+use crate::servers::{self, DaemonPlan};
+use crate::{duration, pairs, stop};
+
+#[derive(Args, Debug)]
+pub(crate) struct DaemonArgs {
+    /// Address of the relay.
+    #[arg(long, env = "BATON_RELAY", value_name = "URL", default_value = DEFAULT_RELAY)]
+    relay: String,
+
+    /// File that holds this daemon's own token; make one with `baton token create --role daemon --out FILE`.
+    #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE")]
+    token_file: PathBuf,
+
+    /// Directory for the daemon's identity and its attempts. The default is $XDG_DATA_HOME/baton/daemon or
+    /// ~/.local/share/baton/daemon.
+    #[arg(long, env = "BATON_DATA", value_name = "DIR")]
+    data: Option<PathBuf>,
+
+    /// Name for people. The default is the machine's name.
+    #[arg(long, env = "BATON_NAME", value_name = "NAME")]
+    name: Option<String>,
+
+    /// How many attempts run at once at most.
+    #[arg(long, env = "BATON_SLOTS", value_name = "N", default_value_t = DEFAULT_SLOTS,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    slots: u32,
+
+    /// Label that tasks can require with `submit --require`. May be repeated.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    labels: Vec<(String, String)>,
+
+    /// Capability that tasks can require with `submit --capability`. May be repeated.
+    #[arg(long = "capability", value_name = "WORD")]
+    capabilities: Vec<String>,
+
+    /// Run plain commands for whoever may submit tasks. Without it, only configured agents are run.
+    #[arg(long, env = "BATON_ALLOW_COMMAND")]
+    allow_command: bool,
+
+    /// PEM file with the certificate authority that the relay's certificate is checked against. Needed for https.
+    #[arg(long, env = "BATON_CA", value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// How long a stopping daemon lets running attempts go on before it cancels them.
+    #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    drain: Duration,
+
+    /// TOML file that names the agents this daemon can run.
+    #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+pub(crate) const DEFAULT_SLOTS: u32 = 4;
+
+pub(crate) async fn run(args: DaemonArgs, console: &Console) -> Result<Exit, CliError> {
+    args.log.init(None)?;
+    let stop = stop::on_signals()?;
+    let plan = plan(args);
+    console.note(&format!(
+        "baton daemon {} called {} for {}, data in {}",
+        env!("CARGO_PKG_VERSION"),
+        plan.name,
+        plan.relay,
+        plan.data.display()
+    ));
+    servers::run_daemon(plan, stop).await?;
+    Ok(Exit::Done)
+}
+
+fn plan(args: DaemonArgs) -> DaemonPlan {
+    DaemonPlan {
+        relay: args.relay,
+        token_file: args.token_file,
+        data: args
+            .data
+            .unwrap_or_else(|| discovery::default_data_dir().join("daemon")),
+        name: args.name.unwrap_or_else(machine_name),
+        slots: args.slots,
+        labels: args.labels,
+        capabilities: args.capabilities,
+        allow_command: args.allow_command,
+        ca: args.ca,
+        drain: args.drain,
+        config: args.config,
+    }
+}
+
+pub(crate) fn machine_name() -> String {
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
+    if name.is_empty() {
+        "daemon".to_owned()
+    } else {
+        name
+    }
+}

@@ -1,0 +1,97 @@
+//! `baton relay`: the server that owns tasks, attempts and leases.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::console::Console;
+use crate::discovery::{self, DEFAULT_LISTEN};
+use crate::duration;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::logging::LogArgs;
+use crate::servers::{RelayPlan, RunningRelay};
+use crate::stop;
+
+/// What stands before the address in the line that a started relay prints; the load generator and scripts look for it.
+pub(crate) const LISTENING_ON: &str = "listening on ";
+
+#[derive(Args, Debug)]
+pub(crate) struct RelayServerArgs {
+    /// Directory for everything the relay keeps. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton.
+    #[arg(long, env = "BATON_DATA", value_name = "DIR")]
+    data: Option<PathBuf>,
+
+    /// Address to listen on. Port 0 takes a free one.
+    #[arg(long, env = "BATON_LISTEN", value_name = "ADDR", default_value = DEFAULT_LISTEN)]
+    listen: SocketAddr,
+
+    /// PEM file with the relay's certificate. Needed for an address that other machines can reach.
+    #[arg(
+        long,
+        env = "BATON_TLS_CERT",
+        value_name = "FILE",
+        requires = "tls_key"
+    )]
+    tls_cert: Option<PathBuf>,
+
+    /// PEM file with the key of that certificate.
+    #[arg(
+        long,
+        env = "BATON_TLS_KEY",
+        value_name = "FILE",
+        requires = "tls_cert"
+    )]
+    tls_key: Option<PathBuf>,
+
+    /// Listen without TLS on an address that other machines can reach: tokens cross the network in the clear, so
+    /// something else has to encrypt.
+    #[arg(long, env = "BATON_INSECURE")]
+    insecure: bool,
+
+    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work too.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
+
+    /// How long a stopping relay waits for what it has begun.
+    #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    drain: Duration,
+
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+pub(crate) async fn run(args: RelayServerArgs, console: &Console) -> Result<Exit, CliError> {
+    args.log.init(None)?;
+    let stop = stop::on_signals()?;
+    let plan = plan(args);
+    let mut relay = RunningRelay::start(&plan).await?;
+    console.note(&started(&relay.url, &plan));
+    tokio::select! {
+        () = stop.cancelled() => relay.stop().await?,
+        ended = relay.ended() => ended?,
+    }
+    Ok(Exit::Done)
+}
+
+fn plan(args: RelayServerArgs) -> RelayPlan {
+    RelayPlan {
+        data: args.data.unwrap_or_else(discovery::default_data_dir),
+        listen: args.listen,
+        tls: args.tls_cert.zip(args.tls_key),
+        insecure: args.insecure,
+        otlp: args.otlp,
+        drain: args.drain,
+        with_daemon: false,
+    }
+}
+
+pub(crate) fn started(url: &str, plan: &RelayPlan) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "baton relay {version} {LISTENING_ON}{url}, data in {}",
+        plan.data.display()
+    )
+}

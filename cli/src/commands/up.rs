@@ -1,0 +1,181 @@
+//! `baton up`: a relay and a daemon in one process on loopback, to try Baton out and for laptops.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::client::Relay;
+use crate::commands::{daemon, demo, relay};
+use crate::console::Console;
+use crate::discovery::{self, DEFAULT_LISTEN, RelayArgs};
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::logging::LogArgs;
+use crate::servers::{self, DAEMON_TOKEN_FILE, DaemonPlan, RelayPlan, RunningRelay};
+use crate::stop;
+
+/// Stopping a laptop's relay and daemon should not keep a person waiting.
+const DRAIN: Duration = Duration::from_secs(5);
+/// `up` talks to a person; the log is for trouble.
+const QUIET: &str = "warn";
+
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    /// Directory for everything relay and daemon keep. The default is $XDG_DATA_HOME/baton or ~/.local/share/baton;
+    /// with --exit it is a temporary one that is removed at the end.
+    #[arg(long, env = "BATON_DATA", value_name = "DIR")]
+    data: Option<PathBuf>,
+
+    /// Address to listen on, which must be of this machine. The default is 127.0.0.1:7070; with --exit it is a free port.
+    #[arg(long, env = "BATON_LISTEN", value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+
+    /// How many attempts run at once at most.
+    #[arg(long, env = "BATON_SLOTS", value_name = "N", default_value_t = daemon::DEFAULT_SLOTS,
+          value_parser = clap::value_parser!(u32).range(1..=4096))]
+    slots: u32,
+
+    /// TOML file that names the agents the daemon can run.
+    #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
+    config: Option<PathBuf>,
+
+    /// Run a small task, show its output, and then stay up.
+    #[arg(long)]
+    demo: bool,
+
+    /// Stop after the demo and leave nothing behind, for scripts.
+    #[arg(long, requires = "demo")]
+    exit: bool,
+
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+pub(crate) async fn run(args: UpArgs, console: &Console) -> Result<Exit, CliError> {
+    args.log.init(Some(QUIET))?;
+    let stop = stop::on_signals()?;
+    let place = Place::choose(&args)?;
+    let plan = relay_plan(place.path(), args.listen, args.exit)?;
+    let mut running = RunningRelay::start(&plan).await?;
+    console.note(&relay::started(&running.url, &plan));
+    let daemon_stop = CancellationToken::new();
+    let url = running.url.clone();
+    let daemon = start_daemon(&args, &url, place.path(), daemon_stop.clone());
+
+    let exit = tokio::select! {
+        ended = running.ended() => ended.map(|()| Exit::NotCompleted),
+        exit = stay(&args, &url, place.path(), &stop, console) => exit,
+    };
+    daemon_stop.cancel();
+    let drained = daemon
+        .await
+        .unwrap_or_else(|error| Err(CliError::local("stop the daemon", error)));
+    running.stop().await?;
+    drained?;
+    exit
+}
+
+/// Where the data is, and whether it goes away again.
+enum Place {
+    Kept(PathBuf),
+    Temporary(TempDir),
+}
+
+impl Place {
+    fn choose(args: &UpArgs) -> Result<Self, CliError> {
+        match (&args.data, args.exit) {
+            (Some(data), _) => Ok(Place::Kept(data.clone())),
+            (None, false) => Ok(Place::Kept(discovery::default_data_dir())),
+            (None, true) => tempfile::Builder::new()
+                .prefix("baton-demo-")
+                .tempdir()
+                .map(Place::Temporary)
+                .map_err(|error| CliError::local("make a temporary directory", error)),
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Place::Kept(path) => path,
+            Place::Temporary(dir) => dir.path(),
+        }
+    }
+}
+
+fn relay_plan(data: &Path, listen: Option<SocketAddr>, exit: bool) -> Result<RelayPlan, CliError> {
+    let default = if exit { "127.0.0.1:0" } else { DEFAULT_LISTEN };
+    let listen = listen.unwrap_or_else(|| default.parse().expect("a constant address"));
+    if !listen.ip().is_loopback() {
+        return Err(CliError::usage(
+            format!(
+                "baton up runs commands for whoever reaches it, so it does not listen on {listen}"
+            ),
+            "listen on 127.0.0.1, or run `baton relay` and `baton daemon` with TLS",
+        ));
+    }
+    Ok(RelayPlan {
+        data: data.to_owned(),
+        listen,
+        tls: None,
+        insecure: false,
+        otlp: None,
+        drain: DRAIN,
+        with_daemon: true,
+    })
+}
+
+fn start_daemon(
+    args: &UpArgs,
+    url: &str,
+    data: &Path,
+    stop: CancellationToken,
+) -> JoinHandle<Result<(), CliError>> {
+    let plan = DaemonPlan {
+        relay: url.to_owned(),
+        token_file: data.join(DAEMON_TOKEN_FILE),
+        data: data.join("daemon"),
+        name: daemon::machine_name(),
+        slots: args.slots,
+        labels: Vec::new(),
+        capabilities: Vec::new(),
+        // Only who can read the token files of this user can submit, and that is this user.
+        allow_command: true,
+        ca: None,
+        drain: DRAIN,
+        config: args.config.clone(),
+    };
+    tokio::spawn(servers::run_daemon(plan, stop))
+}
+
+/// The demo if wanted, then up until a signal.
+async fn stay(
+    args: &UpArgs,
+    url: &str,
+    data: &Path,
+    stop: &CancellationToken,
+    console: &Console,
+) -> Result<Exit, CliError> {
+    if args.demo {
+        let connection = RelayArgs {
+            relay: Some(url.to_owned()),
+            data: Some(data.to_owned()),
+            ..RelayArgs::default()
+        };
+        let relay = Relay::discover(&connection).await?;
+        let exit = tokio::select! {
+            exit = demo::run(&relay, console) => exit?,
+            () = stop.cancelled() => Exit::Interrupted,
+        };
+        if args.exit || exit != Exit::Done {
+            return Ok(exit);
+        }
+    }
+    console.note(&demo::where_to_look(args.data.as_deref()));
+    stop.cancelled().await;
+    Ok(Exit::Done)
+}
