@@ -81,4 +81,6 @@ pub enum ReadError {
     Unknown,
     #[error("cannot read stored output: {0}")]
     Io(#[from] io::Error),
+    #[error("the output log was closed before the attempt's output ended")]
+    Closed,
 }

@@ -3,20 +3,48 @@
 //! One writer thread appends, syncs once per group and then publishes durable ends; readers use positioned reads
 //! and never wait for the writer. It knows attempts by id only: ownership is checked before anyone reads here.
 
+mod attempt;
 mod error;
+mod extent;
+mod feed;
+mod follow;
+mod frame;
+mod group;
+mod index;
+mod live;
 mod piece;
+mod queue;
+mod reader;
+mod recover;
+mod retention;
+mod segment;
+#[cfg(test)]
+mod tests;
+mod writer;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_stream::Stream;
 use uuid::Uuid;
 
 pub use error::{AppendError, OutputError, ReadError, SyncError};
+pub use feed::AckFeed;
 pub use piece::{Appended, CHUNK_BYTES_MAX, Chunk, CutReason, OutputEnd, Piece};
+
+use follow::Follow;
+use index::Index;
+use queue::{Job, Queue};
+use reader::Reader;
+use segment::Segments;
+use writer::{Counters, Writer};
+
+/// Positions in a segment are 32 bits wide; far below that there is nothing to gain.
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// Called once when a write or sync fails for another reason than a full disk. It must end the process: after a
 /// failed sync nothing on disk can be trusted to be what was acknowledged.
@@ -45,6 +73,20 @@ impl OutputConfig {
             retention_age: Duration::from_secs(14 * 24 * 3600),
         }
     }
+
+    /// Segments are the unit of retention, so there must be room for several.
+    fn checked(mut self) -> Result<Self, OutputError> {
+        if self.segment_bytes == 0 || self.segment_bytes > SEGMENT_BYTES_MAX {
+            return Err(OutputError::Config(
+                "segment_bytes must be between 1 B and 1 GiB",
+            ));
+        }
+        if self.retention_bytes == 0 || self.retention_age.is_zero() {
+            return Err(OutputError::Config("retention must keep something"));
+        }
+        self.segment_bytes = self.segment_bytes.min(self.retention_bytes / 4).max(1);
+        Ok(self)
+    }
 }
 
 /// What opening found on disk.
@@ -70,111 +112,207 @@ pub struct Dropped {
     pub bytes: u64,
 }
 
+/// For metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OutputStats {
+    pub segments: usize,
+    pub bytes: u64,
+    pub attempts: usize,
+    pub queued_bytes: usize,
+    pub groups: u64,
+    pub frames: u64,
+    pub corrupt_reads: u64,
+    pub disk_full: bool,
+}
+
 /// Handle to the log; clones share it. The writer thread ends when `close` is called or the last clone is dropped.
 #[derive(Debug, Clone)]
-pub struct OutputLog {}
+pub struct OutputLog {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    index: Arc<Index>,
+    segments: Arc<Segments>,
+    reader: Arc<Reader>,
+    queue: Queue,
+    full: Arc<AtomicBool>,
+    counters: Arc<Counters>,
+}
 
 impl OutputLog {
+    /// Recovers what is on disk and starts the writer thread. Blocks on disk. One log per directory: the data
+    /// directory's lock is the caller's.
     pub fn open(
-        _config: OutputConfig,
-        _now_wall_ms: u64,
-        _abort: AbortHook,
+        config: OutputConfig,
+        now_wall_ms: u64,
+        abort: AbortHook,
     ) -> Result<(Self, OutputRecovery), OutputError> {
-        Err(OutputError::Config("not built yet"))
+        let (log, found, writer, jobs) = Self::prepare(config, now_wall_ms, abort)?;
+        start(writer, jobs)?;
+        Ok((log, found))
+    }
+
+    fn prepare(
+        config: OutputConfig,
+        now_wall_ms: u64,
+        abort: AbortHook,
+    ) -> Result<(Self, OutputRecovery, Writer, mpsc::Receiver<Job>), OutputError> {
+        let config = config.checked()?;
+        let index = Arc::new(Index::new());
+        let segments = Arc::new(Segments::new(config.dir.clone()));
+        let (active, found) = recover::recover(&config, now_wall_ms, &index, &segments)?;
+        let (full, counters) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(Counters::default()),
+        );
+        let (queue, jobs) = Queue::new(
+            Arc::clone(&index),
+            Arc::clone(&full),
+            config.attempt_bytes_max,
+        );
+        let writer = Writer {
+            config,
+            index: Arc::clone(&index),
+            segments: Arc::clone(&segments),
+            active,
+            now_wall_ms,
+            full: Arc::clone(&full),
+            counters: Arc::clone(&counters),
+            abort,
+            #[cfg(test)]
+            faults: tests::Faults::default(),
+        };
+        let reader = Arc::new(Reader::new(Arc::clone(&index), Arc::clone(&segments)));
+        let shared = Shared {
+            index,
+            segments,
+            reader,
+            queue,
+            full,
+            counters,
+        };
+        let log = Self {
+            shared: Arc::new(shared),
+        };
+        Ok((log, found, writer, jobs))
     }
 
     /// Takes a chunk: at the end it is appended, what is already there is ignored, of an overlap only the new tail
-    /// is taken, and past the end it is a `Gap`. Waits for room in the writer's queue, not for the disk; dropping
-    /// the future takes nothing.
-    pub async fn append(&self, _chunk: Chunk) -> Result<Appended, AppendError> {
-        std::future::ready(Err(AppendError::Closed)).await
+    /// is taken, and past the end it is a `Gap`. Waits for room in the writer's queue, not for the disk; a dropped
+    /// future has either taken all of it or nothing.
+    pub async fn append(&self, chunk: Chunk) -> Result<Appended, AppendError> {
+        let len = chunk.bytes.len();
+        if len > CHUNK_BYTES_MAX {
+            return Err(AppendError::TooLarge { len });
+        }
+        self.shared.queue.append(chunk).await
     }
 
     /// Records that bytes `from..to` will never come, under the same order rules as `append`.
     pub async fn append_cut(
         &self,
-        _attempt: Uuid,
-        _from: u64,
-        _to: u64,
-        _reason: CutReason,
+        attempt: Uuid,
+        from: u64,
+        to: u64,
+        reason: CutReason,
     ) -> Result<Appended, AppendError> {
-        std::future::ready(Err(AppendError::Closed)).await
+        if to <= from {
+            return Err(AppendError::EmptyCut { from, to });
+        }
+        self.shared
+            .queue
+            .append_cut(attempt, from, to, reason)
+            .await
     }
 
     /// Ends the attempt's output and waits until that is durable, with all bytes before it. Idempotent. Followers
     /// end after the last byte. An attempt without output and without readers leaves no trace.
-    pub async fn seal(&self, _attempt: Uuid) -> Result<(), AppendError> {
-        std::future::ready(Err(AppendError::Closed)).await
+    pub async fn seal(&self, attempt: Uuid) -> Result<(), AppendError> {
+        self.shared.queue.seal(attempt).await
     }
 
-    pub fn end(&self, _attempt: Uuid) -> Option<OutputEnd> {
-        None
+    /// None for an attempt that has written nothing, or of which nothing is left.
+    pub fn end(&self, attempt: Uuid) -> Option<OutputEnd> {
+        self.shared.index.end(attempt)
     }
 
     /// Resolves when everything below `through` is durable.
-    pub async fn synced(&self, _attempt: Uuid, _through: u64) -> Result<(), SyncError> {
-        std::future::ready(Err(SyncError::Closed)).await
+    pub async fn synced(&self, attempt: Uuid, through: u64) -> Result<(), SyncError> {
+        self.shared.queue.synced(attempt, through).await
     }
 
-    /// The attempt's end as it moves. For many attempts at once use an [`AckFeed`].
-    pub fn subscribe(&self, _attempt: Uuid) -> watch::Receiver<OutputEnd> {
-        watch::channel(OutputEnd::default()).1
+    /// The attempt's end as it moves; closed after the seal. For many attempts at once use an [`AckFeed`].
+    pub fn subscribe(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
+        self.shared.index.subscribe(attempt)
     }
 
     /// A session's view of the durable ends of all its attempts.
     pub fn ack_feed(&self) -> AckFeed {
-        AckFeed {}
+        AckFeed::new(Arc::clone(&self.shared.index))
     }
 
-    /// Stored pieces from `from` on: at least one when there is any, and about `max_bytes` in all. Blocks on disk.
+    /// Durable pieces from `from` on: at least one when there is any, and about `max_bytes` in all. Blocks on disk.
     pub fn read(
         &self,
-        _attempt: Uuid,
-        _from: u64,
-        _max_bytes: usize,
+        attempt: Uuid,
+        from: u64,
+        max_bytes: usize,
     ) -> Result<Vec<Piece>, ReadError> {
-        Err(ReadError::Unknown)
+        self.shared.reader.read(attempt, from, max_bytes)
     }
 
     /// History and then live pieces, without gap or duplicate, until the attempt is sealed and all is read. An
     /// attempt that has written nothing yet is waited for, so look at the task's record *after* this call and
-    /// `seal` when it says that the attempt has ended.
+    /// `seal` when it says that the attempt has ended. Needs a tokio runtime.
     pub fn follow(
         &self,
-        _attempt: Uuid,
-        _from: u64,
+        attempt: Uuid,
+        from: u64,
     ) -> impl Stream<Item = Result<Piece, ReadError>> + Send + Unpin + 'static {
-        tokio_stream::empty()
+        let (index, reader) = (
+            Arc::clone(&self.shared.index),
+            Arc::clone(&self.shared.reader),
+        );
+        Follow::new(index, reader, attempt, from)
     }
 
     /// Frees the attempt's index; its bytes go when retention drops their segments.
-    pub async fn forget(&self, _attempt: Uuid) -> Result<(), AppendError> {
-        std::future::ready(Ok(())).await
+    pub async fn forget(&self, attempt: Uuid) -> Result<(), AppendError> {
+        self.shared.queue.forget(attempt).await
     }
 
     /// Applies retention, and lets appends try again after a full disk. Call it every few seconds.
-    pub async fn tick(&self, _now_wall_ms: u64) -> Result<Dropped, AppendError> {
-        std::future::ready(Ok(Dropped::default())).await
+    pub async fn tick(&self, now_wall_ms: u64) -> Result<Dropped, AppendError> {
+        self.shared.queue.tick(now_wall_ms).await
     }
 
     /// Writes what is queued and ends the writer thread.
     pub async fn close(&self) {
-        std::future::ready(()).await;
+        self.shared.queue.close().await;
+    }
+
+    pub fn stats(&self) -> OutputStats {
+        let (segments, bytes) = self.shared.segments.count_and_bytes();
+        OutputStats {
+            segments,
+            bytes,
+            attempts: self.shared.index.count(),
+            queued_bytes: self.shared.queue.queued_bytes(),
+            groups: self.shared.counters.groups.load(Ordering::Relaxed),
+            frames: self.shared.counters.frames.load(Ordering::Relaxed),
+            corrupt_reads: self.shared.reader.corrupt.load(Ordering::Relaxed),
+            disk_full: self.shared.full.load(Ordering::Acquire),
+        }
     }
 }
 
-/// Durable ends of the attempts that one session watches, coalesced: one entry per attempt, always the newest.
-#[derive(Debug)]
-pub struct AckFeed {}
-
-impl AckFeed {
-    /// Starts watching an attempt; its present end, if it has any, comes with the next `changed`.
-    pub fn watch(&self, _attempt: Uuid) {}
-
-    pub fn unwatch(&self, _attempt: Uuid) {}
-
-    /// Waits until some watched attempt's durable end moved and takes all that did. Safe in `select!`.
-    pub async fn changed(&self) -> Vec<(Uuid, OutputEnd)> {
-        std::future::pending().await
-    }
+fn start(writer: Writer, jobs: mpsc::Receiver<Job>) -> Result<(), OutputError> {
+    let dir = writer.config.dir.clone();
+    let thread = std::thread::Builder::new().name("output-writer".to_owned());
+    let started = thread.spawn(move || writer.run(jobs));
+    started
+        .map(drop)
+        .map_err(OutputError::io("start the writer of", &dir))
 }

@@ -1,0 +1,321 @@
+//! The way into the writer: accepts output in order under the attempt's lock and queues it in the same order.
+//!
+//! Room is taken first and the order is decided after that, so a caller that gives up while it waits has taken nothing,
+//! and what was accepted is always queued. Nothing here touches the disk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use uuid::Uuid;
+
+use super::Dropped;
+use super::attempt::{Attempt, Phase};
+use super::error::{AppendError, SyncError};
+use super::index::Index;
+use super::piece::{Appended, Chunk, CutReason, OutputEnd};
+
+/// Full: the caller waits, which holds back the daemon's stream and no other.
+const QUEUE_JOBS: usize = 4096;
+/// The same, by payload bytes, so that large chunks cannot pile up in memory.
+const QUEUE_BYTES: usize = 16 << 20;
+
+#[derive(Debug)]
+pub(crate) enum Job {
+    Write(Write),
+    Control(Control),
+}
+
+/// What the writer does between groups.
+#[derive(Debug)]
+pub(crate) enum Control {
+    Tick {
+        now_wall_ms: u64,
+        reply: oneshot::Sender<Dropped>,
+    },
+    Close {
+        reply: oneshot::Sender<()>,
+    },
+}
+
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) attempt: Uuid,
+    pub(crate) generation: u64,
+    pub(crate) offset: u64,
+    pub(crate) after_control_seq: u64,
+    pub(crate) body: Body,
+    /// Held until the job is done with.
+    pub(crate) _room: Option<OwnedSemaphorePermit>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Body {
+    Bytes {
+        kind: u8,
+        observed_at_ms: u64,
+        bytes: Bytes,
+        /// Bytes after these that went over the attempt's limit.
+        over_limit: u64,
+    },
+    Cut {
+        to: u64,
+        reason: CutReason,
+    },
+    Seal,
+    Forget,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    sender: mpsc::Sender<Job>,
+    room: Arc<Semaphore>,
+    index: Arc<Index>,
+    /// Set by the writer on a full disk, cleared by the next tick.
+    full: Arc<AtomicBool>,
+    attempt_bytes_max: u64,
+}
+
+type Slot<'a> = mpsc::Permit<'a, Job>;
+
+impl Queue {
+    pub(crate) fn new(
+        index: Arc<Index>,
+        full: Arc<AtomicBool>,
+        attempt_bytes_max: u64,
+    ) -> (Self, mpsc::Receiver<Job>) {
+        let (sender, receiver) = mpsc::channel(QUEUE_JOBS);
+        let room = Arc::new(Semaphore::new(QUEUE_BYTES));
+        let queue = Self {
+            sender,
+            room,
+            index,
+            full,
+            attempt_bytes_max,
+        };
+        (queue, receiver)
+    }
+
+    pub(crate) fn queued_bytes(&self) -> usize {
+        QUEUE_BYTES - self.room.available_permits().min(QUEUE_BYTES)
+    }
+
+    async fn slot(&self) -> Result<Slot<'_>, AppendError> {
+        if self.full.load(Ordering::Acquire) {
+            return Err(AppendError::DiskFull);
+        }
+        self.sender.reserve().await.map_err(|_| AppendError::Closed)
+    }
+
+    pub(crate) async fn append(&self, chunk: Chunk) -> Result<Appended, AppendError> {
+        let size = u32::try_from(chunk.bytes.len()).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.room).acquire_many_owned(size).await;
+        let room = room.map_err(|_| AppendError::Closed)?;
+        let slot = self.slot().await?;
+        let (attempt, from) = (chunk.attempt, chunk.offset);
+        let to = from + u64::from(size);
+        self.accept(attempt, from, to, |known, start| {
+            let write = self.take_chunk(known, chunk, start, room);
+            slot.send(Job::Write(write));
+        })
+    }
+
+    /// Splits the chunk at its attempt's limit; what is over it is not kept in memory either.
+    fn take_chunk(
+        &self,
+        known: &mut Attempt,
+        chunk: Chunk,
+        start: u64,
+        room: OwnedSemaphorePermit,
+    ) -> Write {
+        let mut bytes = chunk.bytes;
+        let known_part = usize::try_from(start - chunk.offset).expect("inside the chunk");
+        let fresh = bytes.split_off(known_part);
+        let left = self.attempt_bytes_max.saturating_sub(known.stored);
+        let kept = usize::try_from(left).map_or(fresh.len(), |left| left.min(fresh.len()));
+        known.stored += kept as u64;
+        known.after_control_seq = known.after_control_seq.max(chunk.after_control_seq);
+        let body = match kept {
+            0 => Body::Cut {
+                to: start + fresh.len() as u64,
+                reason: CutReason::AttemptLimit,
+            },
+            1.. => Body::Bytes {
+                kind: chunk.kind,
+                observed_at_ms: chunk.observed_at_ms,
+                bytes: fresh.slice(..kept),
+                over_limit: (fresh.len() - kept) as u64,
+            },
+        };
+        Write {
+            attempt: chunk.attempt,
+            generation: known.generation,
+            offset: start,
+            after_control_seq: chunk.after_control_seq,
+            body,
+            _room: Some(room),
+        }
+    }
+
+    pub(crate) async fn append_cut(
+        &self,
+        attempt: Uuid,
+        from: u64,
+        to: u64,
+        reason: CutReason,
+    ) -> Result<Appended, AppendError> {
+        let slot = self.slot().await?;
+        self.accept(attempt, from, to, |known, start| {
+            slot.send(Job::Write(Write {
+                attempt,
+                generation: known.generation,
+                offset: start,
+                after_control_seq: known.after_control_seq,
+                body: Body::Cut { to, reason },
+                _room: None,
+            }));
+        })
+    }
+
+    /// Decides the order and, for what is new, moves the end and queues it in one step.
+    fn accept(
+        &self,
+        attempt: Uuid,
+        from: u64,
+        to: u64,
+        queue: impl FnOnce(&mut Attempt, u64),
+    ) -> Result<Appended, AppendError> {
+        let mut shard = self.index.shard(attempt);
+        if from > 0 && !shard.contains_key(&attempt) {
+            return Err(AppendError::Gap { expected: 0 });
+        }
+        if from == to && !shard.contains_key(&attempt) {
+            return Ok(Appended { end: 0 });
+        }
+        let known = shard
+            .entry(attempt)
+            .or_insert_with(|| Attempt::new(self.index.next_generation()));
+        if let Some(start) = known.new_part(from, to)? {
+            known.end = to;
+            queue(known, start);
+        }
+        Ok(Appended { end: known.end })
+    }
+
+    /// Waits until the seal is durable. Blank attempts have nothing to seal on disk.
+    pub(crate) async fn seal(&self, attempt: Uuid) -> Result<(), AppendError> {
+        if self.seal_blank(attempt) {
+            return Ok(());
+        }
+        let slot = self.slot().await?;
+        self.index.look(attempt, |known| {
+            if known.phase == Phase::Open {
+                known.phase = Phase::Sealing;
+                slot.send(Job::Write(Write {
+                    attempt,
+                    generation: known.generation,
+                    offset: known.end,
+                    after_control_seq: known.after_control_seq,
+                    body: Body::Seal,
+                    _room: None,
+                }));
+            }
+        });
+        match self.wait(attempt, |end| end.sealed).await {
+            Ok(()) => Ok(()),
+            Err(SyncError::DiskFull) => Err(AppendError::DiskFull),
+            Err(SyncError::Closed | SyncError::NotAccepted { .. }) => Err(AppendError::Closed),
+        }
+    }
+
+    /// True when nothing needs to be written.
+    fn seal_blank(&self, attempt: Uuid) -> bool {
+        let mut shard = self.index.shard(attempt);
+        let Some(known) = shard.get_mut(&attempt) else {
+            return true;
+        };
+        if !known.is_blank() {
+            return known.phase == Phase::Sealed;
+        }
+        known.phase = Phase::Sealed;
+        known.tell();
+        if known.live.is_none() {
+            shard.remove(&attempt);
+        }
+        true
+    }
+
+    pub(crate) async fn synced(&self, attempt: Uuid, through: u64) -> Result<(), SyncError> {
+        let end = self.index.end(attempt).map_or(0, |known| known.end);
+        if through > end {
+            return Err(SyncError::NotAccepted { end });
+        }
+        if through == 0 {
+            return Ok(());
+        }
+        self.wait(attempt, |end| end.durable >= through).await
+    }
+
+    /// Waits until `reached` holds. A changed generation means that a full disk took accepted bytes back.
+    async fn wait(
+        &self,
+        attempt: Uuid,
+        reached: impl Fn(&OutputEnd) -> bool,
+    ) -> Result<(), SyncError> {
+        let (start, mut moves) = self.index.await_moves(attempt).ok_or(SyncError::Closed)?;
+        let mut now = start;
+        loop {
+            if reached(&now.end) {
+                return Ok(());
+            }
+            if now.generation != start.generation {
+                return Err(SyncError::DiskFull);
+            }
+            let moved = moves.changed().await;
+            now = self.index.standing(attempt).ok_or(SyncError::Closed)?;
+            if moved.is_err() && !reached(&now.end) {
+                return Err(SyncError::Closed);
+            }
+        }
+    }
+
+    /// Forgetting is idempotent; an unknown attempt writes nothing.
+    pub(crate) async fn forget(&self, attempt: Uuid) -> Result<(), AppendError> {
+        let slot = self.slot().await?;
+        if self.index.forget(attempt) {
+            slot.send(Job::Write(Write {
+                attempt,
+                generation: 0,
+                offset: 0,
+                after_control_seq: 0,
+                body: Body::Forget,
+                _room: None,
+            }));
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn tick(&self, now_wall_ms: u64) -> Result<Dropped, AppendError> {
+        let (reply, done) = oneshot::channel();
+        let tick = Job::Control(Control::Tick { now_wall_ms, reply });
+        self.sender
+            .send(tick)
+            .await
+            .map_err(|_| AppendError::Closed)?;
+        done.await.map_err(|_| AppendError::Closed)
+    }
+
+    /// A writer that is gone already is as closed as can be.
+    pub(crate) async fn close(&self) {
+        let (reply, done) = oneshot::channel();
+        if self
+            .sender
+            .send(Job::Control(Control::Close { reply }))
+            .await
+            .is_ok()
+        {
+            drop(done.await);
+        }
+    }
+}

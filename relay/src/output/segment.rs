@@ -1,0 +1,249 @@
+//! Segment files: names, file header, the segment being written, and the shared read handles of all of them.
+//!
+//! A segment starts with 64 bytes: identity and salt, then a small slot that says how much was synced. The slot is
+//! written after each sync and never waited for; it may lag, it is never ahead.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::extent::Contents;
+use super::frame::{checksum, u32_at, u64_at};
+
+pub(crate) const SEGMENT_HEADER: u32 = 64;
+const MAGIC: &[u8; 8] = b"BTNSEG01";
+const SLOT: u64 = 32;
+/// Read handles kept open; a segment beyond that is opened again.
+const OPEN_FILES: usize = 32;
+/// What Linux takes in one vectored write.
+const IOV_MAX: usize = 1024;
+
+pub(crate) fn segment_path(dir: &Path, number: u32) -> PathBuf {
+    dir.join(format!("{number:08}.seg"))
+}
+
+pub(crate) fn index_path(dir: &Path, number: u32) -> PathBuf {
+    dir.join(format!("{number:08}.idx"))
+}
+
+/// A file's name is durable only after its directory was synced.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) number: u32,
+    pub(crate) salt: u32,
+    pub(crate) created_at_ms: u64,
+}
+
+impl Identity {
+    fn encode(&self) -> [u8; SEGMENT_HEADER as usize] {
+        let mut raw = [0; SEGMENT_HEADER as usize];
+        raw[0..8].copy_from_slice(MAGIC);
+        raw[8..12].copy_from_slice(&self.number.to_le_bytes());
+        raw[12..16].copy_from_slice(&self.salt.to_le_bytes());
+        raw[16..24].copy_from_slice(&self.created_at_ms.to_le_bytes());
+        let sum = checksum(0, &[&raw[0..24]]);
+        raw[24..28].copy_from_slice(&sum.to_le_bytes());
+        raw
+    }
+
+    pub(crate) fn decode(raw: &[u8]) -> Option<Self> {
+        let raw = raw.get(..SEGMENT_HEADER as usize)?;
+        let intact = &raw[0..8] == MAGIC && checksum(0, &[&raw[0..24]]) == u32_at(raw, 24);
+        intact.then(|| Self {
+            number: u32_at(raw, 8),
+            salt: u32_at(raw, 12),
+            created_at_ms: u64_at(raw, 16),
+        })
+    }
+
+    /// How much of the segment was synced at least, from its slot.
+    pub(crate) fn synced(&self, raw: &[u8]) -> u32 {
+        let at = usize::try_from(SLOT).expect("small");
+        let intact = checksum(self.salt, &[&raw[at..at + 4]]) == u32_at(raw, at + 4);
+        if intact {
+            u32_at(raw, at)
+        } else {
+            SEGMENT_HEADER
+        }
+    }
+}
+
+/// The one segment that grows. Owned by the writer.
+#[derive(Debug)]
+pub(crate) struct Active {
+    pub(crate) identity: Identity,
+    pub(crate) file: File,
+    pub(crate) len: u32,
+    pub(crate) contents: Contents,
+}
+
+impl Active {
+    pub(crate) fn create(dir: &Path, number: u32, now_wall_ms: u64) -> io::Result<Self> {
+        let identity = Identity {
+            number,
+            salt: rand::random(),
+            created_at_ms: now_wall_ms,
+        };
+        let path = segment_path(dir, number);
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)?;
+        let made = file
+            .write_all_at(&identity.encode(), 0)
+            .and_then(|()| sync_dir(dir));
+        if made.is_err() {
+            // Left behind it would stand in the way of the next try; should this fail too, that try says so.
+            drop(std::fs::remove_file(&path));
+        }
+        made.map(|()| Self {
+            identity,
+            file,
+            len: SEGMENT_HEADER,
+            contents: Contents::default(),
+        })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == SEGMENT_HEADER
+    }
+
+    pub(crate) fn known(&self) -> Known {
+        Known {
+            salt: self.identity.salt,
+            len: u64::from(self.len),
+            closed_at_ms: None,
+        }
+    }
+
+    /// Writes behind the known end. After an error the file may be longer than `len`; see `take_back`.
+    pub(crate) fn write(&self, mut slices: &mut [IoSlice<'_>]) -> io::Result<u64> {
+        let mut at = u64::from(self.len);
+        while !slices.is_empty() {
+            let some = slices.len().min(IOV_MAX);
+            let written = match rustix::io::pwritev(&self.file, &slices[..some], at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => written,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            at += written as u64;
+            IoSlice::advance_slices(&mut slices, written);
+        }
+        Ok(at)
+    }
+
+    pub(crate) fn note_synced(&self) -> io::Result<()> {
+        let mut slot = [0; 8];
+        slot[..4].copy_from_slice(&self.len.to_le_bytes());
+        let sum = checksum(self.identity.salt, &[&slot[..4]]);
+        slot[4..].copy_from_slice(&sum.to_le_bytes());
+        self.file.write_all_at(&slot, SLOT)
+    }
+
+    /// Removes what a failed group left behind the known end.
+    pub(crate) fn take_back(&self) -> io::Result<()> {
+        self.file.set_len(u64::from(self.len))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) salt: u32,
+    pub(crate) len: u64,
+    /// None while it is being written.
+    pub(crate) closed_at_ms: Option<u64>,
+}
+
+/// All segments, for readers and retention.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    pub(crate) dir: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    known: BTreeMap<u32, Known>,
+    open: VecDeque<(u32, Arc<File>)>,
+}
+
+impl Segments {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self {
+            dir,
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Nothing in here can be left half done by a panic.
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, number: u32, known: Known) {
+        self.inner().known.insert(number, known);
+    }
+
+    pub(crate) fn grown(&self, number: u32, len: u32) {
+        if let Some(known) = self.inner().known.get_mut(&number) {
+            known.len = u64::from(len);
+        }
+    }
+
+    pub(crate) fn oldest_closed(&self) -> Option<(u32, Known)> {
+        let inner = self.inner();
+        let (number, known) = inner.known.first_key_value()?;
+        known.closed_at_ms.map(|_| (*number, *known))
+    }
+
+    pub(crate) fn count_and_bytes(&self) -> (usize, u64) {
+        let inner = self.inner();
+        (
+            inner.known.len(),
+            inner.known.values().map(|known| known.len).sum(),
+        )
+    }
+
+    pub(crate) fn remove(&self, number: u32) {
+        let mut inner = self.inner();
+        inner.known.remove(&number);
+        inner.open.retain(|(open, _)| *open != number);
+    }
+
+    /// A read handle and the salt; `NotFound` when retention took the segment. Opening happens outside the lock.
+    pub(crate) fn reading(&self, number: u32) -> io::Result<(Arc<File>, u32)> {
+        let salt = {
+            let mut inner = self.inner();
+            let salt = inner
+                .known
+                .get(&number)
+                .ok_or(io::ErrorKind::NotFound)?
+                .salt;
+            if let Some(at) = inner.open.iter().position(|(open, _)| *open == number) {
+                let hit = inner.open.remove(at).expect("position is inside");
+                inner.open.push_back(hit.clone());
+                return Ok((hit.1, salt));
+            }
+            salt
+        };
+        let file = Arc::new(File::open(segment_path(&self.dir, number))?);
+        let mut inner = self.inner();
+        if inner.open.len() >= OPEN_FILES {
+            inner.open.pop_front();
+        }
+        // A handle of a dropped segment would keep its space in use.
+        if inner.known.contains_key(&number) {
+            inner.open.push_back((number, Arc::clone(&file)));
+        }
+        Ok((file, salt))
+    }
+}

@@ -1,0 +1,209 @@
+//! The writer thread: takes what is queued as one group, writes it with as few calls as possible, syncs once, and only
+//! then publishes the new ends.
+//!
+//! It alone changes segment files. Any failure except a full disk ends in the abort hook, because a failed sync leaves
+//! no way to know what is on disk.
+
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::extent::Extent;
+use super::frame::Class;
+use super::group::{self, Outgoing};
+use super::index::Index;
+use super::queue::{Body, Control, Job, Write};
+use super::segment::{Active, Known, Segments};
+use super::{AbortHook, OutputConfig};
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) groups: AtomicU64,
+    pub(crate) frames: AtomicU64,
+}
+
+pub(crate) struct Writer {
+    pub(crate) config: OutputConfig,
+    pub(crate) index: Arc<Index>,
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) active: Active,
+    pub(crate) now_wall_ms: u64,
+    pub(crate) full: Arc<AtomicBool>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) abort: AbortHook,
+    #[cfg(test)]
+    pub(crate) faults: super::tests::Faults,
+}
+
+/// Why the writer stops.
+enum Stop {
+    Closed(Option<oneshot::Sender<()>>),
+    Failed(io::Error),
+}
+
+impl Writer {
+    pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        let stop = self.serve(&mut jobs);
+        jobs.close();
+        drop(jobs);
+        self.index.hang_up();
+        match stop {
+            Stop::Closed(None) => {}
+            // The other side may have stopped waiting.
+            Stop::Closed(Some(reply)) => drop(reply.send(())),
+            Stop::Failed(error) => (self.abort)(&error),
+        }
+    }
+
+    fn serve(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Stop {
+        let bytes_max = group::group_bytes(self.config.segment_bytes);
+        let mut group = Vec::new();
+        loop {
+            let Some(first) = jobs.blocking_recv() else {
+                return Stop::Closed(None);
+            };
+            let after = group::gather(first, jobs, &mut group, bytes_max);
+            if let Err(error) = self.commit(std::mem::take(&mut group)) {
+                return Stop::Failed(error);
+            }
+            match after {
+                None => {}
+                Some(Control::Tick { now_wall_ms, reply }) => match self.tick(now_wall_ms) {
+                    Ok(dropped) => drop(reply.send(dropped)),
+                    Err(error) => return Stop::Failed(error),
+                },
+                Some(Control::Close { reply }) => return Stop::Closed(Some(reply)),
+            }
+        }
+    }
+
+    fn commit(&mut self, writes: Vec<Write>) -> io::Result<()> {
+        // Held to the end: its jobs hold the room in the queue.
+        let (frames, _held) = self.frames(writes);
+        match self.store(&frames) {
+            Ok(()) => Ok(()),
+            Err(error) if is_full(&error) => self.refuse(&frames),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Frames of a group, attempt by attempt so that they lie together; cuts of one reason that touch become one.
+    fn frames(&self, mut writes: Vec<Write>) -> (Vec<Outgoing>, Vec<Write>) {
+        writes.sort_by_key(|write| write.attempt);
+        writes.retain(|write| {
+            matches!(write.body, Body::Forget)
+                || self.index.is_current(write.attempt, write.generation)
+        });
+        let frames = group::frames(&writes);
+        (frames, writes)
+    }
+
+    /// Writes, syncs and publishes. On an error nothing was published and the file is as long as before or longer.
+    pub(crate) fn store(&mut self, frames: &[Outgoing]) -> io::Result<()> {
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let size: usize = frames.iter().map(|frame| frame.header.frame_bytes()).sum();
+        self.roll_for(size)?;
+        let end = self.write(frames)?;
+        self.publish(frames);
+        self.active.len = end;
+        // Only a hint for recovery, which is right without it too.
+        drop(self.active.note_synced());
+        self.segments.grown(self.active.identity.number, end);
+        self.counters.groups.fetch_add(1, Ordering::Relaxed);
+        self.counters
+            .frames
+            .fetch_add(frames.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write(&self, frames: &[Outgoing]) -> io::Result<u32> {
+        let (salt, synced) = (self.active.identity.salt, self.active.len);
+        let headers: Vec<_> = frames
+            .iter()
+            .map(|frame| frame.header.encode(salt, synced, &frame.payload))
+            .collect();
+        let mut slices: Vec<_> = headers
+            .iter()
+            .zip(frames)
+            .flat_map(|(header, frame)| [IoSlice::new(header), IoSlice::new(&frame.payload)])
+            .filter(|slice| !slice.is_empty())
+            .collect();
+        #[cfg(test)]
+        self.faults.strike()?;
+        let end = self.active.write(&mut slices)?;
+        rustix::fs::fdatasync(&self.active.file)?;
+        u32::try_from(end).map_err(|_| io::ErrorKind::FileTooLarge.into())
+    }
+
+    fn publish(&mut self, frames: &[Outgoing]) {
+        let mut pos = self.active.len;
+        for run in frames.chunk_by(|one, next| one.header.attempt == next.header.attempt) {
+            let (mut extents, mut pieces, mut sealed) = (Vec::<Extent>::new(), Vec::new(), false);
+            for frame in run {
+                let noted =
+                    self.active
+                        .contents
+                        .note(self.active.identity.number, pos, &frame.header);
+                if let Some(extent) = noted {
+                    match extents.last_mut() {
+                        Some(last) if last.same_place(&extent) => *last = extent,
+                        Some(_) | None => extents.push(extent),
+                    }
+                }
+                sealed |= frame.header.class == Class::Seal;
+                pieces.extend(frame.piece());
+                pos += u32::try_from(frame.header.frame_bytes()).expect("frames are small");
+            }
+            self.index
+                .publish(run[0].header.attempt, &extents, &pieces, sealed);
+        }
+    }
+
+    /// A full disk: takes the group back as if it had never been accepted, and refuses more until the next tick.
+    fn refuse(&mut self, frames: &[Outgoing]) -> io::Result<()> {
+        self.active.take_back()?;
+        self.full.store(true, Ordering::Release);
+        for run in frames.chunk_by(|one, next| one.header.attempt == next.header.attempt) {
+            self.index.take_back(run[0].header.attempt);
+        }
+        tracing::warn!(frames = frames.len(), "disk full: output was refused");
+        Ok(())
+    }
+
+    fn roll_for(&mut self, size: usize) -> io::Result<()> {
+        let after = u64::from(self.active.len) + size as u64;
+        if after <= self.config.segment_bytes || self.active.is_empty() {
+            return Ok(());
+        }
+        self.roll()?;
+        // Here too, or a flood could outgrow the limit between two ticks.
+        self.retain().map(|_| ())
+    }
+
+    /// Starts the next segment, then saves what the closed one holds. That copy can be lost: it is rebuilt at boot.
+    pub(crate) fn roll(&mut self) -> io::Result<()> {
+        let number = self.active.identity.number + 1;
+        let next = Active::create(&self.segments.dir, number, self.now_wall_ms)?;
+        let closed = std::mem::replace(&mut self.active, next);
+        let was = closed.identity.number;
+        let known = Known {
+            closed_at_ms: Some(self.now_wall_ms),
+            ..closed.known()
+        };
+        super::recover::save_contents(&self.segments.dir, was, known, closed.contents);
+        self.segments.set(was, known);
+        self.segments.set(number, self.active.known());
+        Ok(())
+    }
+}
+
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
