@@ -5,13 +5,20 @@
 //! or a simulation can replay any history exactly.
 
 pub mod config;
+pub mod conversation;
 mod core;
 pub mod effects;
+pub mod fences;
 pub mod id;
 pub mod input;
+pub mod placement;
 pub mod profile;
+pub mod queue;
 pub mod record;
 pub mod reject;
+pub mod requirements;
+pub mod retry;
+pub mod roster;
 pub mod spec;
 pub mod time;
 pub mod timers;

@@ -1,36 +1,43 @@
-//! Which task to look at next: at most one entry per task, moved lazily.
+//! What to look at next: at most one entry per task (or daemon), moved lazily.
 //!
 //! Renewals push deadlines back thousands of times a second. An entry therefore only ever moves to an earlier
-//! moment; when it comes due too early, the owner looks at the task's own timers and arms it again.
+//! moment; when it comes due too early, the owner looks at the real timers and arms it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::id::TaskId;
 use crate::time::Moment;
 
-#[derive(Clone, Debug, Default)]
-pub struct Deadlines {
-    order: BTreeSet<(Moment, TaskId)>,
-    of: BTreeMap<TaskId, Moment>,
+#[derive(Clone, Debug)]
+pub struct Deadlines<K = TaskId> {
+    order: BTreeSet<(Moment, K)>,
+    of: BTreeMap<K, Moment>,
 }
 
-impl Deadlines {
-    /// Makes sure that the task is looked at no later than `at`.
-    pub fn arm(&mut self, task: TaskId, at: Moment) {
-        match self.of.get(&task) {
+impl<K> Default for Deadlines<K> {
+    fn default() -> Self {
+        let (order, of) = (BTreeSet::new(), BTreeMap::new());
+        Self { order, of }
+    }
+}
+
+impl<K: Copy + Ord> Deadlines<K> {
+    /// Makes sure that it is looked at no later than `at`.
+    pub fn arm(&mut self, key: K, at: Moment) {
+        match self.of.get(&key) {
             Some(set) if *set <= at => return,
             Some(set) => {
-                self.order.remove(&(*set, task));
+                self.order.remove(&(*set, key));
             }
             None => {}
         }
-        self.of.insert(task, at);
-        self.order.insert((at, task));
+        self.of.insert(key, at);
+        self.order.insert((at, key));
     }
 
-    pub fn disarm(&mut self, task: TaskId) {
-        if let Some(at) = self.of.remove(&task) {
-            self.order.remove(&(at, task));
+    pub fn disarm(&mut self, key: K) {
+        if let Some(at) = self.of.remove(&key) {
+            self.order.remove(&(at, key));
         }
     }
 
@@ -38,14 +45,14 @@ impl Deadlines {
         self.order.first().map(|(at, _)| *at)
     }
 
-    /// Takes one task whose entry is due; the caller arms it again with what its timers say.
-    pub fn take_due(&mut self, now: Moment) -> Option<TaskId> {
-        let (at, task) = *self.order.first()?;
+    /// Takes one whose entry is due; the caller arms it again with what its timers say.
+    pub fn take_due(&mut self, now: Moment) -> Option<K> {
+        let (at, key) = *self.order.first()?;
         if at > now {
             return None;
         }
-        self.disarm(task);
-        Some(task)
+        self.disarm(key);
+        Some(key)
     }
 
     pub fn len(&self) -> usize {

@@ -1,0 +1,80 @@
+//! Conversations as scheduling sees them: their key, and where each ran last.
+//!
+//! A conversation is a client's name, so it means something only within its tenant. Where it ran is a preference
+//! and may be forgotten; that it is busy is a rule, kept in `fences`.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use crate::id::{DaemonId, TenantId};
+use crate::spec::TaskSpec;
+
+/// Remembered places; the oldest go first.
+const REMEMBERED: usize = 10_000;
+
+/// A conversation's name within its tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConversationKey {
+    pub tenant: TenantId,
+    pub name: Arc<str>,
+}
+
+impl ConversationKey {
+    pub fn of(spec: &TaskSpec) -> Option<Self> {
+        let name = spec.conversation_id.as_deref()?;
+        Some(Self {
+            tenant: spec.tenant.clone(),
+            name: name.into(),
+        })
+    }
+}
+
+/// Which daemon ran a conversation last: its files and the agent's own memory are there.
+#[derive(Clone, Debug, Default)]
+pub struct Affinity {
+    last: BTreeMap<ConversationKey, DaemonId>,
+    order: VecDeque<ConversationKey>,
+}
+
+impl Affinity {
+    pub fn remember(&mut self, key: &ConversationKey, daemon: DaemonId) {
+        if self.last.insert(key.clone(), daemon).is_some() {
+            return;
+        }
+        self.order.push_back(key.clone());
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.last.remove(&oldest);
+        }
+    }
+
+    pub fn last_daemon(&self, key: &ConversationKey) -> Option<DaemonId> {
+        self.last.get(key).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::samples::tenant;
+
+    #[test]
+    fn places_are_remembered_per_tenant_and_up_to_a_bound() {
+        let key = |tenant_name: &str, name: usize| ConversationKey {
+            tenant: tenant(tenant_name),
+            name: name.to_string().into(),
+        };
+        let daemon = DaemonId(Uuid::from_u128(7));
+        let mut affinity = Affinity::default();
+        for n in 0..=REMEMBERED {
+            affinity.remember(&key("a", n), daemon);
+        }
+        assert_eq!(affinity.last_daemon(&key("a", 0)), None);
+        assert_eq!(affinity.last_daemon(&key("a", 1)), Some(daemon));
+        assert_eq!(affinity.last_daemon(&key("b", 1)), None);
+        assert_eq!(affinity.last.len(), affinity.order.len());
+    }
+}

@@ -1,0 +1,315 @@
+//! The successor rule: nothing of a task or conversation is leased while an earlier attempt of it may still run.
+//!
+//! `may_lease` is the one function that every path asks before it leases. A guard stands while an attempt is
+//! leased; if it ends without proof of death it stays as a fence until its limit plus grace. Proof is a receipt,
+//! another boot of its machine, or time. Nothing here ends an attempt.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use crate::conversation::ConversationKey;
+use crate::id::{AttemptId, DaemonId, TaskId};
+use crate::record::FenceRecord;
+use crate::time::Moment;
+
+/// One attempt that runs or may run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fence {
+    pub attempt: AttemptId,
+    pub task: TaskId,
+    pub conversation: Option<ConversationKey>,
+    pub daemon: DaemonId,
+    /// The kernel's boot id of its machine when it was leased.
+    pub boot_id: Arc<str>,
+    pub guard: Guard,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Guard {
+    /// Ended without proof of death; it is dead by then.
+    Until(Moment),
+    /// It holds its lease.
+    Leased,
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (attempt, daemon) = (self.attempt, self.daemon);
+        match self.guard {
+            Guard::Leased => write!(f, "attempt {attempt} holds the lease"),
+            Guard::Until(_) => write!(f, "attempt {attempt} may still run on daemon {daemon}"),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Fences {
+    fences: BTreeMap<AttemptId, Fence>,
+    tasks: BTreeMap<TaskId, BTreeSet<AttemptId>>,
+    conversations: BTreeMap<ConversationKey, BTreeSet<AttemptId>>,
+    daemons: BTreeMap<DaemonId, BTreeSet<AttemptId>>,
+    ends: BTreeSet<(Moment, AttemptId)>,
+}
+
+impl Fences {
+    /// Whether an attempt of this task may be leased now; if not, what stands longest in its way.
+    pub fn may_lease(
+        &self,
+        task: TaskId,
+        conversation: Option<&ConversationKey>,
+        now: Moment,
+    ) -> Result<(), &Fence> {
+        let of_task = self.tasks.get(&task);
+        let of_conversation = conversation.and_then(|key| self.conversations.get(key));
+        let attempts = of_task.into_iter().chain(of_conversation).flatten();
+        let fences = attempts.filter_map(|attempt| self.fences.get(attempt));
+        let standing = fences.filter(|fence| fence.guard > Guard::Until(now));
+        standing
+            .max_by_key(|fence| (fence.guard, fence.attempt))
+            .map_or(Ok(()), Err)
+    }
+
+    /// Stands from now on; replaces what was known of the attempt.
+    pub fn raise(&mut self, fence: Fence) {
+        self.lift(fence.attempt);
+        let attempt = fence.attempt;
+        self.tasks.entry(fence.task).or_default().insert(attempt);
+        self.daemons
+            .entry(fence.daemon)
+            .or_default()
+            .insert(attempt);
+        if let Some(key) = &fence.conversation {
+            let of = self.conversations.entry(key.clone()).or_default();
+            of.insert(attempt);
+        }
+        if let Guard::Until(at) = fence.guard {
+            self.ends.insert((at, attempt));
+        }
+        self.fences.insert(attempt, fence);
+    }
+
+    /// The leased attempt ended and nobody has seen its processes die. Returns the fence to store.
+    pub fn unproven(&mut self, attempt: AttemptId, until: Moment) -> Option<&Fence> {
+        let mut fence = self.lift(attempt)?;
+        fence.guard = Guard::Until(until);
+        self.raise(fence);
+        self.fences.get(&attempt)
+    }
+
+    /// Proof of death: a termination receipt, or the shim's word. `None` if nothing stood.
+    pub fn lift(&mut self, attempt: AttemptId) -> Option<Fence> {
+        let fence = self.fences.remove(&attempt)?;
+        forget(&mut self.tasks, &fence.task, attempt);
+        forget(&mut self.daemons, &fence.daemon, attempt);
+        if let Some(key) = &fence.conversation {
+            forget(&mut self.conversations, key, attempt);
+        }
+        if let Guard::Until(at) = fence.guard {
+            self.ends.remove(&(at, attempt));
+        }
+        Some(fence)
+    }
+
+    /// The machine runs under this boot id: whatever was leased there under another one is dead. Returns what
+    /// fell, leased attempts too.
+    pub fn booted(&mut self, daemon: DaemonId, boot_id: &str) -> Vec<Fence> {
+        let of_daemon = self.daemons.get(&daemon).into_iter().flatten();
+        let dead = |attempt: &&AttemptId| {
+            let fence = self.fences.get(*attempt);
+            fence.is_some_and(|fence| &*fence.boot_id != boot_id)
+        };
+        let dead: Vec<AttemptId> = of_daemon.filter(dead).copied().collect();
+        dead.into_iter().filter_map(|a| self.lift(a)).collect()
+    }
+
+    /// Takes one fence whose time is over.
+    pub fn take_over(&mut self, now: Moment) -> Option<Fence> {
+        let (at, attempt) = *self.ends.first()?;
+        if at > now {
+            return None;
+        }
+        self.lift(attempt)
+    }
+
+    /// When the next fence is over.
+    pub fn next(&self) -> Option<Moment> {
+        self.ends.first().map(|(at, _)| *at)
+    }
+
+    pub fn get(&self, attempt: AttemptId) -> Option<&Fence> {
+        self.fences.get(&attempt)
+    }
+
+    /// After a boot a stored fence stands in full: the relay does not know how long it was away.
+    pub fn restore(&mut self, record: &FenceRecord, now: Moment) {
+        let name = record.conversation.clone();
+        let conversation = name.map(|name| ConversationKey {
+            tenant: record.tenant.clone(),
+            name,
+        });
+        self.raise(Fence {
+            attempt: record.attempt,
+            task: record.task,
+            conversation,
+            daemon: record.daemon,
+            boot_id: record.boot_id.clone(),
+            guard: Guard::Until(now + record.full_ms),
+        });
+    }
+}
+
+fn forget<K: Ord>(index: &mut BTreeMap<K, BTreeSet<AttemptId>>, key: &K, attempt: AttemptId) {
+    if let Some(attempts) = index.get_mut(key) {
+        attempts.remove(&attempt);
+        if attempts.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::samples::tenant;
+
+    fn attempt(n: u128) -> AttemptId {
+        AttemptId(Uuid::from_u128(n))
+    }
+
+    fn task(n: u128) -> TaskId {
+        TaskId(Uuid::from_u128(n))
+    }
+
+    fn daemon(n: u128) -> DaemonId {
+        DaemonId(Uuid::from_u128(n))
+    }
+
+    fn talk(name: &str) -> ConversationKey {
+        ConversationKey {
+            tenant: tenant("acme"),
+            name: name.into(),
+        }
+    }
+
+    /// Attempt 1 of task 1, conversation "c", on daemon 1 under boot "b".
+    fn leased() -> Fences {
+        let mut fences = Fences::default();
+        fences.raise(Fence {
+            attempt: attempt(1),
+            task: task(1),
+            conversation: Some(talk("c")),
+            daemon: daemon(1),
+            boot_id: "b".into(),
+            guard: Guard::Leased,
+        });
+        fences
+    }
+
+    fn may(fences: &Fences, t: u128, key: Option<&str>, at: u64) -> bool {
+        let key = key.map(talk);
+        let verdict = fences.may_lease(task(t), key.as_ref(), Moment(at));
+        verdict.is_ok()
+    }
+
+    #[test]
+    fn a_leased_attempt_keeps_its_task_and_conversation_to_itself() {
+        let fences = leased();
+        assert!(!may(&fences, 1, None, u64::MAX));
+        assert!(!may(&fences, 2, Some("c"), u64::MAX));
+        assert!(may(&fences, 2, Some("d"), 0) && may(&fences, 2, None, 0));
+        let elsewhere = ConversationKey {
+            tenant: tenant("other"),
+            name: "c".into(),
+        };
+        assert!(
+            fences
+                .may_lease(task(2), Some(&elsewhere), Moment(0))
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn without_proof_of_death_no_successor_is_leased_before_the_limit() {
+        let mut fences = leased();
+        let fence = fences.unproven(attempt(1), Moment(100)).unwrap();
+        assert_eq!(fence.guard, Guard::Until(Moment(100)));
+        assert!(!may(&fences, 1, None, 99) && !may(&fences, 2, Some("c"), 99));
+        assert!(may(&fences, 1, None, 100) && may(&fences, 2, Some("c"), 100));
+        assert_eq!(
+            (fences.next(), fences.take_over(Moment(99))),
+            (Some(Moment(100)), None)
+        );
+        assert_eq!(fences.take_over(Moment(100)).unwrap().attempt, attempt(1));
+        assert!(may(&fences, 1, None, 0), "gone for good");
+    }
+
+    #[test]
+    fn a_receipt_lifts_it_at_once_and_a_second_one_finds_nothing() {
+        let mut fences = leased();
+        fences.unproven(attempt(1), Moment(100));
+        assert!(fences.lift(attempt(1)).is_some());
+        assert!(may(&fences, 1, Some("c"), 0));
+        assert_eq!((fences.lift(attempt(1)), fences.next()), (None, None));
+        assert!(fences.unproven(attempt(1), Moment(5)).is_none());
+    }
+
+    #[test]
+    fn another_boot_of_that_machine_proves_death_and_the_same_boot_does_not() {
+        let mut fences = leased();
+        fences.raise(Fence {
+            attempt: attempt(2),
+            task: task(2),
+            conversation: None,
+            daemon: daemon(1),
+            boot_id: "b".into(),
+            guard: Guard::Until(Moment(100)),
+        });
+        assert!(fences.booted(daemon(1), "b").is_empty());
+        assert!(fences.booted(daemon(2), "new").is_empty());
+        assert!(!may(&fences, 1, None, 0) && !may(&fences, 2, None, 0));
+        assert_eq!(fences.booted(daemon(1), "new").len(), 2);
+        assert!(may(&fences, 1, Some("c"), 0) && may(&fences, 2, None, 0));
+    }
+
+    #[test]
+    fn the_longest_of_several_fences_is_named() {
+        let mut fences = leased();
+        fences.unproven(attempt(1), Moment(100));
+        fences.raise(Fence {
+            attempt: attempt(2),
+            task: task(3),
+            conversation: Some(talk("c")),
+            daemon: daemon(2),
+            boot_id: "x".into(),
+            guard: Guard::Until(Moment(300)),
+        });
+        let key = talk("c");
+        let named = fences
+            .may_lease(task(1), Some(&key), Moment(0))
+            .unwrap_err();
+        assert_eq!(named.attempt, attempt(2));
+        let later = fences.may_lease(task(1), Some(&key), Moment(200));
+        assert_eq!(later.unwrap_err().attempt, attempt(2));
+    }
+
+    #[test]
+    fn a_boot_arms_it_again_in_full() {
+        let mut fences = Fences::default();
+        let record = FenceRecord {
+            attempt: attempt(1),
+            tenant: tenant("acme"),
+            task: task(1),
+            conversation: Some("c".into()),
+            daemon: daemon(1),
+            boot_id: "b".into(),
+            full_ms: 35_000,
+        };
+        fences.restore(&record, Moment(7));
+        fences.restore(&record, Moment(9));
+        assert_eq!(fences.next(), Some(Moment(35_009)));
+        assert!(!may(&fences, 2, Some("c"), 35_008) && may(&fences, 2, Some("c"), 35_009));
+    }
+}

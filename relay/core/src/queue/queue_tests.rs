@@ -1,0 +1,192 @@
+//! Order, bounds, removal, classes and conversations of the queue.
+
+use uuid::Uuid;
+
+use super::*;
+use crate::samples::{task_spec, tenant};
+use crate::spec::TaskSpec;
+
+pub(super) fn task(n: u128) -> TaskId {
+    TaskId(Uuid::from_u128(n))
+}
+
+pub(super) fn waiting(n: u128, tenant_name: &str) -> Waiting {
+    let spec = TaskSpec {
+        tenant: tenant(tenant_name),
+        ..task_spec()
+    };
+    Waiting {
+        task: task(n),
+        requirements: Requirements::of(&spec),
+        priority: 50,
+        conversation: None,
+        prefer: None,
+    }
+}
+
+fn needing(n: u128, agent: &str) -> Waiting {
+    let mut waiting = waiting(n, "a");
+    waiting.requirements.agent = agent.into();
+    waiting
+}
+
+fn talking(n: u128, priority: u8) -> Waiting {
+    Waiting {
+        priority,
+        conversation: Some(talk()),
+        ..waiting(n, "a")
+    }
+}
+
+fn talk() -> ConversationKey {
+    ConversationKey {
+        tenant: tenant("a"),
+        name: "c".into(),
+    }
+}
+
+/// Places everything that is in line, in order.
+pub(super) fn drain(queue: &mut Queue) -> Vec<TaskId> {
+    let mut order = Vec::new();
+    while let Some(candidate) = queue.first() {
+        queue.placed(&candidate);
+        order.push(candidate.task);
+    }
+    order
+}
+
+fn first(queue: &Queue) -> Option<TaskId> {
+    queue.first().map(|candidate| candidate.task)
+}
+
+#[test]
+fn priority_goes_first_then_tenants_in_turn_then_age() {
+    let mut queue = Queue::default();
+    for n in 1..=3 {
+        queue.push(waiting(n, "a"));
+    }
+    for n in 4..=5 {
+        queue.push(waiting(n, "b"));
+    }
+    queue.push(Waiting {
+        priority: 51,
+        ..waiting(6, "b")
+    });
+    queue.push(Waiting {
+        priority: 0,
+        ..waiting(7, "a")
+    });
+    assert_eq!(drain(&mut queue), [6, 1, 4, 2, 5, 3, 7].map(task));
+    assert!(queue.is_empty() && queue.per_tenant.is_empty() && queue.classes.is_empty());
+}
+
+#[test]
+fn room_is_bounded_for_one_tenant_and_for_all() {
+    let mut queue = Queue::default();
+    queue.push(waiting(1, "a"));
+    queue.push(waiting(1, "a"));
+    assert_eq!(queue.len(), 1, "a task waits once");
+    let (a, b) = (tenant("a"), tenant("b"));
+    assert_eq!(queue.check_room(&a, 10, 1), Err(Full::Tenant));
+    assert_eq!(queue.check_room(&b, 10, 1), Ok(()));
+    assert_eq!(queue.check_room(&b, 1, 1), Err(Full::Relay));
+    assert!(queue.remove(task(1)) && !queue.remove(task(1)));
+    assert_eq!(queue.check_room(&a, 1, 1), Ok(()));
+}
+
+#[test]
+fn a_class_that_nobody_can_take_is_skipped_whole_until_a_daemon_meets_it() {
+    let mut queue = Queue::default();
+    for n in 1..=3 {
+        queue.push(needing(n, "rare"));
+    }
+    queue.push(needing(4, "common"));
+    let candidate = queue.first().unwrap();
+    queue.skip_class(&candidate);
+    queue.push(needing(5, "rare"));
+    assert_eq!(first(&queue), Some(task(4)));
+    queue.wake(|needs| needs.agent == "else", |_| true);
+    assert_eq!(drain(&mut queue), [task(4)]);
+    queue.wake(|needs| needs.agent == "rare", |_| true);
+    assert_eq!(drain(&mut queue), [1, 2, 3, 5].map(task));
+}
+
+#[test]
+fn a_skipped_class_that_empties_is_forgotten() {
+    let mut queue = Queue::default();
+    queue.push(needing(1, "rare"));
+    let candidate = queue.first().unwrap();
+    queue.skip_class(&candidate);
+    queue.remove(task(1));
+    queue.push(needing(2, "rare"));
+    assert_eq!(first(&queue), Some(task(2)), "tried again");
+    queue.remove(task(2));
+    assert!(queue.stuck.is_empty() && queue.class_ids.is_empty());
+}
+
+#[test]
+fn a_task_set_aside_keeps_its_place_and_comes_back_in_time() {
+    let mut queue = Queue::default();
+    for n in 1..=2 {
+        queue.push(waiting(n, "a"));
+    }
+    queue.set_aside(task(1), Moment(100));
+    assert_eq!(
+        (first(&queue), queue.next()),
+        (Some(task(2)), Some(Moment(100)))
+    );
+    queue.tick(Moment(99));
+    queue.wake(|_| true, |_| true);
+    assert_eq!(
+        first(&queue),
+        Some(task(2)),
+        "a fence is not lifted by a daemon"
+    );
+    queue.tick(Moment(100));
+    assert_eq!((first(&queue), queue.next()), (Some(task(1)), None));
+    queue.set_aside(task(1), Moment(500));
+    queue.recall(task(1));
+    assert_eq!(first(&queue), Some(task(1)));
+    queue.set_aside(task(1), Moment(500));
+    queue.remove(task(1));
+    assert_eq!((queue.next(), queue.len()), (None, 1));
+}
+
+#[test]
+fn a_task_passed_over_comes_back_for_a_daemon_that_takes_it() {
+    let mut queue = Queue::default();
+    queue.push(waiting(1, "a"));
+    queue.pass_over(task(1), Moment(100));
+    queue.wake(|_| true, |_| false);
+    assert_eq!(first(&queue), None);
+    queue.wake(|_| true, |_| true);
+    assert_eq!((first(&queue), queue.passed.len()), (Some(task(1)), 0));
+}
+
+#[test]
+fn turns_of_one_conversation_go_one_at_a_time_in_their_order() {
+    let mut queue = Queue::default();
+    queue.push(talking(1, 50));
+    queue.push(talking(2, 50));
+    queue.push(waiting(3, "a"));
+    assert!(queue.is_behind(task(2)) && !queue.is_behind(task(1)));
+    queue.conversation_busy(&talk());
+    assert!(queue.is_behind(task(1)));
+    assert_eq!(first(&queue), Some(task(3)));
+    queue.conversation_free(&talk());
+    assert_eq!(first(&queue), Some(task(1)));
+    queue.push(talking(4, 90));
+    assert!(
+        queue.is_behind(task(1)),
+        "a more urgent turn goes before it"
+    );
+    assert_eq!(first(&queue), Some(task(4)));
+    queue.remove(task(4));
+    queue.remove(task(1));
+    assert_eq!(first(&queue), Some(task(2)), "the next turn moved up");
+    queue.set_aside(task(2), Moment(9));
+    queue.recall_conversation(&talk());
+    assert_eq!(queue.next(), None);
+    assert_eq!(drain(&mut queue), [2, 3].map(task));
+    assert!(queue.conversations.is_empty());
+}

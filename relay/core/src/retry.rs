@@ -1,0 +1,273 @@
+//! What follows the end of an attempt: another one, the end of the task, or a person's decision.
+//!
+//! Counts the end into the task's counters and decides from them; it never creates an attempt. A cause that may
+//! pass, no side effects, and a daemon that does not object: only all three together make an end retryable.
+
+use crate::config::Config;
+use crate::id::DaemonId;
+use crate::record::{AttentionCause, Counters, Exit, FailureCode};
+use crate::spec::{RetryPolicy, WhenUnsafe};
+
+/// Lowest and highest number of attempts and losses that a policy may allow.
+pub const BUDGET: std::ops::RangeInclusive<u32> = 1..=10;
+
+const JITTER_PERCENT: u64 = 20;
+
+/// How an attempt ended, as far as retries care.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The daemon reported it.
+    Failed {
+        code: FailureCode,
+        exit: Option<Exit>,
+        retry_safe: bool,
+        /// The daemon's word; it can only lower what the relay decides.
+        hint: Option<bool>,
+    },
+    /// A deadline ended it. The exit is the relay's own kill and says nothing.
+    TimedOut {
+        code: FailureCode,
+        retry_safe: bool,
+        hint: Option<bool>,
+    },
+    /// Nobody knows what became of it. `retry_safe` is what `loss_is_safe` says.
+    Lost {
+        code: FailureCode,
+        retry_safe: bool,
+        daemon: DaemonId,
+    },
+    /// Given back or not taken: nobody's failure.
+    Released,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    RetryAfter {
+        ms: u64,
+    },
+    End(Stop),
+    /// A person has to decide.
+    Park(AttentionCause),
+}
+
+/// Why no further attempt follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The cause would be the same again, or the daemon said so.
+    NotRetryable,
+    /// Something visible may have happened.
+    Unsafe,
+    AttemptsSpent,
+    LossesSpent,
+    DispatchesSpent,
+    /// The same code with the same exit twice in a row.
+    RepeatedFailure,
+}
+
+impl Stop {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Stop::NotRetryable => "not_retryable",
+            Stop::Unsafe => "unsafe",
+            Stop::AttemptsSpent => "attempts_spent",
+            Stop::LossesSpent => "losses_spent",
+            Stop::DispatchesSpent => "dispatch_limit",
+            Stop::RepeatedFailure => "repeated_failure",
+        }
+    }
+}
+
+/// Counts the end and decides. `millionth` is the jitter, uniform in `0..1_000_000`.
+pub fn decide(
+    outcome: &Outcome,
+    counters: &mut Counters,
+    policy: &RetryPolicy,
+    config: &Config,
+    millionth: u32,
+) -> Verdict {
+    let repeated = count(outcome, counters);
+    let verdict = match outcome {
+        Outcome::Released => Verdict::RetryAfter { ms: 0 },
+        Outcome::Failed {
+            code,
+            retry_safe,
+            hint,
+            ..
+        }
+        | Outcome::TimedOut {
+            code,
+            retry_safe,
+            hint,
+        } => after_failure(
+            code,
+            *retry_safe,
+            *hint,
+            repeated,
+            counters,
+            policy,
+            millionth,
+        ),
+        Outcome::Lost {
+            code, retry_safe, ..
+        } => after_loss(code, *retry_safe, counters, policy, config, millionth),
+    };
+    match verdict {
+        Verdict::RetryAfter { .. } if counters.dispatches >= config.max_dispatches => {
+            Verdict::End(Stop::DispatchesSpent)
+        }
+        Verdict::RetryAfter { .. } | Verdict::End(_) | Verdict::Park(_) => verdict,
+    }
+}
+
+/// Whether an end with this cause may be tried again at all; shown on the attempt.
+pub fn is_retryable(code: &FailureCode, retry_safe: bool, hint: Option<bool>) -> bool {
+    cause_may_pass(code) && retry_safe && hint != Some(false)
+}
+
+/// Frames are missing precisely when leases expire, so the last phase seen proves nothing: a loss is safe only if
+/// no process was ever allowed to start, or the worker's receipt says that the prompt was never written.
+pub fn loss_is_safe(confirmed: bool, prompt_written: Option<bool>) -> bool {
+    !confirmed || prompt_written == Some(false)
+}
+
+/// Whether the same attempt could end better another time.
+pub fn cause_may_pass(code: &FailureCode) -> bool {
+    match code {
+        FailureCode::DeliveryFailed
+        | FailureCode::NotAccepted
+        | FailureCode::DaemonLostAttempt
+        | FailureCode::LeaseExpired
+        | FailureCode::RelayUnreachable
+        | FailureCode::ProcessStartTimeout
+        | FailureCode::PromptWriteTimeout
+        | FailureCode::NoFirstEventTimeout
+        | FailureCode::NoVisibleEventTimeout
+        | FailureCode::StreamIdleTimeout
+        | FailureCode::AgentExit
+        | FailureCode::NoResult
+        | FailureCode::ProviderError
+        | FailureCode::OutputInvalid => true,
+        FailureCode::ToolIdleTimeout
+        | FailureCode::UserInputTimeout
+        | FailureCode::TaskDeadlineExceeded
+        | FailureCode::SpawnFailed
+        | FailureCode::ProviderMissing
+        | FailureCode::BadCwd
+        | FailureCode::ProviderAuth
+        | FailureCode::ProviderQuota
+        | FailureCode::ReceiptsMissing
+        | FailureCode::CanceledByUser
+        | FailureCode::CanceledByOperator
+        | FailureCode::DependencyFailed
+        | FailureCode::OperatorForced
+        | FailureCode::DispatchLimit
+        | FailureCode::Starved
+        | FailureCode::Other(_) => false,
+    }
+}
+
+/// `initial × 2^n`, at most `max`, spread by a fifth either way so that a fleet does not come back in step.
+pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
+    let factor = 1u64.checked_shl(earlier).unwrap_or(u64::MAX);
+    let base = policy.backoff_initial_ms.saturating_mul(factor);
+    let base = base.min(policy.backoff_max_ms);
+    let spread = base / 100 * JITTER_PERCENT + base % 100 * JITTER_PERCENT / 100;
+    let share = u64::from(millionth.min(999_999));
+    let shift = (u128::from(spread) * 2 * u128::from(share) / 1_000_000).min(u128::from(u64::MAX));
+    let shift = u64::try_from(shift).unwrap_or(u64::MAX);
+    (base - spread)
+        .saturating_add(shift)
+        .min(policy.backoff_max_ms)
+}
+
+/// Returns whether it is the same failure as the one before.
+fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
+    match outcome {
+        Outcome::Failed { code, exit, .. } => {
+            counters.failures = counters.failures.saturating_add(1);
+            let this = Some((code.clone(), *exit));
+            let repeated = counters.last_failure == this;
+            counters.last_failure = this;
+            repeated
+        }
+        Outcome::TimedOut { .. } => {
+            counters.failures = counters.failures.saturating_add(1);
+            counters.last_failure = None;
+            false
+        }
+        Outcome::Lost { code, daemon, .. } => {
+            counters.losses = counters.losses.saturating_add(1);
+            counters.last_failure = None;
+            if daemon_was_lost(code) && !counters.daemons_lost.contains(daemon) {
+                counters.daemons_lost.push(*daemon);
+            }
+            false
+        }
+        Outcome::Released => false,
+    }
+}
+
+/// An offer that never arrived or was never answered says nothing about what the task does to daemons.
+fn daemon_was_lost(code: &FailureCode) -> bool {
+    matches!(
+        code,
+        FailureCode::LeaseExpired | FailureCode::DaemonLostAttempt
+    )
+}
+
+fn after_failure(
+    code: &FailureCode,
+    retry_safe: bool,
+    hint: Option<bool>,
+    repeated: bool,
+    counters: &Counters,
+    policy: &RetryPolicy,
+    millionth: u32,
+) -> Verdict {
+    if !cause_may_pass(code) || hint == Some(false) {
+        Verdict::End(Stop::NotRetryable)
+    } else if !retry_safe {
+        Verdict::End(Stop::Unsafe)
+    } else if counters.failures >= policy.max_attempts {
+        Verdict::End(Stop::AttemptsSpent)
+    } else if repeated {
+        Verdict::End(Stop::RepeatedFailure)
+    } else {
+        retry(policy, counters, millionth)
+    }
+}
+
+fn after_loss(
+    code: &FailureCode,
+    retry_safe: bool,
+    counters: &Counters,
+    policy: &RetryPolicy,
+    config: &Config,
+    millionth: u32,
+) -> Verdict {
+    if daemon_was_lost(code) && counters.daemons_lost.len() >= config.poison_losses {
+        return Verdict::Park(AttentionCause::Poison);
+    }
+    let unsafe_end = match policy.when_unsafe {
+        WhenUnsafe::Park => Some(Verdict::Park(AttentionCause::UnsafeLoss)),
+        WhenUnsafe::Fail => Some(Verdict::End(Stop::Unsafe)),
+        WhenUnsafe::Retry => None,
+    };
+    if let Some(verdict) = unsafe_end.filter(|_| !retry_safe) {
+        return verdict;
+    }
+    if counters.losses >= policy.max_losses {
+        return Verdict::End(Stop::LossesSpent);
+    }
+    retry(policy, counters, millionth)
+}
+
+fn retry(policy: &RetryPolicy, counters: &Counters, millionth: u32) -> Verdict {
+    let ends = counters.failures.saturating_add(counters.losses);
+    let ms = backoff_ms(policy, ends.saturating_sub(1), millionth);
+    Verdict::RetryAfter { ms }
+}
+
+#[cfg(test)]
+#[path = "retry_tests.rs"]
+mod tests;

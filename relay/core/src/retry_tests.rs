@@ -1,0 +1,214 @@
+//! Every rule with the case in which it says no.
+
+use uuid::Uuid;
+
+use super::*;
+use crate::samples::{config, task_spec};
+
+const HALF: u32 = 500_000;
+
+fn policy() -> RetryPolicy {
+    task_spec().retry
+}
+
+fn daemon(n: u128) -> DaemonId {
+    DaemonId(Uuid::from_u128(n))
+}
+
+fn failed(code: FailureCode, exit: i32) -> Outcome {
+    Outcome::Failed {
+        code,
+        exit: Some(Exit::Code(exit)),
+        retry_safe: true,
+        hint: None,
+    }
+}
+
+fn timed_out(code: FailureCode) -> Outcome {
+    Outcome::TimedOut {
+        code,
+        retry_safe: true,
+        hint: None,
+    }
+}
+
+fn lost(retry_safe: bool, on: u128) -> Outcome {
+    Outcome::Lost {
+        code: FailureCode::LeaseExpired,
+        retry_safe,
+        daemon: daemon(on),
+    }
+}
+
+/// What each end in a row leads to.
+fn run(policy: &RetryPolicy, ends: &[Outcome]) -> Vec<Verdict> {
+    let mut counters = Counters::default();
+    let one = |end: &Outcome| {
+        counters.dispatches += 1;
+        decide(end, &mut counters, policy, &config(), HALF)
+    };
+    ends.iter().map(one).collect()
+}
+
+fn after(ms: u64) -> Verdict {
+    Verdict::RetryAfter { ms }
+}
+
+#[test]
+fn a_failure_is_retried_only_if_cause_safety_and_hint_all_allow_it() {
+    let end = |code, retry_safe, hint| Outcome::Failed {
+        code,
+        exit: None,
+        retry_safe,
+        hint,
+    };
+    let one = |outcome| run(&policy(), &[outcome])[0];
+    assert_eq!(one(end(FailureCode::AgentExit, true, None)), after(1_000));
+    assert_eq!(
+        one(end(FailureCode::AgentExit, true, Some(true))),
+        after(1_000)
+    );
+    let unsafe_end = one(end(FailureCode::AgentExit, false, Some(true)));
+    assert_eq!(unsafe_end, Verdict::End(Stop::Unsafe));
+    let hinted = one(end(FailureCode::AgentExit, true, Some(false)));
+    assert_eq!(hinted, Verdict::End(Stop::NotRetryable));
+    let hopeless = one(end(FailureCode::ProviderAuth, true, Some(true)));
+    assert_eq!(hopeless, Verdict::End(Stop::NotRetryable));
+    assert!(!is_retryable(
+        &FailureCode::Other("new".into()),
+        true,
+        Some(true)
+    ));
+    assert!(!is_retryable(&FailureCode::LeaseExpired, false, None));
+}
+
+#[test]
+fn when_unsafe_speaks_of_losses_only() {
+    let mut policy = policy();
+    policy.when_unsafe = WhenUnsafe::Retry;
+    let unsafe_failure = Outcome::Failed {
+        code: FailureCode::AgentExit,
+        exit: None,
+        retry_safe: false,
+        hint: None,
+    };
+    assert_eq!(
+        run(&policy, &[unsafe_failure]),
+        [Verdict::End(Stop::Unsafe)]
+    );
+    assert_eq!(run(&policy, &[lost(false, 1)]), [after(1_000)]);
+    policy.when_unsafe = WhenUnsafe::Fail;
+    assert_eq!(
+        run(&policy, &[lost(false, 1)]),
+        [Verdict::End(Stop::Unsafe)]
+    );
+    policy.when_unsafe = WhenUnsafe::Park;
+    let parked = [Verdict::Park(AttentionCause::UnsafeLoss)];
+    assert_eq!(run(&policy, &[lost(false, 1)]), parked);
+    assert_eq!(run(&policy, &[lost(true, 1)]), [after(1_000)]);
+}
+
+#[test]
+fn a_loss_is_safe_only_before_confirmation_or_by_the_workers_word() {
+    let all = [None, Some(true), Some(false)];
+    assert_eq!(all.map(|w| loss_is_safe(true, w)), [false, false, true]);
+    assert_eq!(all.map(|w| loss_is_safe(false, w)), [true, true, true]);
+}
+
+#[test]
+fn failures_and_losses_have_budgets_of_their_own() {
+    let first = FailureCode::ProcessStartTimeout;
+    let mixed = [
+        timed_out(first.clone()),
+        lost(true, 1),
+        timed_out(first.clone()),
+        lost(true, 1),
+        timed_out(first),
+    ];
+    let verdicts = run(&policy(), &mixed);
+    let spent = Verdict::End(Stop::AttemptsSpent);
+    assert_eq!(
+        verdicts,
+        [
+            after(1_000),
+            after(2_000),
+            after(4_000),
+            after(8_000),
+            spent
+        ]
+    );
+    let lost_thrice = [lost(true, 1), lost(true, 1), lost(true, 1)];
+    let spent = Verdict::End(Stop::LossesSpent);
+    assert_eq!(
+        run(&policy(), &lost_thrice),
+        [after(1_000), after(2_000), spent]
+    );
+}
+
+#[test]
+fn the_same_failure_twice_in_a_row_ends_retries_and_a_timeout_does_not_count_as_one() {
+    let exit = |n| failed(FailureCode::AgentExit, n);
+    let repeated = Verdict::End(Stop::RepeatedFailure);
+    assert_eq!(run(&policy(), &[exit(7), exit(7)])[1], repeated);
+    assert_eq!(run(&policy(), &[exit(7), exit(8)])[1], after(2_000));
+    let other = failed(FailureCode::NoResult, 7);
+    assert_eq!(run(&policy(), &[exit(7), other])[1], after(2_000));
+    let lasting = RetryPolicy {
+        max_attempts: 10,
+        ..policy()
+    };
+    let between = run(&lasting, &[exit(7), lost(true, 1), exit(7)]);
+    assert_eq!(between[2], after(4_000), "not in a row");
+    let given_back = run(&lasting, &[exit(7), Outcome::Released, exit(7)]);
+    assert_eq!(given_back[2], repeated, "a release is nobody's try");
+    let idle = || timed_out(FailureCode::StreamIdleTimeout);
+    assert_eq!(run(&lasting, &[idle(), idle()])[1], after(2_000));
+}
+
+#[test]
+fn released_attempts_count_in_neither_budget_but_twenty_dispatches_end_it() {
+    let verdicts = run(&policy(), &vec![Outcome::Released; 20]);
+    assert!(verdicts[..19].iter().all(|verdict| *verdict == after(0)));
+    assert_eq!(verdicts[19], Verdict::End(Stop::DispatchesSpent));
+    let mut counters = Counters::default();
+    decide(&Outcome::Released, &mut counters, &policy(), &config(), 0);
+    assert_eq!(counters, Counters::default());
+}
+
+#[test]
+fn two_daemons_lost_under_a_task_make_it_poison_whatever_the_policy() {
+    for when_unsafe in [WhenUnsafe::Park, WhenUnsafe::Retry, WhenUnsafe::Fail] {
+        let policy = RetryPolicy {
+            when_unsafe,
+            ..policy()
+        };
+        let poison = Verdict::Park(AttentionCause::Poison);
+        assert_eq!(run(&policy, &[lost(true, 1), lost(false, 2)])[1], poison);
+        assert_eq!(
+            run(&policy, &[lost(true, 1), lost(true, 1)])[1],
+            after(2_000)
+        );
+    }
+    let unanswered = |on| Outcome::Lost {
+        code: FailureCode::NotAccepted,
+        retry_safe: true,
+        daemon: daemon(on),
+    };
+    let verdicts = run(&policy(), &[unanswered(1), unanswered(2)]);
+    assert_eq!(verdicts[1], after(2_000), "no daemon was lost under it");
+}
+
+#[test]
+fn backoff_doubles_to_its_limit_with_a_fifth_of_jitter() {
+    let policy = policy();
+    let at = |n, jitter| backoff_ms(&policy, n, jitter);
+    assert_eq!([at(0, 0), at(0, HALF), at(0, 999_999)], [800, 1_000, 1_199]);
+    assert_eq!([at(1, HALF), at(5, HALF)], [2_000, 32_000]);
+    assert_eq!([at(6, HALF), at(200, HALF), at(200, 999_999)], [60_000; 3]);
+    assert_eq!(at(200, 0), 48_000);
+    let none = RetryPolicy {
+        backoff_initial_ms: 0,
+        ..policy.clone()
+    };
+    assert_eq!(backoff_ms(&none, 3, HALF), 0);
+}

@@ -1,0 +1,192 @@
+//! One daemon: what it offers, whether it is heard, what it holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::id::{AttemptId, DaemonId, InstanceId, SessionId, TenantScope};
+use crate::input::Hello;
+use crate::record::DaemonRecord;
+use crate::time::Moment;
+
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    pub id: DaemonId,
+    pub scope: TenantScope,
+    pub name: Arc<str>,
+    pub labels: BTreeMap<String, String>,
+    pub capabilities: BTreeSet<String>,
+    pub agents: BTreeSet<String>,
+    pub slots: u32,
+    /// None until it says Hello after a restart of the relay.
+    pub instance: Option<InstanceId>,
+    pub boot_id: Arc<str>,
+    pub presence: Presence,
+    /// Its own wish.
+    pub draining: bool,
+    /// An operator's.
+    pub drained: bool,
+    /// Attempts that take a slot, from offer to end; also while it is away.
+    pub held: BTreeSet<AttemptId>,
+    pub failures: u32,
+    pub sick_until: Option<Moment>,
+    /// The load under which it stands in the roster's order; none if it is not open.
+    pub(super) listed: Option<u32>,
+    /// Whether it took work when the roster last looked.
+    pub(super) worked: bool,
+}
+
+/// Whether it can be talked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// On record only.
+    Unheard,
+    Away {
+        since: Moment,
+    },
+    Connected {
+        session: SessionId,
+        since: Moment,
+        heard: Moment,
+        /// What it was told to keep to.
+        heartbeat_ms: u64,
+        /// Two heartbeats are missing: it is not offered work.
+        deaf: bool,
+    },
+}
+
+impl Presence {
+    pub fn session(&self) -> Option<SessionId> {
+        match self {
+            Presence::Unheard | Presence::Away { .. } => None,
+            Presence::Connected { session, .. } => Some(*session),
+        }
+    }
+
+    pub(super) fn heard(&mut self, every_ms: u64, now: Moment) {
+        if let Presence::Connected {
+            heard,
+            heartbeat_ms,
+            deaf,
+            ..
+        } = self
+        {
+            (*heard, *heartbeat_ms, *deaf) = (now, every_ms, false);
+        }
+    }
+
+    /// Two heartbeats may be missed; the moment when the second is.
+    fn silent_at(&self) -> Option<Moment> {
+        match self {
+            Presence::Connected {
+                heard,
+                heartbeat_ms,
+                deaf: false,
+                ..
+            } => Some(*heard + heartbeat_ms.saturating_mul(2)),
+            Presence::Unheard | Presence::Away { .. } | Presence::Connected { .. } => None,
+        }
+    }
+
+    /// Marks it deaf if it is time; the stream, if that is news.
+    pub(super) fn fall_silent(&mut self, now: Moment) -> Option<SessionId> {
+        let due = self.silent_at().is_some_and(|at| at <= now);
+        match self {
+            Presence::Connected { session, deaf, .. } if due => {
+                *deaf = true;
+                Some(*session)
+            }
+            Presence::Unheard | Presence::Away { .. } | Presence::Connected { .. } => None,
+        }
+    }
+}
+
+impl Daemon {
+    pub(super) fn from_record(record: &DaemonRecord) -> Self {
+        Self {
+            id: record.daemon,
+            scope: record.scope.clone(),
+            name: record.name.clone(),
+            labels: record.labels.clone(),
+            capabilities: record.capabilities.iter().cloned().collect(),
+            agents: record.agents.iter().cloned().collect(),
+            slots: record.slots,
+            instance: None,
+            boot_id: record.boot_id.clone(),
+            presence: Presence::Unheard,
+            draining: false,
+            drained: record.drained.is_some(),
+            held: BTreeSet::new(),
+            failures: 0,
+            sick_until: None,
+            listed: None,
+            worked: false,
+        }
+    }
+
+    pub(super) fn from_hello(hello: &Hello) -> Self {
+        Self {
+            id: hello.daemon,
+            scope: hello.scope.clone(),
+            name: hello.name.clone(),
+            labels: BTreeMap::new(),
+            capabilities: BTreeSet::new(),
+            agents: BTreeSet::new(),
+            slots: 0,
+            instance: None,
+            boot_id: hello.boot_id.clone(),
+            presence: Presence::Unheard,
+            draining: false,
+            drained: false,
+            held: BTreeSet::new(),
+            failures: 0,
+            sick_until: None,
+            listed: None,
+            worked: false,
+        }
+    }
+
+    pub(super) fn take_hello(&mut self, hello: &Hello) {
+        self.scope = hello.scope.clone();
+        self.name = hello.name.clone();
+        self.labels = hello.labels.clone();
+        self.capabilities = hello.capabilities.iter().cloned().collect();
+        self.agents = hello.agents.iter().cloned().collect();
+        self.slots = hello.slots;
+        self.instance = Some(hello.instance);
+        self.boot_id = hello.boot_id.clone();
+        self.draining = hello.draining;
+    }
+
+    pub fn free_slots(&self) -> u32 {
+        let used = u32::try_from(self.held.len()).unwrap_or(u32::MAX);
+        self.slots.saturating_sub(used)
+    }
+
+    pub fn is_sick(&self, now: Moment) -> bool {
+        self.sick_until.is_some_and(|until| until > now)
+    }
+
+    /// Connected, heard, and neither it nor an operator wants it to end.
+    pub fn takes_work(&self) -> bool {
+        let heard = matches!(self.presence, Presence::Connected { deaf: false, .. });
+        heard && !self.draining && !self.drained
+    }
+
+    /// May be offered work at this moment.
+    pub fn is_open(&self) -> bool {
+        self.takes_work() && self.free_slots() > 0
+    }
+
+    /// Share of its slots in use, in millionths.
+    pub(super) fn load(&self) -> u32 {
+        let used = self.slots - self.free_slots();
+        let millionths = u64::from(used) * 1_000_000 / u64::from(self.slots.max(1));
+        u32::try_from(millionths).unwrap_or(u32::MAX)
+    }
+
+    /// When it falls silent or gets well again.
+    pub(super) fn next_change(&self, now: Moment) -> Option<Moment> {
+        let well = self.sick_until.filter(|until| *until > now);
+        self.presence.silent_at().into_iter().chain(well).min()
+    }
+}

@@ -1,0 +1,201 @@
+//! Sessions, slots, silence, sickness and exclusions, each with the case in which nothing may change.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use super::*;
+use crate::id::{InstanceId, TenantScope};
+use crate::samples::config;
+
+pub(crate) fn daemon_id(n: u128) -> DaemonId {
+    DaemonId(Uuid::from_u128(n))
+}
+
+pub(crate) fn attempt(n: u128) -> AttemptId {
+    AttemptId(Uuid::from_u128(n))
+}
+
+pub(crate) fn session(n: u128) -> SessionId {
+    SessionId(Uuid::from_u128(n))
+}
+
+/// Daemon `n` for all tenants, with one agent and two slots.
+pub(crate) fn hello(n: u128) -> Hello {
+    Hello {
+        daemon: daemon_id(n),
+        scope: TenantScope::All,
+        instance: InstanceId(Uuid::from_u128(n)),
+        boot_id: "boot".into(),
+        name: format!("d{n}").into(),
+        version: "1".into(),
+        slots: 2,
+        labels: BTreeMap::new(),
+        capabilities: Vec::new(),
+        agents: vec!["claude".into()],
+        draining: false,
+        active: Vec::new(),
+    }
+}
+
+const BEAT: u64 = 5_000;
+
+fn roster(n: u128) -> Roster {
+    let mut roster = Roster::new(&config());
+    for n in 1..=n {
+        roster.hello(session(n), &hello(n), BEAT, Moment(0));
+    }
+    roster
+}
+
+fn open(roster: &Roster) -> Vec<DaemonId> {
+    roster.open().map(|d| d.id).collect()
+}
+
+#[test]
+fn a_new_stream_replaces_the_same_process_and_supersedes_another() {
+    let mut roster = roster(1);
+    let greeting = roster.hello(session(2), &hello(1), BEAT, Moment(1));
+    assert_eq!(greeting.opened, Opened::Replaced(session(1)));
+    let other = Hello {
+        instance: InstanceId(Uuid::from_u128(99)),
+        ..hello(1)
+    };
+    let greeting = roster.hello(session(3), &other, BEAT, Moment(2));
+    assert_eq!(greeting.opened, Opened::Superseded(session(2)));
+    assert_eq!(roster.daemon_of(session(2)), None);
+    assert_eq!(roster.session_of(daemon_id(1)), Some(session(3)));
+    // The end of an old stream, and a heartbeat on it, concern nobody.
+    assert_eq!(roster.closed(session(2), Moment(3)), None);
+    assert_eq!(roster.heartbeat(session(1), true, BEAT, Moment(3)), None);
+    assert_eq!(open(&roster), [daemon_id(1)]);
+    assert_eq!(roster.closed(session(3), Moment(4)), Some(daemon_id(1)));
+    assert!(open(&roster).is_empty());
+    let back = roster.hello(session(4), &hello(1), BEAT, Moment(5));
+    assert_eq!(back.opened, Opened::First);
+}
+
+#[test]
+fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
+    let mut roster = roster(1);
+    assert!(
+        !roster
+            .hello(session(2), &hello(1), BEAT, Moment(1))
+            .rebooted
+    );
+    let booted = Hello {
+        boot_id: "later".into(),
+        ..hello(1)
+    };
+    assert!(roster.hello(session(3), &booted, BEAT, Moment(2)).rebooted);
+    let record = DaemonRecord {
+        daemon: daemon_id(5),
+        scope: TenantScope::All,
+        name: "d5".into(),
+        version: "1".into(),
+        boot_id: "old".into(),
+        slots: 1,
+        labels: BTreeMap::new(),
+        capabilities: Vec::new(),
+        agents: Vec::new(),
+        drained: None,
+        first_seen: crate::time::Wall(0),
+        last_seen: crate::time::Wall(0),
+    };
+    roster.know(&record);
+    assert!(!open(&roster).contains(&daemon_id(5)), "not heard yet");
+    assert!(
+        roster
+            .hello(session(5), &hello(5), BEAT, Moment(3))
+            .rebooted
+    );
+}
+
+#[test]
+fn held_attempts_take_slots_also_while_it_is_away_and_load_orders_the_open() {
+    let mut roster = roster(2);
+    roster.hold(daemon_id(1), attempt(1), Moment(0));
+    roster.hold(daemon_id(1), attempt(1), Moment(0));
+    assert_eq!(open(&roster), [daemon_id(2), daemon_id(1)]);
+    roster.hold(daemon_id(1), attempt(2), Moment(0));
+    assert_eq!(open(&roster), [daemon_id(2)], "full");
+    roster.closed(session(1), Moment(1));
+    roster.hello(session(9), &hello(1), BEAT, Moment(2));
+    assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 0);
+    assert_eq!(roster.holder_of(attempt(2)), Some(daemon_id(1)));
+    roster.let_go(attempt(2), Moment(3));
+    roster.let_go(attempt(2), Moment(3));
+    assert_eq!(open(&roster), [daemon_id(2), daemon_id(1)]);
+    assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 1);
+}
+
+#[test]
+fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
+    let mut roster = roster(1);
+    roster.heartbeat(session(1), true, BEAT, Moment(1));
+    assert!(open(&roster).is_empty());
+    roster.heartbeat(session(1), false, BEAT, Moment(2));
+    assert_eq!(open(&roster).len(), 1);
+    roster.set_drained(daemon_id(1), true, Moment(3));
+    roster.hello(session(2), &hello(1), BEAT, Moment(4));
+    assert!(open(&roster).is_empty(), "a new stream does not lift it");
+    roster.set_drained(daemon_id(1), false, Moment(5));
+    assert_eq!(open(&roster).len(), 1);
+}
+
+#[test]
+fn two_missing_heartbeats_make_it_deaf_once_and_one_makes_it_heard_again() {
+    let mut roster = roster(1);
+    assert!(roster.tick(Moment(2 * BEAT - 1)).is_empty());
+    roster.heartbeat(session(1), false, BEAT, Moment(2 * BEAT - 1));
+    assert!(roster.tick(Moment(3 * BEAT)).is_empty(), "it was heard");
+    let silent = Moment(4 * BEAT - 1);
+    assert_eq!(roster.next(), Some(silent));
+    assert_eq!(roster.tick(silent), [(daemon_id(1), session(1))]);
+    assert!(open(&roster).is_empty());
+    assert!(roster.tick(silent + 1).is_empty(), "told once");
+    assert_eq!(roster.next(), None);
+    roster.heartbeat(session(1), false, BEAT, silent + 2);
+    assert_eq!(open(&roster), [daemon_id(1)]);
+}
+
+#[test]
+fn five_failures_in_a_row_make_it_sick_for_a_minute() {
+    let mut roster = roster(1);
+    let sick = |roster: &Roster, at| roster.get(daemon_id(1)).unwrap().is_sick(Moment(at));
+    for at in 0..4 {
+        roster.note_failure(daemon_id(1), Moment(at));
+    }
+    roster.note_success(daemon_id(1), Moment(4));
+    for at in 5..9 {
+        roster.note_failure(daemon_id(1), Moment(at));
+    }
+    assert!(!sick(&roster, 9), "a success began a new row");
+    roster.note_failure(daemon_id(1), Moment(9));
+    assert!(sick(&roster, 10) && sick(&roster, 60_008) && !sick(&roster, 60_009));
+    roster.tick(Moment(60_009));
+    roster.note_failure(daemon_id(1), Moment(60_010));
+    assert!(sick(&roster, 60_011), "one more is enough after the pause");
+    roster.note_success(daemon_id(1), Moment(60_012));
+    assert!(!sick(&roster, 60_013));
+}
+
+#[test]
+fn an_exclusion_concerns_one_task_and_one_daemon_and_ends() {
+    let mut roster = roster(2);
+    let task = TaskId(Uuid::from_u128(1));
+    let other = TaskId(Uuid::from_u128(2));
+    roster.exclude(task, daemon_id(1), Moment(50));
+    roster.exclude(task, daemon_id(1), Moment(100));
+    let until =
+        |roster: &Roster, task, n, at| roster.excluded_until(task, daemon_id(n), Moment(at));
+    assert_eq!(until(&roster, task, 1, 99), Some(Moment(100)));
+    assert_eq!(until(&roster, task, 1, 100), None);
+    assert_eq!(until(&roster, task, 2, 0), None);
+    assert_eq!(until(&roster, other, 1, 0), None);
+    roster.tick(Moment(100));
+    assert!(roster.exclusions.is_empty() && roster.exclusion_ends.is_empty());
+    roster.exclude(task, daemon_id(1), Moment(900));
+    roster.forget_task(task);
+    assert!(roster.exclusions.is_empty() && roster.exclusion_ends.is_empty());
+}
