@@ -138,3 +138,86 @@ impl Drop for Tail {
         self.watchers.leave(self.task);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_core::id::TenantId;
+    use baton_core::record::{Counters, EventKind, TaskState, Timeline, TraceIds};
+    use baton_core::time::Wall;
+    use uuid::Uuid;
+
+    fn event(revision: u64) -> Arc<TimelineEvent> {
+        Arc::new(TimelineEvent {
+            revision,
+            at: Wall(0),
+            observed: None,
+            attempt: None,
+            kind: EventKind::Submitted,
+            state: None,
+            task_state: TaskState::Pending,
+            message: None,
+            deadline: None,
+        })
+    }
+
+    /// A record whose timeline holds the revisions `from..=to`.
+    fn record(from: u64, to: u64) -> Arc<TaskRecord> {
+        let trace = TraceIds { trace_id: [0; 16], root_span: [0; 8], parent_span: None, sampled: false };
+        Arc::new(TaskRecord {
+            tenant: TenantId::new("default").unwrap(),
+            task: TaskId(Uuid::from_u128(1)),
+            revision: to,
+            state: TaskState::Pending,
+            created: Wall(0),
+            updated: Wall(0),
+            ended: None,
+            attempts: Vec::new(),
+            cancel: None,
+            attention: None,
+            retry: None,
+            counters: Counters::default(),
+            paused: None,
+            retry_stop: None,
+            timeline: Timeline { dropped: from - 1, events: (from..=to).map(event).collect() },
+            trace,
+        })
+    }
+
+    fn revisions(step: &Step) -> Vec<u64> {
+        step.events.iter().map(|event| event.revision).collect()
+    }
+
+    #[tokio::test]
+    async fn history_then_live_without_a_gap_or_a_duplicate() {
+        let watchers = Watchers::default();
+        let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 1).unwrap();
+        // Published between subscribing and reading: seen once.
+        watchers.publish(&record(1, 3));
+        assert_eq!(revisions(&tail.advance(&record(1, 3)).unwrap()), [2, 3]);
+        watchers.publish(&record(1, 4));
+        watchers.publish(&record(1, 6));
+        let step = tail.next().await;
+        assert_eq!((revisions(&step), step.missed), (vec![4, 5, 6], None));
+    }
+
+    #[tokio::test]
+    async fn a_slow_watcher_is_told_what_it_missed() {
+        let watchers = Watchers::default();
+        let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 2).unwrap();
+        watchers.publish(&record(10, 12));
+        let step = tail.next().await;
+        assert_eq!((revisions(&step), step.missed), (vec![10, 11, 12], Some((3, 9))));
+    }
+
+    #[test]
+    fn places_come_back_when_watchers_leave() {
+        let watchers = Watchers::default();
+        let task = TaskId(Uuid::from_u128(1));
+        let tails: Vec<Tail> = (0..WATCHERS_MAX).map(|_| watchers.subscribe(task, 0).unwrap()).collect();
+        assert_eq!(watchers.subscribe(task, 0).err(), Some(TooManyWatchers));
+        drop(tails);
+        assert!(watchers.lock().by_task.is_empty());
+        assert!(watchers.subscribe(task, 0).is_ok());
+    }
+}

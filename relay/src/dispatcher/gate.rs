@@ -83,3 +83,54 @@ impl Gate {
         self.waiting.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_core::effects::Reply;
+    use baton_core::id::RequestId;
+    use uuid::Uuid;
+
+    fn task(number: u128) -> TaskId {
+        TaskId(Uuid::from_u128(number))
+    }
+
+    fn reply(after: After, request: u64) -> Outgoing {
+        Outgoing {
+            after,
+            send: Send::Reply {
+                request: RequestId(request),
+                outcome: Ok(Reply::Done),
+            },
+        }
+    }
+
+    fn requests(sends: Vec<Send>) -> Vec<u64> {
+        let request = |send| match send {
+            Send::Reply { request, .. } => request.0,
+            other => panic!("only replies were sent, not {other:?}"),
+        };
+        sends.into_iter().map(request).collect()
+    }
+
+    #[test]
+    fn a_send_waits_for_the_last_write_of_its_own_task_only() {
+        let [first, second] = [1, 2].map(CommitSeq::for_tests);
+        let mut gate = Gate::default();
+        gate.appended(first);
+        gate.wrote(task(1), first);
+        assert!(gate.admit(reply(After::Task(task(1)), 1)).is_none());
+        assert!(gate.admit(reply(After::Task(task(2)), 2)).is_some(), "another task");
+        assert!(gate.admit(reply(After::Nothing, 3)).is_some());
+        assert!(gate.admit(reply(After::Everything, 4)).is_none());
+
+        gate.appended(second);
+        gate.wrote(task(1), second);
+        assert!(gate.admit(reply(After::Task(task(1)), 5)).is_none());
+        assert_eq!(requests(gate.release(first)), [1, 4]);
+        assert!(gate.admit(reply(After::Task(task(1)), 6)).is_none(), "its last write is the second");
+        assert_eq!(requests(gate.release(second)), [5, 6]);
+        assert!(gate.is_empty());
+        assert!(gate.admit(reply(After::Task(task(1)), 7)).is_some(), "all of it is durable");
+    }
+}
