@@ -2,7 +2,15 @@
 
 pub mod api;
 pub mod auth;
+mod bodies;
 pub mod clock;
 pub mod config;
+pub mod dispatcher;
+mod mint;
 pub mod output;
+pub mod reader;
+mod records;
+pub mod session;
 pub mod store;
+pub mod telemetry;
+pub mod watch;

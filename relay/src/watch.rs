@@ -163,7 +163,12 @@ mod tests {
 
     /// A record whose timeline holds the revisions `from..=to`.
     fn record(from: u64, to: u64) -> Arc<TaskRecord> {
-        let trace = TraceIds { trace_id: [0; 16], root_span: [0; 8], parent_span: None, sampled: false };
+        let trace = TraceIds {
+            trace_id: [0; 16],
+            root_span: [0; 8],
+            parent_span: None,
+            sampled: false,
+        };
         Arc::new(TaskRecord {
             tenant: TenantId::new("default").unwrap(),
             task: TaskId(Uuid::from_u128(1)),
@@ -179,7 +184,10 @@ mod tests {
             counters: Counters::default(),
             paused: None,
             retry_stop: None,
-            timeline: Timeline { dropped: from - 1, events: (from..=to).map(event).collect() },
+            timeline: Timeline {
+                dropped: from - 1,
+                events: (from..=to).map(event).collect(),
+            },
             trace,
         })
     }
@@ -207,14 +215,19 @@ mod tests {
         let mut tail = watchers.subscribe(TaskId(Uuid::from_u128(1)), 2).unwrap();
         watchers.publish(&record(10, 12));
         let step = tail.next().await;
-        assert_eq!((revisions(&step), step.missed), (vec![10, 11, 12], Some((3, 9))));
+        assert_eq!(
+            (revisions(&step), step.missed),
+            (vec![10, 11, 12], Some((3, 9)))
+        );
     }
 
     #[test]
     fn places_come_back_when_watchers_leave() {
         let watchers = Watchers::default();
         let task = TaskId(Uuid::from_u128(1));
-        let tails: Vec<Tail> = (0..WATCHERS_MAX).map(|_| watchers.subscribe(task, 0).unwrap()).collect();
+        let tails: Vec<Tail> = (0..WATCHERS_MAX)
+            .map(|_| watchers.subscribe(task, 0).unwrap())
+            .collect();
         assert_eq!(watchers.subscribe(task, 0).err(), Some(TooManyWatchers));
         drop(tails);
         assert!(watchers.lock().by_task.is_empty());

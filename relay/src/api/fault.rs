@@ -4,6 +4,7 @@ use baton_core::reject::Rejection;
 
 use super::validate::Invalid;
 use crate::auth::AuthFault;
+use crate::session::{FrameFault, LinkFault};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
@@ -15,6 +16,12 @@ pub enum Fault {
     /// The core would not do it.
     #[error("{}", .0.explain())]
     Refused(Rejection),
+    /// A daemon's stream that did not become a session.
+    #[error(transparent)]
+    Link(#[from] LinkFault),
+    /// A daemon's frame that means nothing; it is told in the stream.
+    #[error(transparent)]
+    Frame(#[from] FrameFault),
     #[error("no {0} with this id or name")]
     NotFound(Thing),
     #[error("more than one daemon has this name")]

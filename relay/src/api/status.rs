@@ -26,6 +26,7 @@ use tonic::{Code, Status};
 use super::fault::{Fault, Thing};
 use super::validate::Why;
 use crate::auth::AuthFault;
+use crate::session::{FrameFault, LinkFault};
 
 /// How long a refused caller should wait where the relay was merely full.
 const RETRY_AFTER_MS: u64 = 500;
@@ -74,10 +75,10 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
 }
 
 fn field(fault: &Fault) -> String {
-    if let Fault::Invalid(invalid) = fault {
-        invalid.field.clone()
-    } else {
-        String::new()
+    match fault {
+        Fault::Invalid(invalid) => invalid.field.clone(),
+        Fault::Frame(fault) => fault.field().to_owned(),
+        _without_a_field => String::new(),
     }
 }
 
@@ -87,6 +88,8 @@ fn row(fault: &Fault) -> Row {
         Fault::Auth(fault) => auth_row(*fault),
         Fault::Invalid(invalid) => invalid_row(&invalid.why),
         Fault::Refused(rejection) => rejection_row(*rejection),
+        Fault::Link(fault) => link_row(fault),
+        Fault::Frame(fault) => frame_row(fault),
         Fault::NotFound(thing) => missing_row(*thing),
         Fault::AmbiguousDaemon => (
             FailedPrecondition,
@@ -191,6 +194,65 @@ fn auth_row(fault: AuthFault) -> Row {
             Never,
         ),
     }
+}
+
+fn link_row(fault: &LinkFault) -> Row {
+    use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unavailable};
+    match fault {
+        LinkFault::HelloTimeout(_) => (
+            Code::DeadlineExceeded,
+            "hello_timeout",
+            "send Hello as soon as the stream is open",
+            Later,
+        ),
+        LinkFault::HelloNotFirst => (
+            InvalidArgument,
+            "hello_not_first",
+            "open a new stream and send Hello first",
+            Never,
+        ),
+        LinkFault::EndedBeforeHello => (
+            InvalidArgument,
+            "ended_before_hello",
+            "send a well-formed Hello",
+            Never,
+        ),
+        LinkFault::BadHello { .. } => (InvalidArgument, "bad_hello", "mend that field", Never),
+        LinkFault::Version(_) => (
+            FailedPrecondition,
+            "version_unsupported",
+            "use a daemon of this relay's version",
+            Never,
+        ),
+        LinkFault::ForeignDaemon => (
+            PermissionDenied,
+            "foreign_daemon",
+            "give each daemon a data directory and a token of its own",
+            Never,
+        ),
+        LinkFault::Stopping => (
+            Unavailable,
+            "relay_stopping",
+            "connect again when it is back",
+            Later,
+        ),
+    }
+}
+
+fn frame_row(fault: &FrameFault) -> Row {
+    use Code::{InvalidArgument, NotFound, OutOfRange};
+    let (code, hint) = match fault {
+        FrameFault::UnknownAttempt => (NotFound, "stop it; it is not this daemon's"),
+        FrameFault::OutputGap => (OutOfRange, "replay from the last acknowledged byte"),
+        FrameFault::MissingRef
+        | FrameFault::MalformedId(_)
+        | FrameFault::Blank(_)
+        | FrameFault::TooLong { .. }
+        | FrameFault::DigestMismatch
+        | FrameFault::WrongNumber
+        | FrameFault::BadCut => (InvalidArgument, "see PROTOCOL.md for this frame"),
+    };
+    (code, fault.code(), hint, Never)
 }
 
 fn missing_row(thing: Thing) -> Row {

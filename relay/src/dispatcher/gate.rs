@@ -120,7 +120,10 @@ mod tests {
         gate.appended(first);
         gate.wrote(task(1), first);
         assert!(gate.admit(reply(After::Task(task(1)), 1)).is_none());
-        assert!(gate.admit(reply(After::Task(task(2)), 2)).is_some(), "another task");
+        assert!(
+            gate.admit(reply(After::Task(task(2)), 2)).is_some(),
+            "another task"
+        );
         assert!(gate.admit(reply(After::Nothing, 3)).is_some());
         assert!(gate.admit(reply(After::Everything, 4)).is_none());
 
@@ -128,9 +131,15 @@ mod tests {
         gate.wrote(task(1), second);
         assert!(gate.admit(reply(After::Task(task(1)), 5)).is_none());
         assert_eq!(requests(gate.release(first)), [1, 4]);
-        assert!(gate.admit(reply(After::Task(task(1)), 6)).is_none(), "its last write is the second");
+        assert!(
+            gate.admit(reply(After::Task(task(1)), 6)).is_none(),
+            "its last write is the second"
+        );
         assert_eq!(requests(gate.release(second)), [5, 6]);
         assert!(gate.is_empty());
-        assert!(gate.admit(reply(After::Task(task(1)), 7)).is_some(), "all of it is durable");
+        assert!(
+            gate.admit(reply(After::Task(task(1)), 7)).is_some(),
+            "all of it is durable"
+        );
     }
 }

@@ -18,6 +18,7 @@ use prost::Message;
 
 use super::fault::FrameFault;
 use super::held::Acked;
+use crate::api::status;
 
 /// What every frame of this relay's run carries.
 #[derive(Clone, Debug)]
@@ -122,12 +123,7 @@ impl Stamp {
         offset: Option<u64>,
         fault: &FrameFault,
     ) -> v1::RelayFrame {
-        let error = v1::ErrorDetail {
-            code: fault.code().to_owned(),
-            message: fault.to_string(),
-            field: fault.field().to_owned(),
-            ..v1::ErrorDetail::default()
-        };
+        let error = status::detail(&fault.clone().into());
         self.frame(Frame::Rejected(v1::FrameRejected {
             attempt_id: attempt.to_owned(),
             control_seq,
@@ -198,11 +194,7 @@ impl Stamp {
                 code,
                 expected,
             } => self.rejected(attempt, control_seq, code, expected),
-            // Zero would withdraw it; an operator drains until he says otherwise.
-            Downstream::Drain => self.frame(Frame::Drain(v1::Drain {
-                deadline_ms: u64::MAX,
-                reason: String::new(),
-            })),
+            Downstream::Drain => self.frame(Frame::Drain(v1::Drain::default())),
         })
     }
 
@@ -229,11 +221,7 @@ impl Stamp {
         code: Rejection,
         expected: Option<u64>,
     ) -> v1::RelayFrame {
-        let error = v1::ErrorDetail {
-            code: code.as_str().to_owned(),
-            message: code.explain().to_owned(),
-            ..v1::ErrorDetail::default()
-        };
+        let error = status::detail(&code.into());
         self.frame(Frame::Rejected(v1::FrameRejected {
             attempt_id: attempt.to_string(),
             control_seq,

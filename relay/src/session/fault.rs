@@ -3,7 +3,7 @@
 
 /// A frame that means nothing the relay can act on. It changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum FrameFault {
+pub enum FrameFault {
     #[error("the frame names no attempt; every attempt frame carries its whole ref")]
     MissingRef,
     #[error("{0} is not an id; echo the ref of the dispatch unchanged")]
@@ -30,12 +30,12 @@ pub(crate) enum FrameFault {
 
 impl FrameFault {
     /// Stable machine code.
-    pub(crate) fn code(&self) -> &'static str {
+    pub fn code(&self) -> &'static str {
         match self {
             Self::MissingRef => "missing_ref",
             Self::MalformedId(_) => "malformed_id",
             Self::Blank(_) => "blank",
-            Self::TooLong { .. } => "too_long",
+            Self::TooLong { .. } => "too_large",
             Self::DigestMismatch => "digest_mismatch",
             Self::WrongNumber => "wrong_number",
             Self::UnknownAttempt => "unknown_attempt",
@@ -45,7 +45,7 @@ impl FrameFault {
     }
 
     /// The field at fault, where there is one.
-    pub(crate) fn field(&self) -> &'static str {
+    pub fn field(&self) -> &'static str {
         match self {
             Self::MissingRef => "ref",
             Self::MalformedId(field) | Self::Blank(field) | Self::TooLong { field, .. } => field,
@@ -60,7 +60,7 @@ impl FrameFault {
 
 /// Why a stream is refused before it became a session. `api/status.rs` gives each its status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LinkFault {
+pub enum LinkFault {
     #[error("no Hello came within {0} s; send it first")]
     HelloTimeout(u64),
     #[error("the first frame of a stream must be Hello")]

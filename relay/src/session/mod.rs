@@ -32,7 +32,7 @@ use crate::reader::Reader;
 use held::Held;
 
 pub(crate) use encode::{Stamp, profile, timer_kind, timestamp, turn_kind};
-pub(crate) use fault::LinkFault;
+pub use fault::{FrameFault, LinkFault};
 
 /// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
 /// when its queue is full as well.
@@ -67,7 +67,9 @@ pub(crate) fn serve(
             Ok(session) => session.run().await,
             Err(fault) => {
                 tracing::info!(%fault, "a daemon's stream was refused");
-                let _ = wire.send(Err(crate::api::status::link(&fault))).await; // The peer may have gone.
+                let _ = wire
+                    .send(Err(crate::api::status::status(&fault.into())))
+                    .await; // The peer may have gone.
             }
         }
     });
