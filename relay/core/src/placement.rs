@@ -51,7 +51,7 @@ pub fn place_next(
 }
 
 /// A lease ended, or a fence fell before its time: what waited for it looks again at what stands there now.
-pub fn fence_moved(queue: &mut Queue, fence: &Fence) {
+pub fn fence_fell(queue: &mut Queue, fence: &Fence) {
     queue.recall(fence.task);
     if let Some(key) = &fence.conversation {
         queue.conversation_free(key);

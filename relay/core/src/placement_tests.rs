@@ -343,7 +343,7 @@ fn one_attempt_of_a_conversation_is_leased_at_a_time() {
     bench.push(3, &talking("d"));
     assert_eq!(bench.all(), [went(3, 1)]);
     let fence = bench.fences.lift(attempt(9)).unwrap();
-    fence_moved(&mut bench.queue, &fence);
+    fence_fell(&mut bench.queue, &fence);
     assert_eq!(bench.next(), Some(went(1, 2)));
     bench.fence(1, Some("c"), Guard::Leased);
     assert_eq!(bench.next(), None, "turn 2 waits for turn 1");
@@ -360,7 +360,7 @@ fn a_fenced_task_waits_for_proof_or_time_and_holds_nobody_else_up() {
     assert_eq!(bench.next(), None, "a free slot is no proof");
     assert_eq!(bench.queue.next(), Some(Moment(35_000)));
     let fence = bench.fences.lift(attempt(1)).unwrap();
-    fence_moved(&mut bench.queue, &fence);
+    fence_fell(&mut bench.queue, &fence);
     assert_eq!(bench.next(), Some(went(1, 1)));
 
     let mut bench = Bench::with(1);
