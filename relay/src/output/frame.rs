@@ -94,12 +94,16 @@ impl Class {
     }
 }
 
-const REASONS: [CutReason; 5] = [
+/// In the order of their numbers on disk: append only.
+const REASONS: [CutReason; 8] = [
     CutReason::DaemonOverflow,
     CutReason::AttemptLimit,
     CutReason::Retention,
     CutReason::Corrupt,
     CutReason::NotReceived,
+    CutReason::DiskFull,
+    CutReason::LineTooLong,
+    CutReason::WorkerCrash,
 ];
 
 fn reason_number(reason: CutReason) -> u8 {
@@ -109,6 +113,9 @@ fn reason_number(reason: CutReason) -> u8 {
         CutReason::Retention => 2,
         CutReason::Corrupt => 3,
         CutReason::NotReceived => 4,
+        CutReason::DiskFull => 5,
+        CutReason::LineTooLong => 6,
+        CutReason::WorkerCrash => 7,
     }
 }
 

@@ -23,6 +23,7 @@ mod tests;
 mod writer;
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -308,10 +309,16 @@ impl OutputLog {
     }
 }
 
+/// A writer that panics is as bad as one that cannot sync: the hook ends the process.
 fn start(writer: Writer, jobs: mpsc::Receiver<Job>) -> Result<(), OutputError> {
-    let dir = writer.config.dir.clone();
+    let (dir, abort) = (writer.config.dir.clone(), Arc::clone(&writer.abort));
     let thread = std::thread::Builder::new().name("output-writer".to_owned());
-    let started = thread.spawn(move || writer.run(jobs));
+    let run = move || {
+        if std::panic::catch_unwind(AssertUnwindSafe(|| writer.run(jobs))).is_err() {
+            abort(&io::Error::other("the output writer panicked"));
+        }
+    };
+    let started = thread.spawn(run);
     started
         .map(drop)
         .map_err(OutputError::io("start the writer of", &dir))

@@ -50,6 +50,12 @@ pub struct OutputEnd {
 pub enum CutReason {
     /// The daemon's outbox was full and dropped it.
     DaemonOverflow,
+    /// The worker's disk was full.
+    DiskFull,
+    /// A line was longer than the daemon keeps.
+    LineTooLong,
+    /// It was lost with a crash of the worker.
+    WorkerCrash,
     /// The attempt had used up its stored bytes.
     AttemptLimit,
     /// The relay dropped old segments.
@@ -64,6 +70,9 @@ impl CutReason {
     pub const fn code(self) -> &'static str {
         match self {
             Self::DaemonOverflow => "daemon_overflow",
+            Self::DiskFull => "disk_full",
+            Self::LineTooLong => "line_too_long",
+            Self::WorkerCrash => "worker_crash",
             Self::AttemptLimit => "attempt_limit",
             Self::Retention => "retention",
             Self::Corrupt => "corrupt",

@@ -114,7 +114,8 @@ impl Queue {
         let room = room.map_err(|_| AppendError::Closed)?;
         let slot = self.slot().await?;
         let (attempt, from) = (chunk.attempt, chunk.offset);
-        let to = from + u64::from(size);
+        // At the far end of the numbers nothing is accepted anyway: it would be a gap.
+        let to = from.saturating_add(u64::from(size));
         self.accept(attempt, from, to, |known, start| {
             let write = self.take_chunk(known, chunk, start, room);
             slot.send(Job::Write(write));

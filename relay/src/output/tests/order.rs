@@ -31,6 +31,14 @@ async fn only_what_continues_the_output_is_taken() {
     );
     assert_eq!(append(20, 20).await, Ok(Appended { end: 20 }), "empty");
     assert_eq!(append(21, 30).await, Err(AppendError::Gap { expected: 20 }));
+    let far = Chunk {
+        offset: u64::MAX,
+        ..chunk(id, 0, 9)
+    };
+    assert_eq!(
+        within(log.append(far)).await,
+        Err(AppendError::Gap { expected: 20 })
+    );
     let len = CHUNK_BYTES_MAX + 1;
     assert_eq!(
         append(20, 20 + len as u64).await,
