@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use super::*;
-use crate::id::{InstanceId, TenantScope};
+use crate::id::{InstanceId, TenantScope, TokenId};
 use crate::samples::config;
 
 pub(crate) fn daemon_id(n: u128) -> DaemonId {
@@ -25,6 +25,7 @@ pub(crate) fn hello(n: u128) -> Hello {
     Hello {
         daemon: daemon_id(n),
         scope: TenantScope::All,
+        token: TokenId(Uuid::from_u128(n)),
         instance: InstanceId(Uuid::from_u128(n)),
         boot_id: "boot".into(),
         name: format!("d{n}").into(),
@@ -91,6 +92,7 @@ fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
     let record = DaemonRecord {
         daemon: daemon_id(5),
         scope: TenantScope::All,
+        token: TokenId(Uuid::from_u128(5)),
         name: "d5".into(),
         version: "1".into(),
         boot_id: "old".into(),
