@@ -1,14 +1,27 @@
 //! The core's surface: one state, three calls. What each input means is decided in the files beside this one.
+//!
+//! Here: the state, the order of one turn (stall credit, the input, placement), and how a changed task goes back
+//! into it with its writes. A task is taken out of the map while it is changed, so nothing sees it half-way.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::config::Config;
-use crate::effects::Effects;
-use crate::id::{TaskId, TenantId};
+use crate::conversation::Affinity;
+use crate::effects::{After, Downstream, Effects, Outgoing, Reply, Send, Write};
+use crate::fences::Fences;
+use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::Input;
-use crate::record::{DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord};
+use crate::live::{Live, Scene};
+use crate::queue::Queue;
+use crate::record::{
+    DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, State, TaskRecord, TimelineEvent,
+};
+use crate::reject::Rejection;
+use crate::roster::Roster;
 use crate::spec::TaskSpec;
-use crate::time::{Mint, Moment, Now};
+use crate::time::{Mint, Moment, Now, Wall};
+use crate::timers::Deadlines;
 
 /// Everything durable that a boot needs; finished tasks are not among it.
 #[derive(Debug, Default)]
@@ -21,39 +34,344 @@ pub struct Recovered {
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
 }
 
+/// All live state. Maps that are only looked up are hash maps; whatever is walked is ordered.
 #[derive(Debug)]
 pub struct Core {
-    config: Config,
+    pub(crate) config: Config,
+    pub(crate) tasks: HashMap<TaskId, Box<Live>>,
+    /// Leased attempts.
+    pub(crate) attempts: HashMap<AttemptId, TaskId>,
+    pub(crate) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    /// Open tasks of each tenant.
+    pub(crate) open: BTreeMap<TenantId, usize>,
+    pub(crate) queue: Queue,
+    pub(crate) roster: Roster,
+    pub(crate) fences: Fences,
+    pub(crate) affinity: Affinity,
+    pub(crate) deadlines: Deadlines<TaskId>,
+    pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
+    pub(crate) scheduler: SchedulerRecord,
+    /// When this run began, and the uptime that earlier runs had.
+    pub(crate) started: Moment,
+    pub(crate) earlier_ms: u64,
+    pub(crate) uptime_written: Moment,
+    pub(crate) last: Moment,
+}
+
+/// One turn: its time, its fresh ids, and what comes out.
+pub(crate) struct Turn<'a> {
+    pub(crate) now: Now,
+    pub(crate) mint: &'a mut dyn Mint,
+    pub(crate) fx: Effects,
+}
+
+impl Turn<'_> {
+    pub(crate) fn send(&mut self, after: After, send: Send) {
+        self.fx.sends.push(Outgoing { after, send });
+    }
+
+    pub(crate) fn reply(&mut self, request: RequestId, after: After, reply: Reply) {
+        self.send(
+            after,
+            Send::Reply {
+                request,
+                outcome: Ok(reply),
+            },
+        );
+    }
+
+    pub(crate) fn refuse(&mut self, request: RequestId, code: Rejection) {
+        self.send(
+            After::Nothing,
+            Send::Reply {
+                request,
+                outcome: Err(code),
+            },
+        );
+    }
+
+    pub(crate) fn tell(&mut self, after: After, session: SessionId, message: Downstream) {
+        self.send(after, Send::ToSession { session, message });
+    }
+
+    pub(crate) fn write(&mut self, write: Write) {
+        self.fx.writes.push(write);
+    }
+
+    fn publish(
+        &mut self,
+        record: Arc<TaskRecord>,
+        spec: Arc<TaskSpec>,
+        events: Vec<Arc<TimelineEvent>>,
+    ) {
+        if !events.is_empty() {
+            let after = After::Task(record.task);
+            self.send(
+                after,
+                Send::Published {
+                    record,
+                    spec,
+                    events,
+                },
+            );
+        }
+    }
 }
 
 impl Core {
-    /// Builds the state from what is durable. Leases and fences are armed in full: the relay does not know how long
-    /// it was away.
-    pub fn recover(
-        _recovered: Recovered,
-        config: Config,
-        _now: Now,
-        _mint: &mut dyn Mint,
-    ) -> (Core, Effects) {
-        (Core { config }, Effects::default())
-    }
-
     /// Decides one input. `now` never goes back; the shell reads both clocks once per input.
-    pub fn handle(&mut self, _input: Input, _now: Now, _mint: &mut dyn Mint) -> Effects {
-        Effects::default()
+    pub fn handle(&mut self, input: Input, now: Now, mint: &mut dyn Mint) -> Effects {
+        let mut turn = Turn {
+            now,
+            mint,
+            fx: Effects::default(),
+        };
+        self.credit_stall(&mut turn);
+        self.decide(input, &mut turn);
+        self.place_waiting(&mut turn);
+        self.last = now.at;
+        turn.fx
     }
 
     /// When `Input::Tick` is wanted next.
     pub fn next_deadline(&self) -> Option<Moment> {
-        None
+        // A short beat while anything is leased: only so can a stall be told from an idle hour.
+        let beat = (!self.attempts.is_empty()).then(|| self.last + self.config.stall_ms / 2);
+        let uptime =
+            (!self.tasks.is_empty()).then(|| self.uptime_written + self.config.budget_write_ms);
+        let sources = [
+            self.deadlines.next(),
+            self.fences.next(),
+            self.queue.next(),
+            self.roster.next(),
+            beat,
+            uptime,
+        ];
+        sources.into_iter().flatten().min()
     }
 
     /// Whether the core has this task; of others the shell loads the finished record for inputs that name them.
-    pub fn is_live(&self, _task: TaskId) -> bool {
-        false
+    pub fn is_live(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
     }
 
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// How many tasks are not finished.
+    pub fn open_tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm per input, and each only names what decides it"
+    )]
+    fn decide(&mut self, input: Input, turn: &mut Turn<'_>) {
+        match input {
+            Input::Submit(submit) => self.submit(submit, turn),
+            Input::Cancel {
+                request,
+                tenant,
+                task,
+                by,
+                reason,
+                finished,
+            } => {
+                self.cancel(request, &tenant, task, by, reason, finished, turn);
+            }
+            Input::Retry {
+                request,
+                tenant,
+                task,
+                by,
+                reason,
+                finished,
+            } => {
+                self.retry(request, &tenant, task, by, reason, finished, turn);
+            }
+            Input::Answer {
+                request,
+                tenant,
+                task,
+                input,
+                by,
+                approved,
+                payload,
+            } => {
+                let answer = crate::record::Answer {
+                    by: by.name,
+                    at: turn.now.wall,
+                    approved,
+                    payload,
+                };
+                self.answer(request, &tenant, task, input, answer, turn);
+            }
+            Input::PauseTask {
+                request,
+                tenant,
+                task,
+                by,
+                reason,
+            } => {
+                self.pause_task(request, &tenant, task, by, reason, turn);
+            }
+            Input::UnpauseTask {
+                request,
+                tenant,
+                task,
+                by: _,
+            } => self.unpause_task(request, &tenant, task, turn),
+            Input::PauseScheduler {
+                request,
+                by,
+                reason,
+            } => self.pause_scheduler(request, by, reason, turn),
+            Input::UnpauseScheduler { request, by: _ } => self.unpause_scheduler(request, turn),
+            Input::DrainDaemon {
+                request,
+                scope,
+                daemon,
+                by,
+                reason,
+            } => {
+                self.drain(request, &scope, daemon, by, reason, turn);
+            }
+            Input::UndrainDaemon {
+                request,
+                scope,
+                daemon,
+                by: _,
+            } => self.undrain(request, &scope, daemon, turn),
+            Input::Inspect {
+                request,
+                tenant,
+                task,
+            } => self.inspect(request, &tenant, task, turn),
+            Input::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
+            Input::SessionOpened { session, hello } => self.session_opened(session, *hello, turn),
+            Input::SessionClosed { session } => {
+                self.roster.closed(session, turn.now.at);
+            }
+            Input::Heartbeat { session, heartbeat } => self.heartbeat(session, heartbeat, turn),
+            Input::Frame(frame) => self.frame(*frame, turn),
+            Input::Activity(activity) => self.activity(activity, turn),
+            Input::Hold {
+                session,
+                request,
+                attempts,
+                granted_ms,
+            } => {
+                self.hold(session, request, attempts, granted_ms, turn);
+            }
+            Input::DeliveryFailed { session, attempt } => {
+                self.delivery_failed(session, attempt, turn)
+            }
+            Input::Tick => self.tick(turn),
+        }
+    }
+
+    /// Takes a live task of this tenant out for a change; another tenant's does not exist.
+    pub(crate) fn take(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<Live>> {
+        if self.tasks.get(&task)?.record().tenant != *tenant {
+            return None;
+        }
+        self.tasks.remove(&task)
+    }
+
+    /// Puts a task back: writes what changed, publishes it, arms what comes next, or lets it go if it has ended.
+    pub(crate) fn keep(&mut self, mut live: Box<Live>, turn: &mut Turn<'_>) -> Arc<TaskRecord> {
+        let change = live.complete(turn.now, self.uptime_ms(turn.now));
+        let ended = live.record().state.is_terminal();
+        if let Some(change) = change {
+            let record = Arc::clone(&change.record);
+            turn.write(match (ended, live.take_reopened()) {
+                (true, _) => Write::PutDone(record),
+                (false, true) => Write::Reopen(record),
+                (false, false) => Write::PutLive(record),
+            });
+            turn.publish(change.record, Arc::clone(&live.spec), change.events);
+        }
+        let record = live.shared();
+        if ended {
+            self.forget(&live);
+            return record;
+        }
+        debug_assert!(
+            always_timed(&live),
+            "{:?} waits for ever: {:?}",
+            live.id(),
+            live.newest()
+        );
+        match live.next_due() {
+            Some(at) => self.deadlines.arm(live.id(), at),
+            None => self.deadlines.disarm(live.id()),
+        }
+        self.tasks.insert(live.id(), live);
+        record
+    }
+
+    /// Writes a finished task that changed once more (late evidence, an adopted result).
+    pub(crate) fn keep_finished(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
+        if let Some(change) = live.complete(turn.now, self.uptime_ms(turn.now)) {
+            turn.write(Write::PutDone(Arc::clone(&change.record)));
+            turn.publish(change.record, Arc::clone(&live.spec), change.events);
+        }
+    }
+
+    fn forget(&mut self, live: &Live) {
+        let task = live.id();
+        self.deadlines.disarm(task);
+        self.roster.forget_task(task);
+        self.queue.remove(task);
+        if let Some(key) = &live.spec.idempotency_key {
+            self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
+        }
+        if let Some(open) = self.open.get_mut(&live.spec.tenant) {
+            *open -= 1;
+            if *open == 0 {
+                self.open.remove(&live.spec.tenant);
+            }
+        }
+    }
+
+    pub(crate) fn scene(&self, live: &Live, now: Now, observed: Option<Wall>) -> Scene<'_> {
+        Scene {
+            config: &self.config,
+            connected: self.session_of(live).is_some(),
+            now,
+            observed,
+        }
+    }
+
+    /// The stream on which the newest attempt's holder can be reached.
+    pub(crate) fn session_of(&self, live: &Live) -> Option<SessionId> {
+        let holder = live.newest().holder.as_ref()?;
+        self.roster.session_of(holder.daemon)
+    }
+
+    pub(crate) fn uptime_ms(&self, now: Now) -> u64 {
+        self.earlier_ms.saturating_add(now.at.since(self.started))
+    }
+}
+
+/// Promise 6: whatever can still move on its own has a timer; only parked and paused work has none.
+fn always_timed(live: &Live) -> bool {
+    let record = live.record();
+    let waits_for_people = record.attention.is_some() || record.paused.is_some();
+    match live.newest().state {
+        State::Queued => {
+            live.timers.next().is_some() || !live.timers.armed().collect::<Vec<_>>().is_empty()
+        }
+        State::Parked(_) | State::Ended(_) => waits_for_people || live.retry_at.is_some(),
+        State::Offered
+        | State::Accepted
+        | State::Starting
+        | State::Prompted
+        | State::Streaming
+        | State::ToolRunning
+        | State::WaitingInput
+        | State::CleaningUp { .. } => live.lease_ends().is_some(),
     }
 }

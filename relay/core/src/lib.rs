@@ -4,26 +4,42 @@
 //! become durable, and what may be sent once they are. Time, ids and secrets come in as arguments, so a test
 //! or a simulation can replay any history exactly.
 
+mod attempt;
 pub mod config;
 pub mod conversation;
 mod core;
+mod dispatch;
 pub mod effects;
+mod ends;
+mod expiry;
 pub mod fences;
+mod frame;
+mod heartbeats;
 pub mod id;
 pub mod input;
+mod late;
+mod live;
+mod operate;
 pub mod placement;
 pub mod profile;
 pub mod queue;
 pub mod record;
+mod recover;
 pub mod reject;
+mod requests;
 pub mod requirements;
 pub mod retry;
 pub mod roster;
+mod sessions;
 pub mod spec;
+mod submit;
+mod task;
 pub mod time;
 pub mod timers;
 
 #[cfg(test)]
 mod samples;
+#[cfg(test)]
+mod tests;
 
 pub use crate::core::{Core, Recovered};

@@ -43,9 +43,48 @@ pub struct AttemptRecord {
     pub artifacts: Vec<Artifact>,
     /// A terminal frame that came too late was kept as evidence (one is enough).
     pub late_terminal: bool,
+    /// A person asked for it; a late result of its predecessor may not undo that.
+    pub asked: bool,
     pub previous: Option<AttemptId>,
     pub successor: Option<AttemptId>,
     pub span_id: [u8; 8],
+}
+
+impl AttemptRecord {
+    /// A new one that waits for a daemon.
+    pub(crate) fn queued(id: AttemptId, number: u32, span_id: [u8; 8], at: Wall) -> Self {
+        Self {
+            id,
+            number,
+            state: State::Queued,
+            holder: None,
+            lease: None,
+            phase: None,
+            reached: None,
+            retry_safe: true,
+            prompt_written: None,
+            tools: Vec::new(),
+            inputs: Vec::new(),
+            control_seq: 0,
+            output_end: 0,
+            final_offset: None,
+            times: StageTimes {
+                queued: Some(at),
+                ..StageTimes::default()
+            },
+            budgets: Vec::new(),
+            budgets_at_ms: 0,
+            usage: Usage::default(),
+            agent_session_id: None,
+            result: None,
+            artifacts: Vec::new(),
+            late_terminal: false,
+            asked: false,
+            previous: None,
+            successor: None,
+            span_id,
+        }
+    }
 }
 
 /// The machine's state. Seventeen by name (`AttemptState`): the seven ends share one variant.
@@ -195,6 +234,7 @@ pub enum Pending {
 pub struct Parked {
     pub cause: ParkCause,
     pub since: Wall,
+    pub receipt: Receipt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -354,6 +394,39 @@ pub struct StageTimes {
     pub cleanup_started: Option<Wall>,
     pub cleanup_finished: Option<Wall>,
     pub ended: Option<Wall>,
+}
+
+impl StageTimes {
+    /// Notes when a once-phase was reached; the others have no stage of their own.
+    pub(crate) fn reached(&mut self, phase: Phase, at: Wall) {
+        let stage = match phase {
+            Phase::Started => &mut self.started,
+            Phase::AgentStarted => &mut self.agent_started,
+            Phase::PromptWritten => &mut self.prompt_written,
+            Phase::FirstEventSeen => &mut self.first_event,
+            Phase::FirstVisibleEventSeen => &mut self.first_visible_event,
+            Phase::CleanupStarted => &mut self.cleanup_started,
+            Phase::CleanupFinished => &mut self.cleanup_finished,
+            Phase::Accepted
+            | Phase::Queued
+            | Phase::Streaming
+            | Phase::ToolStarted
+            | Phase::ToolFinished
+            | Phase::WaitingInput
+            | Phase::InputReceived
+            | Phase::Heartbeat
+            | Phase::RetryScheduled
+            | Phase::Completed
+            | Phase::Failed
+            | Phase::Canceled
+            | Phase::TimedOut
+            | Phase::Lost
+            | Phase::Blocked
+            | Phase::Checkpointed
+            | Phase::Released => return,
+        };
+        *stage = Some(at);
+    }
 }
 
 /// How much of one timer's limit is used up.

@@ -186,7 +186,7 @@ impl TimerSet {
         self.timers.insert(place, timer);
     }
 
-    fn disarm(&mut self, key: &TimerKey) {
+    pub(crate) fn disarm(&mut self, key: &TimerKey) {
         self.timers.retain(|timer| timer.key != *key);
     }
 

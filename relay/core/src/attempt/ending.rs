@@ -1,0 +1,328 @@
+//! How an attempt ends: builds the terminal record, or parks it. The one place that makes an `End`.
+
+use std::sync::Arc;
+
+use super::{Machine, Outcome};
+use crate::input::{CanceledBody, Completed, Errored, Termination};
+use crate::record::{
+    AttentionCause, End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked,
+    Receipt, RejectCode, State, TimerKind, Usage,
+};
+use crate::retry;
+use crate::timers::Fact;
+
+impl Machine<'_> {
+    /// Writes the terminal record and stops every timer.
+    pub(super) fn finish(
+        &mut self,
+        state: EndState,
+        code: Option<FailureCode>,
+        by: EndedBy,
+        receipt: Receipt,
+    ) -> Outcome {
+        let retryable = code.as_ref().is_some_and(|code| {
+            matches!(
+                state,
+                EndState::Failed | EndState::TimedOut | EndState::Lost
+            ) && retry::is_retryable(code, self.attempt.retry_safe, None)
+        });
+        let end = End {
+            state,
+            failure_code: code,
+            retryable,
+            message: None,
+            user_message: None,
+            by,
+            cause_phase: self.attempt.phase,
+            exit: None,
+            receipt,
+            killed_after_result: false,
+            adopted_late: false,
+            cleanup: None,
+            at: self.now.wall,
+        };
+        self.set_end(end);
+        Outcome::Applied
+    }
+
+    fn set_end(&mut self, end: End) {
+        self.notes.push(EventKind::Ended {
+            code: end.failure_code.clone(),
+            retryable: end.retryable,
+        });
+        self.attempt.times.ended = Some(self.now.wall);
+        self.attempt.state = State::Ended(end);
+        self.close_open();
+    }
+
+    pub(super) fn park(&mut self, cause: ParkCause, receipt: Receipt) -> Outcome {
+        let attention = match cause {
+            ParkCause::Starved => AttentionCause::Starved,
+            ParkCause::Blocked => AttentionCause::Blocked,
+            ParkCause::InputTimeout => AttentionCause::InputTimeout,
+        };
+        self.notes.push(EventKind::Attention(attention));
+        self.attempt.state = State::Parked(Parked {
+            cause,
+            since: self.now.wall,
+            receipt,
+        });
+        self.close_open();
+        Outcome::Applied
+    }
+
+    /// Nothing of it stays open: no tool, no question, no timer.
+    fn close_open(&mut self) {
+        self.attempt.tools.clear();
+        for input in &mut self.attempt.inputs {
+            if matches!(input.state, InputState::Open | InputState::Answered(_)) {
+                input.state = InputState::Withdrawn;
+                input.payload = Arc::from([]);
+            }
+        }
+        self.tell(&Fact::Ended);
+    }
+
+    fn end_mut(&mut self) -> Option<&mut End> {
+        if let State::Ended(end) = &mut self.attempt.state {
+            Some(end)
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn complete(&mut self, body: Completed) -> Outcome {
+        self.learn(&body.termination);
+        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
+        self.attempt.result = body.result;
+        self.attempt.artifacts = body.artifacts;
+        let receipt = self.receipt_of(&body.termination);
+        self.finish(EndState::Completed, None, EndedBy::Daemon, receipt);
+        self.note_termination(&body.termination);
+        if let Some(end) = self.end_mut() {
+            end.killed_after_result = body.killed_after_result;
+        }
+        Outcome::Applied
+    }
+
+    pub(super) fn error(&mut self, body: Errored) -> Outcome {
+        self.learn(&body.termination);
+        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
+        let receipt = self.receipt_of(&body.termination);
+        let state = state_of(&body.code);
+        if state == EndState::Lost {
+            self.judge_loss();
+        }
+        self.finish(state, Some(body.code), EndedBy::Daemon, receipt);
+        self.note_termination(&body.termination);
+        if let Some(end) = self.end_mut() {
+            end.retryable &= body.retryable_hint != Some(false);
+            end.message = body.message;
+            end.user_message = body.user_message;
+        }
+        self.renote_end();
+        Outcome::Applied
+    }
+
+    /// The hint came after the note was made: the timeline must say what the record says.
+    fn renote_end(&mut self) {
+        let Some(retry) = self.end_mut().map(|end| end.retryable) else {
+            return;
+        };
+        if let Some(EventKind::Ended { retryable, .. }) = self.notes.last_mut() {
+            *retryable = retry;
+        }
+    }
+
+    pub(super) fn canceled(&mut self, body: CanceledBody) -> Outcome {
+        self.learn(&body.termination);
+        self.keep_usage(&body.usage, None, body.final_offset);
+        let receipt = self.receipt_of(&body.termination);
+        self.finish(EndState::Canceled, None, EndedBy::Daemon, receipt);
+        self.note_termination(&body.termination);
+        if let Some(end) = self.end_mut() {
+            end.message = body.reason;
+        }
+        Outcome::Applied
+    }
+
+    pub(super) fn release(
+        &mut self,
+        reason: Option<Arc<str>>,
+        termination: &Termination,
+    ) -> Outcome {
+        self.learn(termination);
+        let receipt = self.receipt_of(termination);
+        self.finish(EndState::Released, None, EndedBy::Daemon, receipt);
+        self.note_termination(termination);
+        if let Some(end) = self.end_mut() {
+            end.message = reason;
+        }
+        Outcome::Applied
+    }
+
+    /// Not started and never will be: the strongest receipt there is.
+    pub(super) fn reject(&mut self, code: &RejectCode, message: Option<Arc<str>>) -> Outcome {
+        self.notes.push(EventKind::Rejected {
+            code: code.as_str().into(),
+        });
+        let receipt = if self.confirmed() {
+            Receipt::Confirmed
+        } else {
+            Receipt::NotNeeded
+        };
+        self.finish(EndState::Released, None, EndedBy::Daemon, receipt);
+        if let Some(end) = self.end_mut() {
+            end.message = Some(message.unwrap_or_else(|| code.as_str().into()));
+        }
+        Outcome::Applied
+    }
+
+    /// The processes are gone and no result came with the word.
+    pub(super) fn gone(&mut self, termination: &Termination) -> Outcome {
+        self.learn(termination);
+        let receipt = self.receipt_of(termination);
+        self.lose_with(FailureCode::DaemonLostAttempt, receipt);
+        self.note_termination(termination);
+        Outcome::Applied
+    }
+
+    pub(super) fn rebooted(&mut self) -> Outcome {
+        let receipt = if self.confirmed() {
+            Receipt::Confirmed
+        } else {
+            Receipt::NotNeeded
+        };
+        self.lose_with(FailureCode::DaemonLostAttempt, receipt)
+    }
+
+    pub(super) fn expire_lease(&mut self) -> Outcome {
+        self.notes.push(EventKind::DeadlineExpired {
+            timer: TimerKind::Lease,
+        });
+        self.lose(FailureCode::LeaseExpired)
+    }
+
+    pub(super) fn lose(&mut self, code: FailureCode) -> Outcome {
+        let receipt = self.assumed_receipt();
+        self.lose_with(code, receipt)
+    }
+
+    pub(super) fn lose_with(&mut self, code: FailureCode, receipt: Receipt) -> Outcome {
+        self.judge_loss();
+        self.finish(EndState::Lost, Some(code), EndedBy::Relay, receipt)
+    }
+
+    fn judge_loss(&mut self) {
+        self.attempt.retry_safe &=
+            retry::loss_is_safe(self.confirmed(), self.attempt.prompt_written);
+    }
+
+    pub(super) fn assumed_receipt(&self) -> Receipt {
+        if self.confirmed() {
+            Receipt::Unconfirmed
+        } else {
+            Receipt::NotNeeded
+        }
+    }
+
+    pub(super) fn receipt_of(&self, termination: &Termination) -> Receipt {
+        if termination.group_empty {
+            Receipt::Confirmed
+        } else {
+            self.assumed_receipt()
+        }
+    }
+
+    /// The worker's word about the prompt counts only while no phase has said otherwise.
+    pub(super) fn learn(&mut self, termination: &Termination) {
+        if self.attempt.prompt_written.is_none() {
+            self.attempt.prompt_written = termination.prompt_written;
+        }
+    }
+
+    pub(super) fn note_termination(&mut self, termination: &Termination) {
+        if let Some(end) = self.end_mut() {
+            end.exit = termination.exit;
+            end.cleanup.clone_from(&termination.cleanup);
+        }
+    }
+
+    pub(super) fn keep_usage(
+        &mut self,
+        usage: &Usage,
+        session: Option<Arc<str>>,
+        final_offset: u64,
+    ) {
+        self.attempt.usage = usage.clone();
+        if session.is_some() {
+            self.attempt.agent_session_id = session;
+        }
+        self.attempt.final_offset = Some(final_offset);
+        self.attempt.output_end = self.attempt.output_end.max(final_offset);
+    }
+}
+
+/// Who canceled, as the record says it.
+pub(super) fn canceled_by(operator: bool) -> (FailureCode, EndedBy) {
+    if operator {
+        (FailureCode::CanceledByOperator, EndedBy::Operator)
+    } else {
+        (FailureCode::CanceledByUser, EndedBy::Client)
+    }
+}
+
+/// The failure code that a timer's expiry leaves behind.
+pub(crate) fn code_of(timer: TimerKind) -> FailureCode {
+    match timer {
+        TimerKind::Queue => FailureCode::Starved,
+        TimerKind::Accept => FailureCode::NotAccepted,
+        TimerKind::ProcessStart => FailureCode::ProcessStartTimeout,
+        TimerKind::PromptWrite => FailureCode::PromptWriteTimeout,
+        TimerKind::FirstEvent => FailureCode::NoFirstEventTimeout,
+        TimerKind::FirstVisibleEvent => FailureCode::NoVisibleEventTimeout,
+        TimerKind::StreamIdle => FailureCode::StreamIdleTimeout,
+        TimerKind::ToolIdle => FailureCode::ToolIdleTimeout,
+        TimerKind::UserInput => FailureCode::UserInputTimeout,
+        TimerKind::CleanupTerm => FailureCode::NoResult,
+        TimerKind::Total => FailureCode::TaskDeadlineExceeded,
+        TimerKind::Lease => FailureCode::LeaseExpired,
+    }
+}
+
+/// What a daemon's error code makes of the attempt.
+fn state_of(code: &FailureCode) -> EndState {
+    match code {
+        FailureCode::ProcessStartTimeout
+        | FailureCode::PromptWriteTimeout
+        | FailureCode::NoFirstEventTimeout
+        | FailureCode::NoVisibleEventTimeout
+        | FailureCode::StreamIdleTimeout
+        | FailureCode::ToolIdleTimeout
+        | FailureCode::UserInputTimeout
+        | FailureCode::TaskDeadlineExceeded => EndState::TimedOut,
+        // The worker fenced itself: to the relay that is a loss.
+        FailureCode::RelayUnreachable
+        | FailureCode::LeaseExpired
+        | FailureCode::DaemonLostAttempt => EndState::Lost,
+        FailureCode::DeliveryFailed
+        | FailureCode::NotAccepted
+        | FailureCode::SpawnFailed
+        | FailureCode::ProviderMissing
+        | FailureCode::BadCwd
+        | FailureCode::AgentExit
+        | FailureCode::NoResult
+        | FailureCode::ProviderError
+        | FailureCode::ProviderAuth
+        | FailureCode::ProviderQuota
+        | FailureCode::OutputInvalid
+        | FailureCode::ReceiptsMissing
+        | FailureCode::CanceledByUser
+        | FailureCode::CanceledByOperator
+        | FailureCode::DependencyFailed
+        | FailureCode::OperatorForced
+        | FailureCode::DispatchLimit
+        | FailureCode::Starved
+        | FailureCode::Other(_) => EndState::Failed,
+    }
+}

@@ -1,0 +1,149 @@
+//! The states in which no process may exist: queued, offered, parked.
+
+use super::{Event, Machine, Outcome};
+use crate::record::{
+    EndState, EndedBy, EventKind, FailureCode, Holder, Lease, ParkCause, Pending, Receipt, State,
+};
+use crate::reject::Rejection;
+use crate::timers::{Fact, TimerKey};
+
+impl Machine<'_> {
+    pub(super) fn in_queued(&mut self, event: Event) -> Outcome {
+        match event {
+            Event::Offer { holder, lease } => self.offer(holder, lease),
+            Event::CancelAsked { operator } => self.cancel_unstarted(operator),
+            Event::Withdraw => {
+                self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
+            }
+            Event::Expired(TimerKey::Queue) => self.starve(),
+            Event::Expired(_)
+            | Event::DeliveryFailed
+            | Event::HandOff { .. }
+            | Event::Kept
+            | Event::Missing
+            | Event::Rebooted => Outcome::Ignored,
+            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
+            Event::Accepted
+            | Event::Rejected { .. }
+            | Event::Phase(_)
+            | Event::ToolStarted(_)
+            | Event::ToolFinished(_)
+            | Event::InputAsked(_)
+            | Event::InputWithdrawn(_)
+            | Event::InputReceived(_)
+            | Event::Output { .. }
+            | Event::Completed(_)
+            | Event::Errored(_)
+            | Event::Canceled(_)
+            | Event::Released { .. }
+            | Event::Receipt(_) => Outcome::Refused(Rejection::NotLeased),
+        }
+    }
+
+    pub(super) fn in_offered(&mut self, event: Event) -> Outcome {
+        match event {
+            Event::Accepted | Event::Kept => self.confirm(),
+            Event::Rejected { code, message } => self.reject(&code, message),
+            Event::Released {
+                reason,
+                termination,
+            } => self.release(reason, &termination),
+            Event::Receipt(termination) => self.gone(&termination),
+            Event::CancelAsked { operator } if !self.confirmed() => self.cancel_unstarted(operator),
+            Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
+            Event::Expired(TimerKey::Accept) => self.lose(FailureCode::NotAccepted),
+            Event::Expired(TimerKey::Lease) => self.expire_lease(),
+            Event::DeliveryFailed => self.lose(FailureCode::DeliveryFailed),
+            Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
+            Event::Rebooted => self.rebooted(),
+            Event::Expired(_) | Event::Offer { .. } | Event::Withdraw | Event::HandOff { .. } => {
+                Outcome::Ignored
+            }
+            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
+            Event::Phase(_)
+            | Event::ToolStarted(_)
+            | Event::ToolFinished(_)
+            | Event::InputAsked(_)
+            | Event::InputWithdrawn(_)
+            | Event::InputReceived(_)
+            | Event::Output { .. }
+            | Event::Completed(_)
+            | Event::Errored(_)
+            | Event::Canceled(_) => Outcome::Refused(Rejection::WrongOrder),
+        }
+    }
+
+    pub(super) fn in_parked(&mut self, event: Event) -> Outcome {
+        match event {
+            Event::CancelAsked { operator } => self.cancel_unstarted(operator),
+            Event::HandOff { successor } => {
+                self.attempt.successor = Some(successor);
+                self.finish(
+                    EndState::HandedOff,
+                    None,
+                    EndedBy::Relay,
+                    Receipt::NotNeeded,
+                )
+            }
+            Event::Completed(_)
+            | Event::Errored(_)
+            | Event::Canceled(_)
+            | Event::Released { .. }
+            | Event::Rejected { .. }
+            | Event::Receipt(_) => Outcome::Late,
+            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
+            Event::Accepted
+            | Event::Phase(_)
+            | Event::ToolStarted(_)
+            | Event::ToolFinished(_)
+            | Event::InputAsked(_)
+            | Event::InputWithdrawn(_)
+            | Event::InputReceived(_)
+            | Event::Output { .. } => Outcome::Refused(Rejection::NotLeased),
+            Event::Offer { .. }
+            | Event::DeliveryFailed
+            | Event::Withdraw
+            | Event::Kept
+            | Event::Expired(_)
+            | Event::Missing
+            | Event::Rebooted => Outcome::Ignored,
+        }
+    }
+
+    fn offer(&mut self, holder: Holder, lease: Lease) -> Outcome {
+        self.notes.push(EventKind::Offered {
+            daemon: holder.name.clone(),
+        });
+        self.attempt.times.offered = Some(self.now.wall);
+        self.attempt.holder = Some(holder);
+        self.attempt.lease = Some(lease);
+        self.attempt.state = State::Offered;
+        self.tell(&Fact::Offered);
+        Outcome::Applied
+    }
+
+    /// The second of the three steps: LeaseConfirmed follows, and only then may a process start.
+    fn confirm(&mut self) -> Outcome {
+        if let Some(lease) = &mut self.attempt.lease {
+            lease.confirmed = true;
+        }
+        self.attempt.times.accepted = Some(self.now.wall);
+        self.attempt.state = State::Accepted;
+        self.attempt.phase = Some(crate::record::Phase::Accepted);
+        self.tell(&Fact::LeaseConfirmed);
+        self.notes.push(EventKind::Confirmed);
+        Outcome::Applied
+    }
+
+    fn starve(&mut self) -> Outcome {
+        self.notes.push(EventKind::DeadlineExpired {
+            timer: crate::record::TimerKind::Queue,
+        });
+        self.park(ParkCause::Starved, Receipt::NotNeeded)
+    }
+
+    fn cancel_unstarted(&mut self, operator: bool) -> Outcome {
+        let (code, by) = super::ending::canceled_by(operator);
+        self.finish(EndState::Canceled, Some(code), by, Receipt::NotNeeded)
+    }
+}

@@ -1,0 +1,430 @@
+//! The states in which the daemon may run processes: accepted to waiting_input.
+//!
+//! Which of them it is follows from what was reached and what is open (`running_state`); no frame sets it.
+
+use std::sync::Arc;
+
+use super::{Event, Machine, Outcome};
+use crate::id::InputId;
+use crate::record::{
+    Answer, EndState, EndedBy, EventKind, FailureCode, InputRecord, InputState, OpenTool,
+    ParkCause, Pending, Phase, State, TimerKind,
+};
+use crate::reject::Rejection;
+use crate::spec::OnInputTimeout;
+use crate::timers::{Fact, TimerKey};
+
+impl Machine<'_> {
+    pub(super) fn in_accepted(&mut self, event: Event) -> Outcome {
+        match event {
+            // Nothing was started: as good as a receipt, also after LeaseConfirmed crossed it on the wire.
+            Event::Rejected { code, message } => self.reject(&code, message),
+            // The offer was confirmed by settlement, and its TaskAccepted is replayed.
+            Event::Accepted => Outcome::Applied,
+            other @ (Event::Offer { .. }
+            | Event::DeliveryFailed
+            | Event::Withdraw
+            | Event::HandOff { .. }
+            | Event::Kept
+            | Event::Phase(_)
+            | Event::ToolStarted(_)
+            | Event::ToolFinished(_)
+            | Event::InputAsked(_)
+            | Event::InputWithdrawn(_)
+            | Event::InputReceived(_)
+            | Event::Output { .. }
+            | Event::Completed(_)
+            | Event::Errored(_)
+            | Event::Canceled(_)
+            | Event::Released { .. }
+            | Event::Receipt(_)
+            | Event::CancelAsked { .. }
+            | Event::Answered(..)
+            | Event::Expired(_)
+            | Event::Missing
+            | Event::Rebooted) => self.in_working(other),
+        }
+    }
+
+    pub(super) fn in_working(&mut self, event: Event) -> Outcome {
+        match event {
+            Event::Phase(phase) => self.phase(phase),
+            Event::ToolStarted(tool) => self.tool_started(tool),
+            Event::ToolFinished(id) => self.tool_finished(&id),
+            Event::InputAsked(input) => self.input_asked(*input),
+            Event::InputWithdrawn(id) => self.input_withdrawn(id),
+            Event::InputReceived(id) => self.input_received(id),
+            Event::Answered(id, answer) => self.answered(id, answer),
+            Event::Output {
+                visible,
+                tools,
+                end,
+            } => self.output(visible, &tools, end),
+            Event::Completed(body) => self.complete(body),
+            Event::Errored(body) => self.error(body),
+            Event::Canceled(body) => self.canceled(body),
+            Event::Released {
+                reason,
+                termination,
+            } => self.release(reason, &termination),
+            Event::Receipt(termination) => self.gone(&termination),
+            Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
+            Event::Expired(key) => self.expired(key),
+            Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
+            Event::Rebooted => self.rebooted(),
+            Event::Accepted | Event::Rejected { .. } => Outcome::Refused(Rejection::WrongOrder),
+            Event::Offer { .. }
+            | Event::DeliveryFailed
+            | Event::Withdraw
+            | Event::HandOff { .. }
+            | Event::Kept => Outcome::Ignored,
+        }
+    }
+
+    /// The state that the open things and the phases add up to.
+    fn running_state(&self) -> State {
+        let open =
+            |input: &InputRecord| matches!(input.state, InputState::Open | InputState::Answered(_));
+        if self.attempt.inputs.iter().any(open) {
+            return State::WaitingInput;
+        }
+        if !self.attempt.tools.is_empty() {
+            return State::ToolRunning;
+        }
+        match self.attempt.reached {
+            Some(reached) if reached >= Phase::FirstEventSeen => State::Streaming,
+            Some(Phase::PromptWritten) => State::Prompted,
+            Some(Phase::Started | Phase::AgentStarted) => State::Starting,
+            Some(_) | None => State::Accepted,
+        }
+    }
+
+    fn phase(&mut self, phase: Phase) -> Outcome {
+        match phase {
+            Phase::Accepted
+            | Phase::Queued
+            | Phase::Started
+            | Phase::AgentStarted
+            | Phase::PromptWritten
+            | Phase::FirstEventSeen
+            | Phase::FirstVisibleEventSeen => self.once(phase),
+            Phase::CleanupStarted => self.own_cleanup(),
+            Phase::CleanupFinished => Outcome::Refused(Rejection::WrongOrder),
+            Phase::Heartbeat => Outcome::Ignored,
+            Phase::Streaming | Phase::Checkpointed => self.news(phase),
+            // Edges with data are frames of their own, and no phase ends an attempt: these are diagnostics.
+            Phase::ToolStarted
+            | Phase::ToolFinished
+            | Phase::WaitingInput
+            | Phase::InputReceived
+            | Phase::RetryScheduled
+            | Phase::Completed
+            | Phase::Failed
+            | Phase::Canceled
+            | Phase::TimedOut
+            | Phase::Lost
+            | Phase::Blocked
+            | Phase::Released => Outcome::Ignored,
+        }
+    }
+
+    fn once(&mut self, phase: Phase) -> Outcome {
+        if self.attempt.reached.is_some_and(|reached| phase <= reached) {
+            return Outcome::Regressed;
+        }
+        self.reach(phase);
+        self.attempt.phase = Some(phase);
+        self.tell(&Fact::Phase(phase));
+        self.attempt.state = self.running_state();
+        self.notes.push(EventKind::Phase(phase));
+        Outcome::Applied
+    }
+
+    /// Notes the phase and all that it implies.
+    pub(super) fn reach(&mut self, phase: Phase) {
+        if self.attempt.reached.is_some_and(|reached| phase <= reached) {
+            return;
+        }
+        self.attempt.reached = Some(phase);
+        if phase >= Phase::PromptWritten {
+            self.attempt.prompt_written = Some(true);
+        }
+        if phase == Phase::FirstVisibleEventSeen {
+            self.attempt.retry_safe = false;
+        }
+        self.attempt.times.reached(phase, self.now.wall);
+    }
+
+    fn news(&mut self, phase: Phase) -> Outcome {
+        self.reach(Phase::FirstEventSeen);
+        self.tell(&Fact::Output { tool: None });
+        self.attempt.phase = Some(phase);
+        self.attempt.state = self.running_state();
+        self.notes.push(EventKind::Phase(phase));
+        Outcome::Applied
+    }
+
+    fn tool_started(&mut self, tool: OpenTool) -> Outcome {
+        if self.attempt.tools.iter().any(|open| open.id == tool.id) {
+            return Outcome::Refused(Rejection::DuplicateTool);
+        }
+        if self.attempt.tools.len() >= self.config.max_tools {
+            return Outcome::Refused(Rejection::TooManyTools);
+        }
+        self.reach(Phase::FirstEventSeen);
+        self.attempt.retry_safe = false;
+        self.attempt.phase = Some(Phase::ToolStarted);
+        self.tell(&Fact::ToolStarted(tool.id.clone()));
+        self.notes.push(EventKind::ToolStarted {
+            id: tool.id.clone(),
+            name: tool.name.clone(),
+        });
+        self.attempt.tools.push(tool);
+        self.attempt.state = self.running_state();
+        Outcome::Applied
+    }
+
+    fn tool_finished(&mut self, id: &Arc<str>) -> Outcome {
+        let Some(place) = self.attempt.tools.iter().position(|open| open.id == *id) else {
+            return Outcome::Refused(Rejection::UnknownTool);
+        };
+        self.attempt.tools.remove(place);
+        self.attempt.phase = Some(Phase::ToolFinished);
+        self.tell(&Fact::ToolFinished(id.clone()));
+        self.attempt.state = self.running_state();
+        self.notes.push(EventKind::ToolFinished { id: id.clone() });
+        Outcome::Applied
+    }
+
+    fn input_asked(&mut self, input: InputRecord) -> Outcome {
+        let inputs = &mut self.attempt.inputs;
+        if inputs.iter().any(|known| known.id == input.id) {
+            return Outcome::Refused(Rejection::DuplicateInput);
+        }
+        if inputs.len() >= self.config.max_inputs {
+            // Closed ones are history: the oldest makes room.
+            let closed = |known: &InputRecord| {
+                !matches!(known.state, InputState::Open | InputState::Answered(_))
+            };
+            let Some(oldest) = inputs.iter().position(closed) else {
+                return Outcome::Refused(Rejection::TooManyInputs);
+            };
+            inputs.remove(oldest);
+        }
+        self.reach(Phase::FirstEventSeen);
+        self.attempt.phase = Some(Phase::WaitingInput);
+        self.tell(&Fact::InputAsked(input.id));
+        self.notes.push(EventKind::InputAsked { input: input.id });
+        self.attempt.inputs.push(input);
+        self.attempt.state = self.running_state();
+        Outcome::Applied
+    }
+
+    fn input_mut(&mut self, id: InputId) -> Option<&mut InputRecord> {
+        self.attempt.inputs.iter_mut().find(|input| input.id == id)
+    }
+
+    fn answered(&mut self, id: InputId, answer: Answer) -> Outcome {
+        let Some(input) = self.input_mut(id) else {
+            return Outcome::Refused(Rejection::UnknownInput);
+        };
+        match &input.state {
+            InputState::Open => {}
+            InputState::Answered(given) | InputState::Received(given) => {
+                let same = given.approved == answer.approved && given.payload == answer.payload;
+                return if same {
+                    Outcome::Ignored
+                } else {
+                    Outcome::Refused(Rejection::AnswerConflict)
+                };
+            }
+            InputState::Withdrawn | InputState::Expired => {
+                return Outcome::Refused(Rejection::InputClosed);
+            }
+        }
+        let approved = answer.approved == Some(true);
+        input.state = InputState::Answered(answer);
+        // What a person let through may have had effects.
+        self.attempt.retry_safe &= !approved;
+        self.tell(&Fact::InputAnswered(id));
+        self.notes.push(EventKind::InputAnswered { input: id });
+        Outcome::Applied
+    }
+
+    fn input_received(&mut self, id: InputId) -> Outcome {
+        let Some(input) = self.input_mut(id) else {
+            return Outcome::Refused(Rejection::UnknownInput);
+        };
+        let InputState::Answered(answer) = &input.state else {
+            return Outcome::Refused(Rejection::WrongOrder);
+        };
+        input.state = InputState::Received(answer.clone());
+        self.attempt.phase = Some(Phase::InputReceived);
+        self.input_closed(id);
+        self.notes.push(EventKind::InputReceived { input: id });
+        Outcome::Applied
+    }
+
+    fn input_withdrawn(&mut self, id: InputId) -> Outcome {
+        let Some(input) = self.input_mut(id) else {
+            return Outcome::Refused(Rejection::UnknownInput);
+        };
+        if !matches!(input.state, InputState::Open | InputState::Answered(_)) {
+            return Outcome::Refused(Rejection::InputClosed);
+        }
+        input.state = InputState::Withdrawn;
+        self.input_closed(id);
+        self.notes.push(EventKind::InputClosed { input: id });
+        Outcome::Applied
+    }
+
+    /// A closed input keeps its answer, not what was asked: records stay small.
+    fn input_closed(&mut self, id: InputId) {
+        if let Some(input) = self.input_mut(id) {
+            input.payload = Arc::from([]);
+        }
+        self.tell(&Fact::InputClosed(id));
+        self.attempt.state = self.running_state();
+    }
+
+    fn output(&mut self, visible: bool, tools: &[Arc<str>], end: u64) -> Outcome {
+        self.attempt.output_end = self.attempt.output_end.max(end);
+        let before = self.attempt.reached;
+        for tool in tools {
+            self.tell(&Fact::Output {
+                tool: Some(tool.clone()),
+            });
+        }
+        self.tell(&Fact::Output { tool: None });
+        self.reach(Phase::FirstEventSeen);
+        if visible {
+            self.tell(&Fact::Phase(Phase::FirstVisibleEventSeen));
+            self.reach(Phase::FirstVisibleEventSeen);
+        }
+        if self.attempt.reached == before {
+            return Outcome::Ignored;
+        }
+        // The daemon did not say it: the first output says it for it.
+        for phase in [Phase::FirstEventSeen, Phase::FirstVisibleEventSeen] {
+            if before < Some(phase) && self.attempt.reached >= Some(phase) {
+                self.attempt.phase = Some(phase);
+                self.notes.push(EventKind::Phase(phase));
+            }
+        }
+        self.attempt.state = self.running_state();
+        Outcome::Applied
+    }
+
+    fn expired(&mut self, key: TimerKey) -> Outcome {
+        match key {
+            TimerKey::Lease => self.expire_lease(),
+            TimerKey::UserInput(id) => self.input_expired(id),
+            TimerKey::ToolIdle(tool) => self.deadline(TimerKind::ToolIdle, Some(tool)),
+            TimerKey::ProcessStart
+            | TimerKey::PromptWrite
+            | TimerKey::FirstEvent
+            | TimerKey::FirstVisibleEvent
+            | TimerKey::StreamIdle
+            | TimerKey::Total => self.deadline(key.kind(), None),
+            TimerKey::Queue | TimerKey::Accept | TimerKey::CleanupTerm => Outcome::Ignored,
+        }
+    }
+
+    fn input_expired(&mut self, id: InputId) -> Outcome {
+        let (wall, policy) = (self.now.wall, self.spec.on_input_timeout);
+        if self.input_mut(id).is_none() {
+            return Outcome::Ignored;
+        }
+        self.notes.push(EventKind::DeadlineExpired {
+            timer: TimerKind::UserInput,
+        });
+        match policy {
+            OnInputTimeout::Fail => {
+                self.close_expired(id);
+                self.deadline_noted(TimerKind::UserInput, None)
+            }
+            OnInputTimeout::Park => {
+                self.close_expired(id);
+                self.begin_cleanup_or(Pending::Park, |machine| {
+                    let receipt = machine.assumed_receipt();
+                    machine.park(ParkCause::InputTimeout, receipt)
+                })
+            }
+            OnInputTimeout::Deny => {
+                let refusal = Answer {
+                    by: "relay".into(),
+                    at: wall,
+                    approved: Some(false),
+                    payload: Arc::from([]),
+                };
+                self.answered(id, refusal)
+            }
+        }
+    }
+
+    fn close_expired(&mut self, id: InputId) {
+        if let Some(input) = self.input_mut(id) {
+            input.state = InputState::Expired;
+        }
+        self.input_closed(id);
+    }
+
+    /// A deadline passed: the attempt is ended by the daemon if it can hear, else at once.
+    fn deadline(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
+        self.notes.push(EventKind::DeadlineExpired { timer });
+        self.deadline_noted(timer, tool)
+    }
+
+    fn deadline_noted(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
+        let phase = self.attempt.phase;
+        let pending = Pending::Deadline { timer, tool, phase };
+        let code = super::ending::code_of(timer);
+        self.begin_cleanup_or(pending, |machine| {
+            // Nobody knows what it did since the stream was lost.
+            machine.attempt.retry_safe = false;
+            machine.time_out(code, EndedBy::Relay)
+        })
+    }
+
+    fn own_cleanup(&mut self) -> Outcome {
+        self.attempt.phase = Some(Phase::CleanupStarted);
+        self.enter_cleanup(None);
+        self.notes.push(EventKind::Phase(Phase::CleanupStarted));
+        Outcome::Applied
+    }
+
+    /// With a session the daemon is told to end it; without one the end is decided now.
+    fn begin_cleanup_or(
+        &mut self,
+        pending: Pending,
+        alone: impl FnOnce(&mut Self) -> Outcome,
+    ) -> Outcome {
+        if self.connected {
+            self.begin_cleanup(pending)
+        } else {
+            alone(self)
+        }
+    }
+
+    pub(super) fn begin_cleanup(&mut self, pending: Pending) -> Outcome {
+        let told = self.connected;
+        self.enter_cleanup(Some(pending));
+        if !told {
+            // It cannot have been told; the lease bounds the wait, and the ladder starts when it is back.
+            self.timers.disarm(&TimerKey::CleanupTerm);
+        }
+        Outcome::Applied
+    }
+
+    fn enter_cleanup(&mut self, pending: Option<Pending>) {
+        self.attempt.tools.clear();
+        self.attempt.times.cleanup_started = Some(self.now.wall);
+        self.attempt.state = State::CleaningUp { pending };
+        self.tell(&Fact::CancelSent);
+    }
+
+    fn time_out(&mut self, code: FailureCode, by: EndedBy) -> Outcome {
+        let receipt = self.assumed_receipt();
+        self.finish(EndState::TimedOut, Some(code), by, receipt)
+    }
+}

@@ -1,0 +1,158 @@
+//! Leasing: the one place where a queued attempt gets a holder, a token and a lease, in one write, before Dispatch.
+
+use std::sync::Arc;
+
+use crate::attempt::Event;
+use crate::conversation::ConversationKey;
+use crate::core::{Core, Turn};
+use crate::effects::{After, AttemptRef, Dispatch, Downstream};
+use crate::fences::{Fence, Guard};
+use crate::frame::token_hash;
+use crate::id::DaemonId;
+use crate::input::LeaseToken;
+use crate::live::{Live, wall_of};
+use crate::placement::{self, Placement};
+use crate::queue::Waiting;
+use crate::record::{Holder, Lease};
+use crate::requirements::Requirements;
+use crate::spec::TaskSpec;
+use crate::time::Moment;
+
+impl Core {
+    /// Leases whatever can be leased now. Placement asks the successor rule for each.
+    pub(crate) fn place_waiting(&mut self, turn: &mut Turn<'_>) {
+        if self.scheduler.paused.is_some() {
+            return;
+        }
+        let now = turn.now.at;
+        while let Some(Placement { task, daemon }) = placement::place_next(
+            &mut self.queue,
+            &mut self.roster,
+            &self.fences,
+            &self.affinity,
+            now,
+        ) {
+            if let Some(mut live) = self.tasks.remove(&task) {
+                self.lease(&mut live, daemon, turn);
+                self.keep(live, turn);
+            }
+        }
+    }
+
+    pub(crate) fn could_place(&self, spec: &TaskSpec, _now: Moment) -> bool {
+        self.scheduler.paused.is_none()
+            && placement::could_any_take(&Requirements::of(spec), &self.roster)
+    }
+
+    /// Puts the newest, queued attempt in line, unless its task is paused.
+    pub(crate) fn line_up(&mut self, live: &Live) {
+        if live.record().paused.is_some() {
+            return;
+        }
+        let earlier = live.record().attempts.iter().rev().skip(1);
+        let prefer = earlier
+            .filter_map(|attempt| attempt.holder.as_ref())
+            .map(|holder| holder.daemon)
+            .next();
+        self.queue.push(Waiting {
+            task: live.id(),
+            requirements: Requirements::of(&live.spec),
+            priority: live.spec.priority,
+            conversation: ConversationKey::of(&live.spec),
+            prefer,
+        });
+    }
+
+    fn lease(&mut self, live: &mut Live, daemon: DaemonId, turn: &mut Turn<'_>) {
+        let Some(holder) = self.holder(daemon) else {
+            return;
+        };
+        let Some(session) = self.roster.session_of(daemon) else {
+            return;
+        };
+        let token = LeaseToken(turn.mint.secret());
+        let ttl_ms = live.spec.lease_ttl_ms;
+        let lease = Lease {
+            token_hash: token_hash(&token),
+            ttl_ms,
+            granted_ms: ttl_ms,
+            renewals: 0,
+            confirmed: false,
+        };
+        live.record_mut().counters.dispatches += 1;
+        self.guard(live, &holder);
+        self.apply(live, Event::Offer { holder, lease }, None, turn);
+        let attempt = live.newest().id;
+        self.attempts.insert(attempt, live.id());
+        self.roster.hold(daemon, attempt, turn.now.at);
+        let dispatch = self.dispatch(live, token, turn);
+        turn.tell(
+            After::Task(live.id()),
+            session,
+            Downstream::Dispatch(Box::new(dispatch)),
+        );
+    }
+
+    /// From the offer on nothing else of this task or conversation is leased.
+    pub(crate) fn guard(&mut self, live: &Live, holder: &Holder) {
+        let conversation = ConversationKey::of(&live.spec);
+        if let Some(key) = &conversation {
+            self.queue.conversation_busy(key);
+            self.affinity.remember(key, holder.daemon);
+        }
+        self.fences.raise(Fence {
+            attempt: live.newest().id,
+            task: live.id(),
+            conversation,
+            daemon: holder.daemon,
+            boot_id: holder.boot_id.clone(),
+            guard: Guard::Leased,
+        });
+    }
+
+    fn holder(&self, daemon: DaemonId) -> Option<Holder> {
+        let daemon = self.roster.get(daemon)?;
+        Some(Holder {
+            daemon: daemon.id,
+            name: daemon.name.clone(),
+            instance: daemon.instance?,
+            boot_id: daemon.boot_id.clone(),
+        })
+    }
+
+    fn dispatch(&self, live: &Live, token: LeaseToken, turn: &Turn<'_>) -> Dispatch {
+        let limits = Live::limits(&live.spec, &self.config);
+        let told = live
+            .record()
+            .attempts
+            .iter()
+            .rev()
+            .find_map(|attempt| attempt.agent_session_id.clone());
+        Dispatch {
+            to: self.attempt_ref(live),
+            token,
+            spec: Arc::clone(&live.spec),
+            granted_ms: live.spec.lease_ttl_ms,
+            expires_at: wall_of(turn.now.at + live.spec.lease_ttl_ms, turn.now),
+            accept_ms: limits.accept_ms,
+            total_ms: limits.total_ms,
+            previous: live.newest().previous,
+            agent_session_id: told,
+        }
+    }
+
+    pub(crate) fn attempt_ref(&self, live: &Live) -> AttemptRef {
+        let (attempt, spec, trace) = (live.newest(), &live.spec, live.record().trace);
+        AttemptRef {
+            task: live.id(),
+            attempt: attempt.id,
+            number: attempt.number,
+            conversation: spec.conversation_id.as_deref().map(Arc::from),
+            channel: spec.channel_id.as_deref().map(Arc::from),
+            turn_kind: spec.turn_kind,
+            trace_id: trace.trace_id,
+            span_id: attempt.span_id,
+            sampled: trace.sampled,
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Frames of daemons: who may speak, in what order, and what each means. Fencing is here and only here.
+//!
+//! Order of the checks: the session is current, the incarnation is ours, the attempt exists and is this daemon's,
+//! the proof matches, the number was not applied yet, it is leased, the lease has not expired, no number is missing;
+//! only then does the machine judge the body. The first check that fails names the code, and nothing is written.
+
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::attempt::{Event, Outcome};
+use crate::core::{Core, Turn};
+use crate::effects::{After, Count, Downstream};
+use crate::id::{DaemonId, SessionId};
+use crate::input::{
+    Activity, Completed, Errored, Frame, FrameBody, FrameRef, LeaseToken, Termination,
+};
+use crate::live::{Live, wall_of};
+use crate::record::{
+    AttemptRecord, EventKind, FailureCode, InputKind, InputRecord, InputState, OpenTool, Phase,
+    State,
+};
+use crate::reject::Rejection;
+use crate::spec::{MissingPolicy, TaskSpec};
+use crate::time::Wall;
+use crate::timers::TimerKey;
+
+/// Where an answer to a frame goes.
+#[derive(Clone, Copy)]
+pub(crate) struct From {
+    pub(crate) session: SessionId,
+    pub(crate) daemon: DaemonId,
+    pub(crate) re: FrameRef,
+    pub(crate) control_seq: u64,
+}
+
+impl Core {
+    pub(crate) fn frame(&mut self, frame: Frame, turn: &mut Turn<'_>) {
+        let Some(daemon) = self.roster.daemon_of(frame.session) else {
+            turn.fx
+                .counts
+                .push(Count::FrameRejected(Rejection::UnknownSession));
+            return;
+        };
+        let from = From {
+            session: frame.session,
+            daemon,
+            re: frame.re,
+            control_seq: frame.control_seq,
+        };
+        if frame.re.incarnation != self.config.incarnation {
+            return reject(from, Rejection::StaleIncarnation, turn);
+        }
+        if let Some(mut live) = self.tasks.remove(&frame.re.task) {
+            self.live_frame(&mut live, from, frame, turn);
+            self.keep(live, turn);
+        } else if let Some(finished) = frame.finished.clone() {
+            self.finished_frame(finished, from, frame, turn);
+        } else {
+            reject(from, Rejection::UnknownAttempt, turn);
+        }
+    }
+
+    fn live_frame(&mut self, live: &mut Live, from: From, frame: Frame, turn: &mut Turn<'_>) {
+        if let Err(code) = check_owner(live, from, frame.proof.as_ref(), turn) {
+            return reject(from, code, turn);
+        }
+        let current = live.newest().id == from.re.attempt && live.is_newest_leased();
+        if current && live.lease_ends().is_some_and(|ends| ends <= turn.now.at) {
+            // The frame lost the race against the clock; the sweep would say the same a moment later.
+            self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
+        }
+        if live.newest().id != from.re.attempt || !live.is_newest_leased() {
+            return self.stale_frame(live, from, frame, turn);
+        }
+        let applied = live.newest().control_seq;
+        if from.control_seq <= applied {
+            return ack(from, live.written_seq, turn);
+        }
+        if from.control_seq > applied + 1 {
+            return reject_with(from, Rejection::Gap, Some(applied + 1), turn);
+        }
+        self.next_frame(live, from, frame, turn);
+    }
+
+    fn next_frame(&mut self, live: &mut Live, from: From, frame: Frame, turn: &mut Turn<'_>) {
+        let accepts = matches!(frame.body, FrameBody::Accepted);
+        let event = match event_of(frame.body, &live.spec, turn.now.wall) {
+            Ok(event) => event,
+            Err(Refused::Unknown) => {
+                turn.fx.counts.push(Count::UnknownFrame);
+                return live.use_up(from.control_seq);
+            }
+            Err(Refused::Code(code)) => {
+                live.use_up(from.control_seq);
+                return reject(from, code, turn);
+            }
+        };
+        let cancels = matches!(event, Event::Phase(Phase::CleanupStarted));
+        match self.apply_numbered(
+            live,
+            event,
+            Some(frame.observed),
+            Some(from.control_seq),
+            turn,
+        ) {
+            Outcome::Applied => {
+                if cancels {
+                    note_delivered(live, turn.now.wall);
+                }
+                if accepts {
+                    self.confirm_lease(live, from.session, turn);
+                }
+                ack(from, from.control_seq, turn);
+            }
+            Outcome::Ignored | Outcome::Late => live.use_up(from.control_seq),
+            Outcome::Regressed => {
+                turn.fx.counts.push(Count::PhaseRegression);
+                live.use_up(from.control_seq);
+            }
+            Outcome::Refused(code) => {
+                live.use_up(from.control_seq);
+                reject(from, code, turn);
+            }
+        }
+    }
+
+    /// The third of the three steps.
+    fn confirm_lease(&mut self, live: &mut Live, session: SessionId, turn: &mut Turn<'_>) {
+        live.confirmed_at = Some(turn.now.at);
+        live.missed = 0;
+        live.credit_ms = 0;
+        let granted_ms = live.spec.lease_ttl_ms;
+        let expires_at = wall_of(turn.now.at + granted_ms, turn.now);
+        let to = self.attempt_ref(live);
+        turn.tell(
+            After::Task(live.id()),
+            session,
+            Downstream::LeaseConfirmed {
+                to,
+                granted_ms,
+                expires_at,
+            },
+        );
+    }
+
+    pub(crate) fn activity(&mut self, activity: Activity, turn: &mut Turn<'_>) {
+        let Some(daemon) = self.roster.daemon_of(activity.session) else {
+            return;
+        };
+        let re = activity.re;
+        let Some(mut live) = self.tasks.remove(&re.task) else {
+            return;
+        };
+        let newest = live.newest();
+        let own = newest.id == re.attempt
+            && owns(newest, daemon)
+            && re.incarnation == self.config.incarnation;
+        if own && newest.state.is_leased() && !newest.state.eq(&State::Offered) {
+            let event = Event::Output {
+                visible: activity.visible,
+                tools: activity.tools,
+                end: activity.output_end,
+            };
+            self.apply(&mut live, event, None, turn);
+        }
+        self.keep(live, turn);
+    }
+}
+
+fn owns(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
+    attempt
+        .holder
+        .as_ref()
+        .is_some_and(|holder| holder.daemon == daemon)
+}
+
+/// Exists and owned, then proof. A foreign one looks unknown on the wire; the count knows better.
+pub(crate) fn check_owner(
+    live: &Live,
+    from: From,
+    proof: Option<&LeaseToken>,
+    turn: &mut Turn<'_>,
+) -> Result<(), Rejection> {
+    let named = live.record().attempt(from.re.attempt);
+    let Some(attempt) = named.filter(|attempt| attempt.number == from.re.number) else {
+        return Err(Rejection::UnknownAttempt);
+    };
+    if !owns(attempt, from.daemon) {
+        turn.fx.counts.push(Count::ForeignAttempt {
+            daemon: from.daemon,
+        });
+        return Err(Rejection::UnknownAttempt);
+    }
+    match proof {
+        Some(token) if !proves(attempt, token) => Err(Rejection::BadProof),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// In constant time: how much of a token is right must not show.
+pub(crate) fn proves(attempt: &AttemptRecord, token: &LeaseToken) -> bool {
+    let hash = token_hash(token);
+    attempt
+        .lease
+        .as_ref()
+        .is_some_and(|lease| lease.token_hash.ct_eq(&hash).into())
+}
+
+pub(crate) fn token_hash(token: &LeaseToken) -> [u8; 32] {
+    Sha256::digest(token.0).into()
+}
+
+pub(crate) fn ack(from: From, control_seq: u64, turn: &mut Turn<'_>) {
+    let message = Downstream::Ack {
+        attempt: from.re.attempt,
+        control_seq,
+    };
+    turn.tell(After::Task(from.re.task), from.session, message);
+}
+
+pub(crate) fn reject(from: From, code: Rejection, turn: &mut Turn<'_>) {
+    reject_with(from, code, None, turn);
+}
+
+fn reject_with(from: From, code: Rejection, expected: Option<u64>, turn: &mut Turn<'_>) {
+    turn.fx.counts.push(Count::FrameRejected(code));
+    let (attempt, control_seq) = (from.re.attempt, from.control_seq);
+    let message = Downstream::FrameRejected {
+        attempt,
+        control_seq,
+        code,
+        expected,
+    };
+    turn.tell(After::Nothing, from.session, message);
+}
+
+enum Refused {
+    Unknown,
+    Code(Rejection),
+}
+
+fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Event, Refused> {
+    Ok(match body {
+        FrameBody::Accepted => Event::Accepted,
+        FrameBody::Rejected { code, message } => Event::Rejected { code, message },
+        FrameBody::Started => Event::Phase(Phase::Started),
+        FrameBody::Phase { phase, message: _ } => Event::Phase(phase),
+        FrameBody::ToolStarted { id, name } => Event::ToolStarted(OpenTool { id, name }),
+        FrameBody::ToolFinished { id } => Event::ToolFinished(id),
+        FrameBody::PermissionRequest {
+            input,
+            tool,
+            payload,
+        } => Event::InputAsked(Box::new(input_record(
+            input,
+            InputKind::Permission,
+            tool,
+            payload,
+            now,
+        ))),
+        FrameBody::Question { input, payload } => Event::InputAsked(Box::new(input_record(
+            input,
+            InputKind::Question,
+            None,
+            payload,
+            now,
+        ))),
+        FrameBody::InputWithdrawn { input } => Event::InputWithdrawn(input),
+        FrameBody::InputReceived { input } => Event::InputReceived(input),
+        FrameBody::Completed(completed) => completion(completed, spec)?,
+        FrameBody::Errored(errored) => Event::Errored(errored),
+        FrameBody::Canceled(canceled) => Event::Canceled(canceled),
+        FrameBody::Released {
+            reason,
+            termination,
+        } => Event::Released {
+            reason,
+            termination,
+        },
+        FrameBody::Receipt { termination } => Event::Receipt(termination),
+        FrameBody::NotBuilt { name: _ } => return Err(Refused::Code(Rejection::Unimplemented)),
+        FrameBody::Unknown => return Err(Refused::Unknown),
+    })
+}
+
+/// A result counts only with every receipt that the contract asks for.
+fn completion(completed: Completed, spec: &TaskSpec) -> Result<Event, Refused> {
+    let Some(contract) = spec
+        .contract
+        .as_ref()
+        .filter(|_| !contract_met(&completed, spec))
+    else {
+        return Ok(Event::Completed(completed));
+    };
+    match contract.missing_policy {
+        MissingPolicy::Reject | MissingPolicy::Park => Err(Refused::Code(Rejection::ContractUnmet)),
+        MissingPolicy::Fail => Ok(Event::Errored(Errored {
+            code: FailureCode::ReceiptsMissing,
+            retryable_hint: None,
+            message: Some("required artifacts are missing".into()),
+            user_message: None,
+            usage: completed.usage,
+            agent_session_id: completed.agent_session_id,
+            final_offset: completed.final_offset,
+            termination: completed.termination,
+            in_lease: completed.in_lease,
+        })),
+    }
+}
+
+pub(crate) fn contract_met(completed: &Completed, spec: &TaskSpec) -> bool {
+    let Some(contract) = &spec.contract else {
+        return true;
+    };
+    contract.artifacts.iter().all(|wanted| {
+        completed.artifacts.iter().any(|found| {
+            *found.path == *wanted.path
+                && found.is_file
+                && wanted.min_size.is_none_or(|least| found.size >= least)
+                && wanted
+                    .sha256
+                    .as_deref()
+                    .is_none_or(|hash| found.sha256.as_deref() == Some(hash))
+        })
+    })
+}
+
+fn input_record(
+    id: crate::id::InputId,
+    kind: InputKind,
+    tool: Option<std::sync::Arc<str>>,
+    payload: std::sync::Arc<[u8]>,
+    asked: Wall,
+) -> InputRecord {
+    let mut hash = Sha256::new();
+    hash.update([kind as u8]);
+    hash.update(tool.as_deref().unwrap_or_default().as_bytes());
+    hash.update([0]);
+    hash.update(&payload);
+    let digest = hash.finalize().into();
+    InputRecord {
+        id,
+        kind,
+        state: InputState::Open,
+        payload,
+        tool,
+        asked,
+        digest,
+    }
+}
+
+fn note_delivered(live: &mut Live, now: Wall) {
+    if live
+        .record()
+        .cancel
+        .as_ref()
+        .is_none_or(|cancel| cancel.delivered.is_some())
+    {
+        return;
+    }
+    if let Some(cancel) = &mut live.record_mut().cancel {
+        cancel.delivered = Some(now);
+    }
+    live.note(EventKind::CancelDelivered, None);
+}
+
+/// What a frame's body knows of the processes' end, if it ends anything.
+pub(crate) fn termination_of(body: &FrameBody) -> Option<&Termination> {
+    match body {
+        FrameBody::Completed(body) => Some(&body.termination),
+        FrameBody::Errored(body) => Some(&body.termination),
+        FrameBody::Canceled(body) => Some(&body.termination),
+        FrameBody::Released { termination, .. } | FrameBody::Receipt { termination } => {
+            Some(termination)
+        }
+        FrameBody::Accepted
+        | FrameBody::Rejected { .. }
+        | FrameBody::Started
+        | FrameBody::Phase { .. }
+        | FrameBody::ToolStarted { .. }
+        | FrameBody::ToolFinished { .. }
+        | FrameBody::PermissionRequest { .. }
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::NotBuilt { .. }
+        | FrameBody::Unknown => None,
+    }
+}

@@ -1,0 +1,234 @@
+//! Words that come after the end: a receipt lifts the fence, a result may still be adopted, the rest is evidence.
+//!
+//! The one exception to "no frame of another attempt changes anything", so it is narrow: the last attempt that ever
+//! ran, ended by the relay and not by the worker, seen by the worker before its own limit, while nobody has resumed
+//! or canceled the task, or within a day of `lost`.
+
+use crate::attempt::Event;
+use crate::core::{Core, Turn};
+use crate::effects::{After, Count, Downstream};
+use crate::frame::{From, ack, check_owner, contract_met, reject, termination_of};
+use crate::input::{Finished, Frame, FrameBody};
+use crate::live::Live;
+use crate::record::{AttemptRecord, EndState, EndedBy, EventKind, Receipt, State, TaskState};
+use crate::reject::Rejection;
+use crate::time::{Now, Wall};
+use crate::timers::TimerSet;
+
+impl Core {
+    /// A frame for a task that is finished: judged by its record, written only if it teaches something.
+    pub(crate) fn finished_frame(
+        &mut self,
+        finished: Finished,
+        from: From,
+        frame: Frame,
+        turn: &mut Turn<'_>,
+    ) {
+        let mut live = Live::new(finished.spec, finished.record, TimerSet::default());
+        match check_owner(&live, from, frame.proof.as_ref(), turn) {
+            Ok(()) => self.stale_frame(&mut live, from, frame, turn),
+            Err(code) => reject(from, code, turn),
+        }
+        self.keep_finished(&mut live, turn);
+    }
+
+    /// A frame of an attempt that holds no lease.
+    pub(crate) fn stale_frame(
+        &mut self,
+        live: &mut Live,
+        from: From,
+        frame: Frame,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(index) = live
+            .record()
+            .attempts
+            .iter()
+            .position(|attempt| attempt.id == from.re.attempt)
+        else {
+            return reject(from, Rejection::UnknownAttempt, turn);
+        };
+        let attempt = &live.record().attempts[index];
+        if from.control_seq <= attempt.control_seq {
+            return ack(from, attempt.control_seq, turn);
+        }
+        let Some(termination) = termination_of(&frame.body) else {
+            return self.refuse_stale(live, index, from, turn);
+        };
+        if termination.group_empty {
+            self.receipt_arrived(live, index, turn);
+        }
+        let wanted = may_adopt(live, index, turn.now, self.config.adopt_late_ms);
+        if let Some(event) = adoptable(live, &frame.body).filter(|_| wanted) {
+            self.adopt(live, index, event, frame.observed, turn);
+        } else if !matches!(frame.body, FrameBody::Receipt { .. })
+            && !live.record().attempts[index].late_terminal
+        {
+            turn.fx.counts.push(Count::LateTerminal);
+            live.record_mut().attempts[index].late_terminal = true;
+            live.note_for(index, EventKind::LateTerminal);
+        }
+        if live.is_changed() {
+            live.record_mut().attempts[index].control_seq = from.control_seq;
+        }
+        ack(from, from.control_seq, turn);
+    }
+
+    /// Its holder still thinks that it runs: it must stop.
+    fn refuse_stale(&mut self, live: &Live, index: usize, from: From, turn: &mut Turn<'_>) {
+        let code = if live.record().state.is_terminal() {
+            Rejection::TaskTerminal
+        } else if matches!(live.record().attempts[index].state, State::Parked(_)) {
+            Rejection::NotLeased
+        } else {
+            Rejection::StaleAttempt
+        };
+        reject(from, code, turn);
+        let attempt = from.re.attempt;
+        turn.tell(
+            After::Task(from.re.task),
+            from.session,
+            Downstream::Abandon { attempt, code },
+        );
+    }
+
+    fn receipt_arrived(&mut self, live: &mut Live, index: usize, turn: &mut Turn<'_>) {
+        let attempt = live.record().attempts[index].id;
+        self.lift_fence(attempt, turn);
+        let unproven = match &live.record().attempts[index].state {
+            State::Ended(end) => end.receipt == Receipt::Unconfirmed,
+            State::Parked(parked) => parked.receipt == Receipt::Unconfirmed,
+            State::Queued
+            | State::Offered
+            | State::Accepted
+            | State::Starting
+            | State::Prompted
+            | State::Streaming
+            | State::ToolRunning
+            | State::WaitingInput
+            | State::CleaningUp { .. } => false,
+        };
+        if !unproven {
+            return;
+        }
+        match &mut live.record_mut().attempts[index].state {
+            State::Ended(end) => end.receipt = Receipt::Confirmed,
+            State::Parked(parked) => parked.receipt = Receipt::Confirmed,
+            State::Queued
+            | State::Offered
+            | State::Accepted
+            | State::Starting
+            | State::Prompted
+            | State::Streaming
+            | State::ToolRunning
+            | State::WaitingInput
+            | State::CleaningUp { .. } => {}
+        }
+        live.note_for(index, EventKind::ReceiptArrived);
+        if let Some(cancel) = &mut live.record_mut().cancel
+            && cancel.attempt == Some(attempt)
+        {
+            cancel.confirmed.get_or_insert(turn.now.wall);
+        }
+    }
+
+    /// The late result becomes the task's; a successor that only waited is not needed any more.
+    fn adopt(
+        &mut self,
+        live: &mut Live,
+        index: usize,
+        event: Event,
+        observed: Wall,
+        turn: &mut Turn<'_>,
+    ) {
+        turn.fx.counts.push(Count::AdoptedLate);
+        self.queue.remove(live.id());
+        if live.record().attempts.len() > index + 1 {
+            let scene = self.scene(live, turn.now, None);
+            live.apply(Event::Withdraw, &scene);
+        }
+        live.retry_at = None;
+        let record = live.record_mut();
+        (record.retry, record.attention, record.retry_stop) = (None, None, None);
+        let lost = record.attempts[index]
+            .state
+            .end()
+            .is_some_and(|end| end.state == EndState::Lost);
+        let counters = &mut record.counters;
+        let counted = if lost {
+            &mut counters.losses
+        } else {
+            &mut counters.failures
+        };
+        *counted = counted.saturating_sub(1);
+        // Back into the state before its end, so that the machine itself ends it by the frame's word.
+        record.attempts[index].state = State::CleaningUp { pending: None };
+        record.counters.failures += u32::from(matches!(event, Event::Errored(_)));
+        let scene = self.scene(live, turn.now, Some(observed));
+        live.apply_at(index, event, &mut TimerSet::default(), &scene);
+        if let State::Ended(end) = &mut live.record_mut().attempts[index].state {
+            end.adopted_late = true;
+        }
+        live.note_for(index, EventKind::AdoptedLate);
+    }
+}
+
+/// What of a worker's late words may become the task's: a result, or a failure where nothing else is under way.
+fn adoptable(live: &Live, body: &FrameBody) -> Option<Event> {
+    let idle = matches!(
+        live.record().state,
+        TaskState::NeedsAttention | TaskState::Lost
+    );
+    match body {
+        FrameBody::Completed(body) if body.in_lease && contract_met(body, &live.spec) => {
+            Some(Event::Completed(body.clone()))
+        }
+        FrameBody::Errored(body) if body.in_lease && idle => Some(Event::Errored(body.clone())),
+        FrameBody::Completed(_)
+        | FrameBody::Errored(_)
+        | FrameBody::Accepted
+        | FrameBody::Rejected { .. }
+        | FrameBody::Started
+        | FrameBody::Phase { .. }
+        | FrameBody::ToolStarted { .. }
+        | FrameBody::ToolFinished { .. }
+        | FrameBody::PermissionRequest { .. }
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::Canceled(_)
+        | FrameBody::Released { .. }
+        | FrameBody::Receipt { .. }
+        | FrameBody::NotBuilt { .. }
+        | FrameBody::Unknown => None,
+    }
+}
+
+/// Whether the task's story still has room for a late end of this attempt.
+pub(crate) fn may_adopt(live: &Live, index: usize, now: Now, within_ms: u64) -> bool {
+    let record = live.record();
+    let attempt = &record.attempts[index];
+    let successors = &record.attempts[index + 1..];
+    let undisturbed = record.cancel.is_none() && successors.iter().all(only_queued);
+    undisturbed && ended_by_relay(attempt) && in_time(live, attempt, now, within_ms)
+}
+
+fn only_queued(successor: &AttemptRecord) -> bool {
+    successor.state == State::Queued && !successor.asked
+}
+
+fn ended_by_relay(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| {
+        end.by == EndedBy::Relay && matches!(end.state, EndState::Lost | EndState::TimedOut)
+    })
+}
+
+fn in_time(live: &Live, attempt: &AttemptRecord, now: Now, within_ms: u64) -> bool {
+    let state = live.record().state;
+    let age = attempt
+        .state
+        .end()
+        .map_or(u64::MAX, |end| now.wall.0.saturating_sub(end.at.0));
+    !state.is_terminal() || (state == TaskState::Lost && age <= within_ms)
+}

@@ -1,0 +1,306 @@
+//! A live task in memory: its record, the timers of its newest attempt and what is not worth storing.
+//!
+//! Every change goes through `record_mut`, which marks it for writing; `notes` becomes the timeline when the change
+//! is complete and the task's new state is known. It decides nothing.
+
+use std::sync::Arc;
+
+use crate::attempt::{Event, Machine, Outcome};
+use crate::config::Config;
+use crate::id::{AttemptId, TaskId};
+use crate::record::{AttemptRecord, AttemptState, EventKind, TaskRecord, TimelineEvent, TimerKind};
+use crate::spec::TaskSpec;
+use crate::task;
+use crate::time::{Moment, Now, Wall};
+use crate::timers::{Armed, Fact, Limits, TimerKey, TimerSet};
+
+#[derive(Debug)]
+pub(crate) struct Live {
+    pub(crate) spec: Arc<TaskSpec>,
+    record: Arc<TaskRecord>,
+    pub(crate) timers: TimerSet,
+    /// When the backoff of a due retry ends.
+    pub(crate) retry_at: Option<Moment>,
+    /// Control frames up to here are in the newest record handed to the store; only they may be acknowledged.
+    pub(crate) written_seq: u64,
+    /// When the newest attempt was confirmed, and in how many heartbeats since it was not named.
+    pub(crate) confirmed_at: Option<Moment>,
+    pub(crate) missed: u8,
+    /// Stall credit given since the last renewal.
+    pub(crate) credit_ms: u64,
+    /// It was finished and is live again, which the store has not been told yet.
+    reopened: bool,
+    dirty: bool,
+    notes: Vec<Note>,
+}
+
+#[derive(Debug)]
+struct Note {
+    kind: EventKind,
+    attempt: Option<(AttemptId, AttemptState)>,
+    observed: Option<Wall>,
+    message: Option<Arc<str>>,
+}
+
+/// A finished change: what to write and what is new in it.
+pub(crate) struct Change {
+    pub(crate) record: Arc<TaskRecord>,
+    pub(crate) events: Vec<Arc<TimelineEvent>>,
+}
+
+impl Live {
+    pub(crate) fn new(spec: Arc<TaskSpec>, record: Arc<TaskRecord>, timers: TimerSet) -> Self {
+        let written_seq = record.newest().map_or(0, |attempt| attempt.control_seq);
+        Self {
+            spec,
+            record,
+            timers,
+            retry_at: None,
+            written_seq,
+            confirmed_at: None,
+            missed: 0,
+            credit_ms: 0,
+            reopened: false,
+            dirty: false,
+            notes: Vec::new(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> TaskId {
+        self.record.task
+    }
+
+    pub(crate) fn record(&self) -> &TaskRecord {
+        &self.record
+    }
+
+    pub(crate) fn shared(&self) -> Arc<TaskRecord> {
+        Arc::clone(&self.record)
+    }
+
+    /// For changes that must be stored.
+    pub(crate) fn record_mut(&mut self) -> &mut TaskRecord {
+        self.dirty = true;
+        Arc::make_mut(&mut self.record)
+    }
+
+    pub(crate) fn newest(&self) -> &AttemptRecord {
+        self.record
+            .newest()
+            .expect("a task gets its first attempt at submit")
+    }
+
+    pub(crate) fn newest_mut(&mut self) -> &mut AttemptRecord {
+        let newest = self.record_mut().attempts.last_mut();
+        newest.expect("a task gets its first attempt at submit")
+    }
+
+    pub(crate) fn is_newest_leased(&self) -> bool {
+        self.newest().state.is_leased()
+    }
+
+    /// Takes the number of a frame that changed nothing. Not stored: a replay after a restart is judged again.
+    pub(crate) fn use_up(&mut self, control_seq: u64) {
+        if let Some(newest) = Arc::make_mut(&mut self.record).attempts.last_mut() {
+            newest.control_seq = control_seq;
+        }
+    }
+
+    pub(crate) fn limits<'a>(spec: &'a TaskSpec, config: &Config) -> Limits<'a> {
+        Limits::of_task(spec, config)
+    }
+
+    /// Tells the newest attempt's machine, and notes what it says.
+    pub(crate) fn apply(&mut self, event: Event, scene: &Scene<'_>) -> Outcome {
+        let newest = self.record.attempts.len() - 1;
+        let mut timers = std::mem::take(&mut self.timers);
+        let outcome = self.apply_at(newest, event, &mut timers, scene);
+        self.timers = timers;
+        outcome
+    }
+
+    /// The same for any attempt; its timers are the caller's.
+    pub(crate) fn apply_at(
+        &mut self,
+        index: usize,
+        event: Event,
+        timers: &mut TimerSet,
+        scene: &Scene<'_>,
+    ) -> Outcome {
+        let attempt = &mut Arc::make_mut(&mut self.record).attempts[index];
+        let mut machine = Machine {
+            attempt,
+            timers,
+            spec: &self.spec,
+            limits: Self::limits(&self.spec, scene.config),
+            config: scene.config,
+            connected: scene.connected,
+            now: scene.now,
+            notes: Vec::new(),
+        };
+        let outcome = machine.apply(event);
+        let notes = std::mem::take(&mut machine.notes);
+        let at = Some((attempt.id, attempt.state.name()));
+        let message = attempt.state.end().and_then(|end| end.message.clone());
+        for kind in notes {
+            let message = message
+                .clone()
+                .filter(|_| matches!(kind, EventKind::Ended { .. }));
+            self.notes.push(Note {
+                kind,
+                attempt: at,
+                observed: scene.observed,
+                message,
+            });
+        }
+        self.dirty |= outcome == Outcome::Applied;
+        outcome
+    }
+
+    pub(crate) fn note(&mut self, kind: EventKind, message: Option<Arc<str>>) {
+        let attempt = self
+            .record
+            .newest()
+            .map(|attempt| (attempt.id, attempt.state.name()));
+        self.notes.push(Note {
+            kind,
+            attempt,
+            observed: None,
+            message,
+        });
+        self.dirty = true;
+    }
+
+    /// The same for an attempt that need not be the newest.
+    pub(crate) fn note_for(&mut self, index: usize, kind: EventKind) {
+        let attempt = &self.record.attempts[index];
+        let attempt = Some((attempt.id, attempt.state.name()));
+        self.notes.push(Note {
+            kind,
+            attempt,
+            observed: None,
+            message: None,
+        });
+        self.dirty = true;
+    }
+
+    pub(crate) fn reopen(&mut self) {
+        self.reopened = true;
+    }
+
+    pub(crate) fn is_reopened(&self) -> bool {
+        self.reopened
+    }
+
+    pub(crate) fn take_reopened(&mut self) -> bool {
+        std::mem::take(&mut self.reopened)
+    }
+
+    /// Whether something is waiting to be written.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.dirty
+    }
+
+    /// The lease lasts at least until `until`, plus grace. Not stored: a boot arms it in full anyway.
+    pub(crate) fn renew(&mut self, until: Moment, config: &Config, now: Moment) {
+        let limits = Self::limits(&self.spec, config);
+        self.timers.on_fact(&Fact::Renewed { until }, now, &limits);
+        self.missed = 0;
+        self.credit_ms = 0;
+        if let Some(lease) = Arc::make_mut(&mut self.record)
+            .attempts
+            .last_mut()
+            .and_then(|a| a.lease.as_mut())
+        {
+            lease.renewals += 1;
+        }
+    }
+
+    /// Something to look at again, at the latest.
+    pub(crate) fn next_due(&self) -> Option<Moment> {
+        self.timers.next().into_iter().chain(self.retry_at).min()
+    }
+
+    pub(crate) fn lease_ends(&self) -> Option<Moment> {
+        self.timers.fires_at(&TimerKey::Lease)
+    }
+
+    /// Completes a change: derives the state, numbers the notes, brings the budgets up to date. `None` if nothing
+    /// durable changed.
+    pub(crate) fn complete(&mut self, now: Now, uptime_ms: u64) -> Option<Change> {
+        if !self.dirty {
+            return None;
+        }
+        self.dirty = false;
+        let deadline = self.shown_deadline(now);
+        let notes = std::mem::take(&mut self.notes);
+        let budgets = self.timers.budgets(now.at);
+        let retry_left = self.retry_at.map(|at| at.since(now.at));
+        let record = Arc::make_mut(&mut self.record);
+        if let Some(newest) = record.attempts.last_mut() {
+            newest.budgets = budgets;
+            newest.budgets_at_ms = uptime_ms;
+            self.written_seq = newest.control_seq;
+        }
+        if let (Some(retry), Some(left)) = (&mut record.retry, retry_left) {
+            retry.remaining_ms = left;
+        }
+        record.state = task::derive(record);
+        record.updated = now.wall;
+        record.ended = record
+            .state
+            .is_terminal()
+            .then(|| record.ended.unwrap_or(now.wall));
+        let state = record.state;
+        let mut events = Vec::with_capacity(notes.len());
+        for note in notes {
+            record.revision += 1;
+            let event = Arc::new(TimelineEvent {
+                revision: record.revision,
+                at: now.wall,
+                observed: note.observed,
+                attempt: note.attempt.map(|(id, _)| id),
+                kind: note.kind,
+                state: note.attempt.map(|(_, state)| state),
+                task_state: state,
+                message: note.message,
+                deadline,
+            });
+            record.timeline.push(Arc::clone(&event));
+            events.push(event);
+        }
+        Some(Change {
+            record: Arc::clone(&self.record),
+            events,
+        })
+    }
+
+    /// The deadline that people want to see: the next one that is not the lease.
+    fn shown_deadline(&self, now: Now) -> Option<(TimerKind, Wall)> {
+        let running = self.timers.armed().filter_map(|armed| match armed {
+            Armed::Running { key, limit_at, .. } if key != TimerKey::Lease => {
+                Some((limit_at, key.kind()))
+            }
+            Armed::Running { .. } | Armed::Paused { .. } => None,
+        });
+        let (at, kind) = running.min()?;
+        Some((kind, wall_of(at, now)))
+    }
+}
+
+/// What an event of one moment needs besides the task.
+pub(crate) struct Scene<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) connected: bool,
+    pub(crate) now: Now,
+    pub(crate) observed: Option<Wall>,
+}
+
+/// A moment on the wall clock, for display.
+pub(crate) fn wall_of(at: Moment, now: Now) -> Wall {
+    if at >= now.at {
+        Wall(now.wall.0.saturating_add(at.since(now.at)))
+    } else {
+        Wall(now.wall.0.saturating_sub(now.at.since(at)))
+    }
+}

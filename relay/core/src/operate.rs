@@ -1,0 +1,308 @@
+//! Operators' verbs: pausing tasks and the scheduler, draining daemons, and looking at what is in no record.
+
+use std::sync::Arc;
+
+use crate::conversation::ConversationKey;
+use crate::core::{Core, Turn};
+use crate::effects::{
+    After, DaemonView, DeadlineView, Downstream, Reply, TaskView, WaitsFor, Write,
+};
+use crate::fences::Guard;
+use crate::id::{DaemonId, RequestId, TaskId, TenantId, TenantScope};
+use crate::input::Actor;
+use crate::live::{Live, wall_of};
+use crate::record::{DrainMark, EventKind, Pause, State};
+use crate::reject::Rejection;
+use crate::roster::Daemon;
+use crate::time::{Moment, Now};
+use crate::timers::{Armed, Fact, TimerKey};
+
+impl Core {
+    /// Stops its next dispatch; what runs goes on.
+    pub(crate) fn pause_task(
+        &mut self,
+        request: RequestId,
+        tenant: &TenantId,
+        task: TaskId,
+        by: Actor,
+        reason: Arc<str>,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(mut live) = self.take(tenant, task) else {
+            return turn.refuse(request, Rejection::UnknownTask);
+        };
+        if live.record().paused.is_none() {
+            let pause = Pause {
+                by: by.name,
+                reason: Arc::clone(&reason),
+                since: turn.now.wall,
+            };
+            live.record_mut().paused = Some(pause);
+            self.queue.remove(task);
+            self.tell_queued(&mut live, &Fact::Paused, turn.now.at);
+            live.note(EventKind::Paused, Some(reason));
+        }
+        let record = self.keep(live, turn);
+        turn.reply(request, After::Task(task), Reply::Task(record));
+    }
+
+    pub(crate) fn unpause_task(
+        &mut self,
+        request: RequestId,
+        tenant: &TenantId,
+        task: TaskId,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(mut live) = self.take(tenant, task) else {
+            return turn.refuse(request, Rejection::UnknownTask);
+        };
+        if live.record_mut().paused.take().is_some() {
+            if self.scheduler.paused.is_none() {
+                self.tell_queued(&mut live, &Fact::Unpaused, turn.now.at);
+            }
+            if live.newest().state == State::Queued {
+                self.line_up(&live);
+            }
+            live.note(EventKind::Unpaused, None);
+        }
+        let record = self.keep(live, turn);
+        turn.reply(request, After::Task(task), Reply::Task(record));
+    }
+
+    /// Only the queue timer stands still while paused, and only a queued attempt has one.
+    fn tell_queued(&self, live: &mut Live, fact: &Fact, now: Moment) {
+        if live.newest().state == State::Queued {
+            let limits = Live::limits(&live.spec, &self.config);
+            live.timers.on_fact(fact, now, &limits);
+        }
+    }
+
+    pub(crate) fn is_paused(&self, live: &Live) -> bool {
+        self.scheduler.paused.is_some() || live.record().paused.is_some()
+    }
+
+    pub(crate) fn pause_scheduler(
+        &mut self,
+        request: RequestId,
+        by: Actor,
+        reason: Arc<str>,
+        turn: &mut Turn<'_>,
+    ) {
+        if self.scheduler.paused.is_none() {
+            self.scheduler.paused = Some(Pause {
+                by: by.name,
+                reason,
+                since: turn.now.wall,
+            });
+            self.store_scheduler(turn);
+            self.tell_all_queued(&Fact::Paused, turn.now.at);
+        }
+        turn.reply(request, After::Everything, Reply::Done);
+    }
+
+    pub(crate) fn unpause_scheduler(&mut self, request: RequestId, turn: &mut Turn<'_>) {
+        if self.scheduler.paused.take().is_some() {
+            self.store_scheduler(turn);
+            self.tell_all_queued(&Fact::Unpaused, turn.now.at);
+        }
+        turn.reply(request, After::Everything, Reply::Done);
+    }
+
+    fn store_scheduler(&mut self, turn: &mut Turn<'_>) {
+        self.scheduler.uptime_ms = self.uptime_ms(turn.now);
+        self.uptime_written = turn.now.at;
+        turn.write(Write::PutScheduler(self.scheduler.clone()));
+    }
+
+    fn tell_all_queued(&mut self, fact: &Fact, now: Moment) {
+        let mut ids: Vec<TaskId> = self.tasks.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let Some(mut live) = self.tasks.remove(&id) else {
+                continue;
+            };
+            if live.record().paused.is_none() {
+                self.tell_queued(&mut live, fact, now);
+            }
+            if let Some(at) = live.next_due() {
+                self.deadlines.arm(id, at);
+            }
+            self.tasks.insert(id, live);
+        }
+    }
+
+    pub(crate) fn drain(
+        &mut self,
+        request: RequestId,
+        scope: &TenantScope,
+        daemon: DaemonId,
+        by: Actor,
+        reason: Arc<str>,
+        turn: &mut Turn<'_>,
+    ) {
+        if !self.may_run(scope, daemon) {
+            return turn.refuse(request, Rejection::UnknownDaemon);
+        }
+        self.mark_drained(
+            daemon,
+            Some(DrainMark {
+                by: by.name,
+                reason,
+                since: turn.now.wall,
+            }),
+            turn,
+        );
+        if let Some(session) = self.roster.session_of(daemon) {
+            turn.tell(After::Everything, session, Downstream::Drain);
+        }
+        self.reply_daemon(request, daemon, turn);
+    }
+
+    pub(crate) fn undrain(
+        &mut self,
+        request: RequestId,
+        scope: &TenantScope,
+        daemon: DaemonId,
+        turn: &mut Turn<'_>,
+    ) {
+        if !self.may_run(scope, daemon) {
+            return turn.refuse(request, Rejection::UnknownDaemon);
+        }
+        self.mark_drained(daemon, None, turn);
+        self.reply_daemon(request, daemon, turn);
+    }
+
+    /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
+    fn may_run(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
+        let record = self.daemons.get(&daemon);
+        record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
+    }
+
+    fn mark_drained(&mut self, daemon: DaemonId, mark: Option<DrainMark>, turn: &mut Turn<'_>) {
+        let Some(record) = self.daemons.get_mut(&daemon) else {
+            return;
+        };
+        if record.drained.is_some() == mark.is_some() {
+            return;
+        }
+        self.roster.set_drained(daemon, mark.is_some(), turn.now.at);
+        Arc::make_mut(record).drained = mark;
+        turn.write(Write::PutDaemon(Arc::clone(record)));
+    }
+
+    fn reply_daemon(&mut self, request: RequestId, daemon: DaemonId, turn: &mut Turn<'_>) {
+        match self.daemon_view(daemon, turn.now.at) {
+            Some(view) => turn.reply(request, After::Everything, Reply::Daemon(Box::new(view))),
+            None => turn.refuse(request, Rejection::UnknownDaemon),
+        }
+    }
+
+    /// A tenant sees the daemons that work for it.
+    pub(crate) fn list_daemons(
+        &self,
+        request: RequestId,
+        scope: &TenantScope,
+        turn: &mut Turn<'_>,
+    ) {
+        let seen = self.daemons.values().filter(|record| match scope {
+            TenantScope::All => true,
+            TenantScope::One(tenant) => record.scope.covers(tenant),
+        });
+        let views = seen
+            .filter_map(|record| self.daemon_view(record.daemon, turn.now.at))
+            .collect();
+        turn.reply(request, After::Everything, Reply::Daemons(views));
+    }
+
+    fn daemon_view(&self, daemon: DaemonId, now: Moment) -> Option<DaemonView> {
+        let record = Arc::clone(self.daemons.get(&daemon)?);
+        let live: &Daemon = self.roster.get(daemon)?;
+        Some(DaemonView {
+            record,
+            connected: live.presence.session().is_some(),
+            draining: live.draining || live.drained,
+            sick: live.is_sick(now),
+            free_slots: live.free_slots(),
+            held: live.held.iter().copied().collect(),
+        })
+    }
+
+    pub(crate) fn inspect(
+        &self,
+        request: RequestId,
+        tenant: &TenantId,
+        task: TaskId,
+        turn: &mut Turn<'_>,
+    ) {
+        let live = self
+            .tasks
+            .get(&task)
+            .filter(|live| live.record().tenant == *tenant);
+        let Some(live) = live else {
+            return turn.refuse(request, Rejection::UnknownTask);
+        };
+        let view = TaskView {
+            record: live.shared(),
+            spec: Arc::clone(&live.spec),
+            deadlines: live
+                .timers
+                .armed()
+                .map(|armed| deadline_view(armed, turn.now))
+                .collect(),
+            waits_for: self.waits_for(live, turn.now.at),
+        };
+        turn.reply(request, After::Task(task), Reply::Inspected(Box::new(view)));
+    }
+
+    fn waits_for(&self, live: &Live, now: Moment) -> Option<WaitsFor> {
+        if live.record().attention.is_some() {
+            return Some(WaitsFor::Person);
+        }
+        if live.retry_at.is_some() {
+            return Some(WaitsFor::Backoff);
+        }
+        if live.newest().state != State::Queued {
+            return None;
+        }
+        if self.is_paused(live) {
+            return Some(WaitsFor::Pause);
+        }
+        let key = ConversationKey::of(&live.spec);
+        match self.fences.may_lease(live.id(), key.as_ref(), now) {
+            Err(fence) if fence.guard == Guard::Leased => Some(WaitsFor::Conversation),
+            Err(_) => Some(WaitsFor::Fence),
+            Ok(()) => Some(WaitsFor::Daemon),
+        }
+    }
+}
+
+fn deadline_view(armed: Armed, now: Now) -> DeadlineView {
+    let (key, remaining_ms, at) = match armed {
+        Armed::Running { key, limit_at, .. } => {
+            (key, limit_at.since(now.at), Some(wall_of(limit_at, now)))
+        }
+        Armed::Paused { key, left_ms, .. } => (key, left_ms, None),
+    };
+    let timer = key.kind();
+    let (tool, input) = match key {
+        TimerKey::ToolIdle(tool) => (Some(tool), None),
+        TimerKey::UserInput(input) => (None, Some(input)),
+        TimerKey::Queue
+        | TimerKey::Accept
+        | TimerKey::ProcessStart
+        | TimerKey::PromptWrite
+        | TimerKey::FirstEvent
+        | TimerKey::FirstVisibleEvent
+        | TimerKey::StreamIdle
+        | TimerKey::CleanupTerm
+        | TimerKey::Total
+        | TimerKey::Lease => (None, None),
+    };
+    DeadlineView {
+        timer,
+        tool,
+        input,
+        remaining_ms,
+        at,
+    }
+}

@@ -1,0 +1,178 @@
+//! Boot: the state is built from what is durable, by the same rules as always.
+//!
+//! The relay does not know how long it was away, so leases and fences are armed in full; but what a hard deadline had
+//! used up before counts for ever.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::conversation::Affinity;
+use crate::core::{Core, Recovered, Turn};
+use crate::effects::{Effects, Write};
+use crate::fences::Fences;
+use crate::live::Live;
+use crate::queue::Queue;
+use crate::record::{AttemptRecord, Budget, InputState, State, TaskRecord, TimerKind};
+use crate::roster::Roster;
+use crate::spec::TaskSpec;
+use crate::time::{Mint, Now};
+use crate::timers::{Deadlines, Fact, Stored, TimerKey, TimerSet};
+
+impl Core {
+    /// Builds the state from what is durable. The effects are the first of this run.
+    pub fn recover(
+        recovered: Recovered,
+        config: Config,
+        now: Now,
+        mint: &mut dyn Mint,
+    ) -> (Core, Effects) {
+        let mut core = Core::empty(config, &recovered, now);
+        let mut turn = Turn {
+            now,
+            mint,
+            fx: Effects::default(),
+        };
+        for record in recovered.daemons {
+            core.roster.know(&record);
+            core.daemons.insert(record.daemon, record);
+        }
+        for fence in &recovered.fences {
+            core.fences.restore(fence, now.at);
+        }
+        for (tenant, key, record) in recovered.idempotency {
+            core.keys.insert((tenant, key), record);
+        }
+        let mut tasks = recovered.tasks;
+        // Ids rise with time: first come, first served holds over a restart.
+        tasks.sort_by_key(|(_, record)| record.task);
+        for (spec, record) in tasks {
+            core.restore(spec, record, &mut turn);
+        }
+        turn.write(Write::PutScheduler(core.scheduler.clone()));
+        (core, turn.fx)
+    }
+
+    fn empty(config: Config, recovered: &Recovered, now: Now) -> Core {
+        Core {
+            tasks: HashMap::new(),
+            attempts: HashMap::new(),
+            keys: BTreeMap::new(),
+            open: BTreeMap::new(),
+            queue: Queue::default(),
+            roster: Roster::new(&config),
+            fences: Fences::default(),
+            affinity: Affinity::default(),
+            deadlines: Deadlines::default(),
+            daemons: BTreeMap::new(),
+            scheduler: recovered.scheduler.clone(),
+            started: now.at,
+            earlier_ms: recovered.scheduler.uptime_ms,
+            uptime_written: now.at,
+            last: now.at,
+            config,
+        }
+    }
+
+    fn restore(&mut self, spec: Arc<TaskSpec>, mut record: Arc<TaskRecord>, turn: &mut Turn<'_>) {
+        if let Some(lease) = Arc::make_mut(&mut record)
+            .attempts
+            .last_mut()
+            .and_then(|a| a.lease.as_mut())
+        {
+            // Whether LeaseConfirmed left before the crash is unknown, so a process may exist.
+            lease.confirmed = true;
+        }
+        let Some(newest) = record.newest() else {
+            return;
+        };
+        let timers = self.restore_timers(newest, &spec, &record, turn.now);
+        let mut live = Box::new(Live::new(spec, record, timers));
+        *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
+        live.retry_at = live
+            .record()
+            .retry
+            .as_ref()
+            .map(|retry| turn.now.at + retry.remaining_ms);
+        if live.is_newest_leased() {
+            self.restore_lease(&mut live, turn);
+        } else if live.newest().state == State::Queued {
+            self.line_up(&live);
+        }
+        self.keep(live, turn);
+    }
+
+    fn restore_lease(&mut self, live: &mut Live, turn: &Turn<'_>) {
+        let Some(holder) = live.newest().holder.clone() else {
+            return;
+        };
+        let attempt = live.newest().id;
+        self.attempts.insert(attempt, live.id());
+        self.roster.hold(holder.daemon, attempt, turn.now.at);
+        self.guard(live, &holder);
+        live.confirmed_at = Some(turn.now.at);
+    }
+
+    fn restore_timers(
+        &self,
+        newest: &AttemptRecord,
+        spec: &TaskSpec,
+        record: &TaskRecord,
+        now: Now,
+    ) -> TimerSet {
+        let limits = Live::limits(spec, &self.config);
+        let budgets = up_to_date(newest, self.earlier_ms);
+        let stored = Stored {
+            budgets: &budgets,
+            reached: newest.reached,
+            tools: newest
+                .tools
+                .iter()
+                .map(|tool| Arc::clone(&tool.id))
+                .collect(),
+            inputs: open_inputs(newest),
+            cleaning: matches!(newest.state, State::CleaningUp { .. }),
+            paused: self.scheduler.paused.is_some() || record.paused.is_some(),
+            lease_ms: newest
+                .lease
+                .as_ref()
+                .map_or(spec.lease_ttl_ms, |lease| lease.granted_ms),
+            floor_ms: self.config.accept_ms,
+        };
+        let mut timers = TimerSet::restore(&stored, now.at, &limits);
+        // A record without the timer that its state needs gets it in full: nothing may wait for ever.
+        if newest.state.is_leased() && !timers.is_armed(&TimerKey::Lease) {
+            timers.on_fact(&Fact::LeaseConfirmed, now.at, &limits);
+        }
+        if newest.state == State::Queued && !timers.is_armed(&TimerKey::Queue) {
+            timers.on_fact(&Fact::Queued, now.at, &limits);
+        }
+        timers
+    }
+}
+
+fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::id::InputId> {
+    let open = attempt
+        .inputs
+        .iter()
+        .filter(|i| matches!(i.state, InputState::Open | InputState::Answered(_)));
+    open.map(|input| input.id).collect()
+}
+
+/// Adds the time that the relay ran after the budgets were written. Only hard deadlines: the others start over or are
+/// given a floor.
+fn up_to_date(attempt: &AttemptRecord, uptime_ms: u64) -> Vec<Budget> {
+    let ran_ms = uptime_ms.saturating_sub(attempt.budgets_at_ms);
+    let add = |budget: &Budget| {
+        let hard = matches!(
+            budget.timer,
+            TimerKind::Total | TimerKind::Queue | TimerKind::UserInput
+        );
+        let ran_ms = if hard && !budget.paused { ran_ms } else { 0 };
+        Budget {
+            consumed_ms: budget.consumed_ms.saturating_add(ran_ms),
+            ..budget.clone()
+        }
+    };
+    attempt.budgets.iter().map(add).collect()
+}

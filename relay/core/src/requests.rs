@@ -1,0 +1,241 @@
+//! What people ask of a task: cancel, retry, answer. Each is one write and one reply, and safe to ask twice.
+
+use std::sync::Arc;
+
+use crate::attempt::{Event, Outcome};
+use crate::core::{Core, Turn};
+use crate::effects::{After, Downstream, Reply};
+use crate::id::{AttemptId, InputId, RequestId, TaskId, TenantId};
+use crate::input::{Actor, Finished};
+use crate::live::Live;
+use crate::record::{Answer, CancelRecord, EventKind, InputRecord, InputState, State, TaskState};
+use crate::reject::Rejection;
+use crate::timers::TimerSet;
+
+impl Core {
+    /// Requested here; delivered and confirmed are the holder's words. A finished task answers unchanged.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the request's own fields, unpacked once"
+    )]
+    pub(crate) fn cancel(
+        &mut self,
+        request: RequestId,
+        tenant: &TenantId,
+        task: TaskId,
+        by: Actor,
+        reason: Option<Arc<str>>,
+        finished: Option<Finished>,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(mut live) = self.take(tenant, task) else {
+            return match finished.filter(|finished| finished.record.tenant == *tenant) {
+                Some(finished) => {
+                    turn.reply(request, After::Task(task), Reply::Task(finished.record))
+                }
+                None => turn.refuse(request, Rejection::UnknownTask),
+            };
+        };
+        if live.record().cancel.is_none() {
+            self.begin_cancel(&mut live, by, reason, turn);
+        }
+        self.keep_and_reply(live, request, turn);
+    }
+
+    fn begin_cancel(
+        &mut self,
+        live: &mut Live,
+        by: Actor,
+        reason: Option<Arc<str>>,
+        turn: &mut Turn<'_>,
+    ) {
+        let operator = by.operator;
+        let open = live.newest().state.end().is_none();
+        let attempt = open.then(|| live.newest().id);
+        let record = live.record_mut();
+        record.cancel = Some(CancelRecord {
+            by: by.name,
+            operator,
+            reason: reason.clone(),
+            attempt,
+            requested: turn.now.wall,
+            delivered: None,
+            confirmed: None,
+        });
+        (record.retry, record.attention) = (None, None);
+        live.retry_at = None;
+        live.note(EventKind::CancelRequested, reason);
+        let replaces = matches!(live.newest().state, State::CleaningUp { pending: Some(_) });
+        self.queue.remove(live.id());
+        self.apply(live, Event::CancelAsked { operator }, None, turn);
+        if replaces {
+            // It is being ended for another reason already; the holder learns that a person wants it, too.
+            self.tell_cancel(live, turn);
+        }
+    }
+
+    fn keep_and_reply(&mut self, live: Box<Live>, request: RequestId, turn: &mut Turn<'_>) {
+        let task = live.id();
+        let record = self.keep(live, turn);
+        turn.reply(request, After::Task(task), Reply::Task(record));
+    }
+
+    /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the request's own fields, unpacked once"
+    )]
+    pub(crate) fn retry(
+        &mut self,
+        request: RequestId,
+        tenant: &TenantId,
+        task: TaskId,
+        by: Actor,
+        reason: Option<Arc<str>>,
+        finished: Option<Finished>,
+        turn: &mut Turn<'_>,
+    ) {
+        let live = self.take(tenant, task);
+        let known = finished.filter(|finished| finished.record.tenant == *tenant);
+        let Some(mut live) = live.or_else(|| known.map(|finished| Box::new(reopen(finished))))
+        else {
+            return turn.refuse(request, Rejection::UnknownTask);
+        };
+        if let Err(code) = self.check_retry(&live) {
+            if !live.is_reopened() {
+                self.keep(live, turn);
+            }
+            return turn.refuse(request, code);
+        }
+        if live.is_reopened() {
+            *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
+            if let Some(key) = &live.spec.idempotency_key {
+                // The store still knows the key; the core looks for live tasks there only.
+                self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
+            }
+        }
+        let record = live.record_mut();
+        record.counters.daemons_lost.clear();
+        record.counters.last_failure = None;
+        record.retry_stop = None;
+        let message = reason.unwrap_or(by.name);
+        live.note(EventKind::RetryAsked, Some(message));
+        let successor = AttemptId(turn.mint.id());
+        if matches!(live.newest().state, State::Parked(_)) {
+            self.apply(&mut live, Event::HandOff { successor }, None, turn);
+        }
+        self.add_attempt_as(successor, &mut live, true, turn);
+        self.keep_and_reply(live, request, turn);
+    }
+
+    fn check_retry(&self, live: &Live) -> Result<(), Rejection> {
+        if live.record().counters.dispatches >= self.config.max_dispatches {
+            return Err(Rejection::DispatchLimit);
+        }
+        if live.is_reopened() && self.tasks.len() >= self.config.max_open {
+            return Err(Rejection::QueueFull);
+        }
+        match live.record().state {
+            TaskState::Failed
+            | TaskState::TimedOut
+            | TaskState::Lost
+            | TaskState::NeedsAttention => Ok(()),
+            TaskState::Pending if live.record().retry.is_some() => Ok(()),
+            TaskState::Pending | TaskState::Queued | TaskState::Running
+                if live.record().cancel.is_some() =>
+            {
+                Err(Rejection::BeingCanceled)
+            }
+            TaskState::Pending | TaskState::Queued | TaskState::Running => {
+                Err(Rejection::NotFinished)
+            }
+            TaskState::Completed | TaskState::Canceled => Err(Rejection::AlreadyFinished),
+        }
+    }
+
+    /// Stored once, then sent until the daemon says that it has it.
+    pub(crate) fn answer(
+        &mut self,
+        request: RequestId,
+        tenant: &TenantId,
+        task: TaskId,
+        input: InputId,
+        answer: Answer,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(mut live) = self.take(tenant, task) else {
+            return turn.refuse(request, Rejection::UnknownTask);
+        };
+        // An input of an earlier attempt is history: it must never reach the next one.
+        let known = live
+            .record()
+            .attempts
+            .iter()
+            .flat_map(|attempt| &attempt.inputs)
+            .any(|known| known.id == input);
+        let outcome = self.apply(&mut live, Event::Answered(input, answer), None, turn);
+        match outcome {
+            Outcome::Applied => {
+                self.send_answer(&live, input, turn);
+                self.keep_and_reply(live, request, turn);
+            }
+            Outcome::Ignored => self.keep_and_reply(live, request, turn),
+            Outcome::Refused(code) => {
+                self.keep(live, turn);
+                let code = if known || code == Rejection::AnswerConflict {
+                    code
+                } else {
+                    Rejection::UnknownInput
+                };
+                let code = if known && code == Rejection::UnknownInput {
+                    Rejection::InputClosed
+                } else {
+                    code
+                };
+                turn.refuse(request, code);
+            }
+            Outcome::Regressed | Outcome::Late => {
+                self.keep(live, turn);
+                turn.refuse(request, Rejection::InputClosed);
+            }
+        }
+    }
+
+    pub(crate) fn send_answer(&self, live: &Live, input: InputId, turn: &mut Turn<'_>) {
+        let Some(session) = self.session_of(live) else {
+            return;
+        };
+        let Some(input) = live.newest().inputs.iter().find(|known| known.id == input) else {
+            return;
+        };
+        if let InputState::Answered(answer) = &input.state {
+            turn.tell(
+                After::Task(live.id()),
+                session,
+                self.answer_message(live, input, answer),
+            );
+        }
+    }
+
+    pub(crate) fn answer_message(
+        &self,
+        live: &Live,
+        input: &InputRecord,
+        answer: &Answer,
+    ) -> Downstream {
+        Downstream::Answer {
+            to: self.attempt_ref(live),
+            input: input.id,
+            kind: input.kind,
+            approved: answer.approved,
+            payload: Arc::clone(&answer.payload),
+            by: Arc::clone(&answer.by),
+        }
+    }
+}
+
+fn reopen(finished: Finished) -> Live {
+    let mut live = Live::new(finished.spec, finished.record, TimerSet::default());
+    live.reopen();
+    live
+}

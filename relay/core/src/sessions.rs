@@ -1,0 +1,297 @@
+//! A daemon's stream: Hello and the settlement of every attempt that either side knows of.
+//!
+//! Listed and leased: it goes on. Listed and over: its end is still wanted, or it is killed. Leased and not listed:
+//! it is lost. A changed boot id proves that everything of before is dead.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::attempt::Event;
+use crate::core::{Core, Turn};
+use crate::effects::{After, CloseReason, Downstream, Send, Settlement, Verdict, Write};
+use crate::fences::Guard;
+use crate::frame::{From, check_owner};
+use crate::id::{AttemptId, SessionId, TaskId};
+use crate::input::{ActiveAttempt, ActiveState, Finished, Hello};
+use crate::live::Live;
+use crate::placement;
+use crate::record::{DaemonRecord, InputState, State};
+use crate::reject::Rejection;
+use crate::roster::Opened;
+use crate::timers::{Fact, TimerKey, TimerSet};
+
+impl Core {
+    pub(crate) fn session_opened(
+        &mut self,
+        session: SessionId,
+        mut hello: Hello,
+        turn: &mut Turn<'_>,
+    ) {
+        let daemon = hello.daemon;
+        let active = std::mem::take(&mut hello.active);
+        let greeting = self
+            .roster
+            .hello(session, &hello, self.config.heartbeat_ms, turn.now.at);
+        match greeting.opened {
+            Opened::First => {}
+            Opened::Replaced(old) => close(old, CloseReason::Replaced, turn),
+            Opened::Superseded(old) => close(old, CloseReason::Superseded, turn),
+        }
+        self.remember_daemon(&hello, turn);
+        self.machine_booted(&hello, &active, turn);
+        let listed: BTreeSet<AttemptId> = active.iter().map(|active| active.re.attempt).collect();
+        let mut going_on = Vec::new();
+        let settlements = active.into_iter().map(|active| {
+            let (attempt, task) = (active.re.attempt, active.re.task);
+            let verdict = self.settle(session, &hello, active, turn);
+            going_on.extend(matches!(verdict, Verdict::Keep { .. }).then_some(task));
+            Settlement { attempt, verdict }
+        });
+        let settlements = settlements.collect();
+        let held = self
+            .roster
+            .get(daemon)
+            .map(|daemon| daemon.held.clone())
+            .unwrap_or_default();
+        for attempt in held.difference(&listed) {
+            self.apply_to_attempt(*attempt, Event::Missing, turn);
+        }
+        let heartbeat_ms = self.heartbeat_of(daemon);
+        turn.tell(
+            After::Everything,
+            session,
+            Downstream::Welcome {
+                heartbeat_ms,
+                settlements,
+            },
+        );
+        for task in going_on {
+            self.say_again(task, session, turn);
+        }
+    }
+
+    /// Applies an event to a leased attempt, wherever it is.
+    pub(crate) fn apply_to_attempt(
+        &mut self,
+        attempt: AttemptId,
+        event: Event,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(task) = self.attempts.get(&attempt).copied() else {
+            return;
+        };
+        let Some(mut live) = self.tasks.remove(&task) else {
+            return;
+        };
+        if live.newest().id == attempt {
+            self.apply(&mut live, event, None, turn);
+        }
+        self.keep(live, turn);
+    }
+
+    pub(crate) fn delivery_failed(
+        &mut self,
+        session: SessionId,
+        attempt: AttemptId,
+        turn: &mut Turn<'_>,
+    ) {
+        let holder = self.roster.holder_of(attempt);
+        let current = self.roster.daemon_of(session);
+        // A session that was replaced meanwhile has been settled by Hello.
+        if holder.is_some() && (current.is_none() || current == holder) {
+            self.apply_to_attempt(attempt, Event::DeliveryFailed, turn);
+        }
+    }
+
+    /// The shortest lease that it holds sets the pace.
+    pub(crate) fn heartbeat_of(&self, daemon: crate::id::DaemonId) -> u64 {
+        let held = self
+            .roster
+            .get(daemon)
+            .into_iter()
+            .flat_map(|daemon| &daemon.held);
+        let tasks = held.filter_map(|attempt| self.tasks.get(self.attempts.get(attempt)?));
+        let shortest = tasks.map(|live| live.spec.lease_ttl_ms).min();
+        shortest.map_or(self.config.heartbeat_ms, |ttl| {
+            self.config.heartbeat_for(ttl)
+        })
+    }
+
+    fn remember_daemon(&mut self, hello: &Hello, turn: &mut Turn<'_>) {
+        let known = self.daemons.get(&hello.daemon);
+        let record = Arc::new(DaemonRecord {
+            daemon: hello.daemon,
+            scope: hello.scope.clone(),
+            token: hello.token,
+            name: hello.name.clone(),
+            version: hello.version.clone(),
+            boot_id: hello.boot_id.clone(),
+            slots: hello.slots,
+            labels: hello.labels.clone(),
+            capabilities: hello.capabilities.clone(),
+            agents: hello.agents.clone(),
+            drained: known.and_then(|known| known.drained.clone()),
+            first_seen: known.map_or(turn.now.wall, |known| known.first_seen),
+            last_seen: turn.now.wall,
+        });
+        self.daemons.insert(hello.daemon, Arc::clone(&record));
+        turn.write(Write::PutDaemon(record));
+    }
+
+    /// Whatever was leased to this machine under another boot is dead; a result that it had on disk still counts.
+    fn machine_booted(&mut self, hello: &Hello, active: &[ActiveAttempt], turn: &mut Turn<'_>) {
+        let finished = |attempt: AttemptId| {
+            active
+                .iter()
+                .any(|a| a.re.attempt == attempt && a.state == ActiveState::Finished)
+        };
+        for fence in self.fences.booted(hello.daemon, &hello.boot_id) {
+            match fence.guard {
+                Guard::Until(_) => self.fence_fell(&fence, turn),
+                Guard::Leased if finished(fence.attempt) => self.fences.raise(fence),
+                Guard::Leased => {
+                    self.apply_to_attempt(fence.attempt, Event::Rebooted, turn);
+                    placement::fence_fell(&mut self.queue, &fence);
+                }
+            }
+        }
+    }
+
+    fn settle(
+        &mut self,
+        session: SessionId,
+        hello: &Hello,
+        active: ActiveAttempt,
+        turn: &mut Turn<'_>,
+    ) -> Verdict {
+        let re = active.re;
+        if re.incarnation != self.config.incarnation {
+            return Verdict::Kill {
+                code: Rejection::StaleIncarnation,
+            };
+        }
+        let from = From {
+            session,
+            daemon: hello.daemon,
+            re,
+            control_seq: 0,
+        };
+        if let Some(mut live) = self.tasks.remove(&re.task) {
+            let verdict = match check_owner(&live, from, active.proof.as_ref(), turn) {
+                Ok(()) => self.settle_live(&mut live, hello, &active, turn),
+                Err(code) => Verdict::Kill { code },
+            };
+            self.keep(live, turn);
+            return verdict;
+        }
+        match active.finished.clone() {
+            Some(Finished { record, spec }) => {
+                let live = Live::new(spec, record, TimerSet::default());
+                match check_owner(&live, from, active.proof.as_ref(), turn) {
+                    Ok(()) => settle_ended(&live, &active),
+                    Err(code) => Verdict::Kill { code },
+                }
+            }
+            None => Verdict::Kill {
+                code: Rejection::UnknownAttempt,
+            },
+        }
+    }
+
+    fn settle_live(
+        &mut self,
+        live: &mut Live,
+        hello: &Hello,
+        active: &ActiveAttempt,
+        turn: &mut Turn<'_>,
+    ) -> Verdict {
+        let current =
+            |live: &Live| live.newest().id == active.re.attempt && live.is_newest_leased();
+        if current(live) && live.lease_ends().is_some_and(|ends| ends <= turn.now.at) {
+            self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
+        }
+        if !current(live) {
+            return settle_ended(live, active);
+        }
+        if live
+            .newest()
+            .holder
+            .as_ref()
+            .is_some_and(|holder| holder.instance != hello.instance)
+            && let Some(holder) = &mut live.newest_mut().holder
+        {
+            holder.instance = hello.instance;
+        }
+        match active.state {
+            ActiveState::Running => self.go_on(live, turn),
+            ActiveState::Finished => {
+                self.renew_from_now(live, turn);
+                Verdict::Adopt {
+                    acked: live.written_seq,
+                }
+            }
+            ActiveState::Unreachable => Verdict::Keep {
+                acked: live.written_seq,
+                granted_ms: None,
+            },
+        }
+    }
+
+    fn go_on(&mut self, live: &mut Live, turn: &mut Turn<'_>) -> Verdict {
+        if live.newest().state == State::Offered {
+            self.apply(live, Event::Kept, None, turn);
+        }
+        live.confirmed_at = Some(turn.now.at);
+        self.renew_from_now(live, turn);
+        let granted_ms = Some(live.spec.lease_ttl_ms);
+        Verdict::Keep {
+            acked: live.written_seq,
+            granted_ms,
+        }
+    }
+
+    fn renew_from_now(&self, live: &mut Live, turn: &Turn<'_>) {
+        let until = turn.now.at + live.spec.lease_ttl_ms;
+        live.renew(until, &self.config, turn.now.at);
+    }
+
+    /// What the daemon may have missed: that it should stop, and answers that it has not confirmed.
+    fn say_again(&mut self, task: TaskId, session: SessionId, turn: &mut Turn<'_>) {
+        let Some(mut live) = self.tasks.remove(&task) else {
+            return;
+        };
+        if matches!(live.newest().state, State::CleaningUp { pending: Some(_) }) {
+            let limits = Live::limits(&live.spec, &self.config);
+            live.timers.on_fact(&Fact::CancelSent, turn.now.at, &limits);
+            self.tell_cancel(&live, turn);
+        }
+        for input in &live.newest().inputs {
+            if let InputState::Answered(answer) = &input.state {
+                let message = self.answer_message(&live, input, answer);
+                turn.tell(After::Task(task), session, message);
+            }
+        }
+        self.keep(live, turn);
+    }
+}
+
+/// Its end is wanted if it has one to tell: adopted, or kept as evidence. What still runs is killed.
+fn settle_ended(live: &Live, active: &ActiveAttempt) -> Verdict {
+    let attempt = live.record().attempt(active.re.attempt);
+    let acked = attempt.map_or(0, |attempt| attempt.control_seq);
+    match active.state {
+        ActiveState::Finished => Verdict::Adopt { acked },
+        ActiveState::Running | ActiveState::Unreachable if live.record().state.is_terminal() => {
+            Verdict::Kill {
+                code: Rejection::TaskTerminal,
+            }
+        }
+        ActiveState::Running | ActiveState::Unreachable => Verdict::Kill {
+            code: Rejection::StaleAttempt,
+        },
+    }
+}
+
+fn close(session: SessionId, reason: CloseReason, turn: &mut Turn<'_>) {
+    turn.send(After::Nothing, Send::CloseSession { session, reason });
+}

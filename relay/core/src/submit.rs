@@ -1,0 +1,219 @@
+//! Submit: one task per idempotency key, within the bounds, or refused before anything is written.
+
+use std::sync::Arc;
+
+use crate::core::{Core, Turn};
+use crate::effects::{After, Reply, Write};
+use crate::id::{AttemptId, TaskId};
+use crate::input::{Prior, Submit};
+use crate::live::Live;
+use crate::record::{
+    AttemptRecord, Counters, EventKind, IdempotencyRecord, TaskRecord, TaskState, Timeline,
+    TraceIds,
+};
+use crate::reject::Rejection;
+use crate::spec::{DispatchPolicy, TaskSpec};
+use crate::time::{Mint, Wall};
+use crate::timers::{Fact, TimerSet};
+
+impl Core {
+    pub(crate) fn submit(&mut self, submit: Submit, turn: &mut Turn<'_>) {
+        if let Some(prior) = self.prior(&submit) {
+            return self.submit_again(&submit, &prior, turn);
+        }
+        if let Err(code) = self.admit(&submit.spec, turn) {
+            return turn.refuse(submit.request, code);
+        }
+        let spec = Arc::clone(&submit.spec);
+        turn.write(Write::PutSpec {
+            task: submit.task,
+            spec: Arc::clone(&spec),
+        });
+        if let Some(key) = &spec.idempotency_key {
+            let record = IdempotencyRecord {
+                task: submit.task,
+                digest: submit.digest,
+            };
+            self.keys
+                .insert((spec.tenant.clone(), key.clone()), record.clone());
+            turn.write(Write::PutIdempotency {
+                tenant: spec.tenant.clone(),
+                key: key.clone(),
+                record,
+            });
+        }
+        *self.open.entry(spec.tenant.clone()).or_default() += 1;
+        let record = new_record(submit.task, &spec, turn.now.wall, turn.mint);
+        let mut live = Box::new(Live::new(spec, Arc::new(record), TimerSet::default()));
+        live.note(EventKind::Submitted, None);
+        self.add_attempt(&mut live, false, turn);
+        let record = self.keep(live, turn);
+        turn.reply(
+            submit.request,
+            After::Task(submit.task),
+            Reply::Submitted {
+                record,
+                created: true,
+            },
+        );
+    }
+
+    /// What is known of this key: live tasks are ours to know, finished ones the store's.
+    fn prior(&self, submit: &Submit) -> Option<Prior> {
+        let key = submit.spec.idempotency_key.as_ref()?;
+        if let Some(known) = self.keys.get(&(submit.spec.tenant.clone(), key.clone())) {
+            return Some(Prior {
+                task: known.task,
+                digest: known.digest,
+                finished: None,
+            });
+        }
+        let prior = submit.prior.as_ref()?;
+        Some(Prior {
+            task: prior.task,
+            digest: prior.digest,
+            finished: prior.finished.clone(),
+        })
+    }
+
+    fn submit_again(&self, submit: &Submit, prior: &Prior, turn: &mut Turn<'_>) {
+        if prior.digest != submit.digest {
+            return turn.refuse(submit.request, Rejection::IdempotencyConflict);
+        }
+        let live = self.tasks.get(&prior.task).map(|live| live.shared());
+        match live.or_else(|| prior.finished.clone()) {
+            Some(record) => {
+                turn.reply(
+                    submit.request,
+                    After::Task(prior.task),
+                    Reply::Submitted {
+                        record,
+                        created: false,
+                    },
+                );
+            }
+            None => turn.refuse(submit.request, Rejection::UnknownTask),
+        }
+    }
+
+    fn admit(&self, spec: &TaskSpec, turn: &Turn<'_>) -> Result<(), Rejection> {
+        if self.tasks.len() >= self.config.max_open {
+            return Err(Rejection::QueueFull);
+        }
+        if self.open.get(&spec.tenant).copied().unwrap_or(0) >= self.config.max_open_per_tenant {
+            return Err(Rejection::TenantQueueFull);
+        }
+        match spec.dispatch_policy {
+            DispatchPolicy::Queue => Ok(()),
+            DispatchPolicy::FailFast if self.could_place(spec, turn.now.at) => Ok(()),
+            DispatchPolicy::FailFast => Err(Rejection::NoDaemon),
+        }
+    }
+
+    pub(crate) fn add_attempt(&mut self, live: &mut Live, asked: bool, turn: &mut Turn<'_>) {
+        let id = AttemptId(turn.mint.id());
+        self.add_attempt_as(id, live, asked, turn);
+    }
+
+    /// Attempt N+1, queued. The one place that makes attempts; the id is new, which is what fences the old one.
+    pub(crate) fn add_attempt_as(
+        &mut self,
+        id: AttemptId,
+        live: &mut Live,
+        asked: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        let previous = live
+            .record()
+            .newest()
+            .map(|newest| (newest.id, newest.number));
+        let number = previous.map_or(1, |(_, number)| number + 1);
+        let mut attempt = AttemptRecord::queued(id, number, span_id(turn.mint.id()), turn.now.wall);
+        attempt.previous = previous.map(|(id, _)| id);
+        attempt.asked = asked;
+        let record = live.record_mut();
+        if let Some(last) = record.attempts.last_mut() {
+            last.successor = Some(id);
+        }
+        record.attempts.push(attempt);
+        record.retry = None;
+        record.attention = None;
+        live.retry_at = None;
+        live.written_seq = 0;
+        live.timers = TimerSet::default();
+        let limits = Live::limits(&live.spec, &self.config);
+        live.timers.on_fact(&Fact::Queued, turn.now.at, &limits);
+        if self.is_paused(live) {
+            live.timers.on_fact(&Fact::Paused, turn.now.at, &limits);
+        }
+        live.note(EventKind::Queued, None);
+        self.line_up(live);
+    }
+}
+
+fn new_record(task: TaskId, spec: &TaskSpec, now: Wall, mint: &mut dyn Mint) -> TaskRecord {
+    TaskRecord {
+        tenant: spec.tenant.clone(),
+        task,
+        revision: 0,
+        state: TaskState::Pending,
+        created: now,
+        updated: now,
+        ended: None,
+        attempts: Vec::with_capacity(1),
+        cancel: None,
+        attention: None,
+        retry: None,
+        counters: Counters::default(),
+        paused: None,
+        retry_stop: None,
+        timeline: Timeline::default(),
+        trace: trace_ids(spec, mint),
+    }
+}
+
+/// The caller's trace goes on; without one a trace begins here.
+fn trace_ids(spec: &TaskSpec, mint: &mut dyn Mint) -> TraceIds {
+    let root_span = span_id(mint.id());
+    match spec.traceparent.as_deref().and_then(parse_traceparent) {
+        Some((trace_id, parent, sampled)) => TraceIds {
+            trace_id,
+            root_span,
+            parent_span: Some(parent),
+            sampled,
+        },
+        None => TraceIds {
+            trace_id: *mint.id().as_bytes(),
+            root_span,
+            parent_span: None,
+            sampled: true,
+        },
+    }
+}
+
+/// The second half of a fresh id: that is where its randomness is.
+fn span_id(id: uuid::Uuid) -> [u8; 8] {
+    (id.as_u64_pair().1 | 1).to_be_bytes()
+}
+
+/// `00-<32 hex>-<16 hex>-<2 hex>`; anything else, and all-zero ids, count as absent.
+fn parse_traceparent(text: &str) -> Option<([u8; 16], [u8; 8], bool)> {
+    let mut parts = text.split('-');
+    let (version, trace, span, flags) =
+        (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let shaped = version == "00" && parts.next().is_none() && flags.len() == 2;
+    let lower = |part: &str, len| {
+        part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    if !shaped || !lower(trace, 32) || !lower(span, 16) || !lower(flags, 2) {
+        return None;
+    }
+    let trace_id = u128::from_str_radix(trace, 16).ok().filter(|id| *id != 0)?;
+    let span_id = u64::from_str_radix(span, 16).ok().filter(|id| *id != 0)?;
+    let flags = u8::from_str_radix(flags, 16).ok()?;
+    Some((
+        trace_id.to_be_bytes(),
+        span_id.to_be_bytes(),
+        flags & 1 == 1,
+    ))
+}

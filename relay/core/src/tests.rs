@@ -1,0 +1,16 @@
+//! Whole histories against the core with a fake clock: what a client, a daemon and time do, and what must follow.
+
+mod world;
+
+mod boot;
+mod cancel;
+mod deadlines;
+mod fencing;
+mod inputs;
+mod late;
+mod leases;
+mod life;
+mod losses;
+mod placing;
+mod settlement;
+mod submitting;
