@@ -324,10 +324,10 @@ pub(crate) const VISIBLE: u8 = 0x80;
 
 fn cut_reason(sent: v1::CutReason) -> Option<CutReason> {
     match sent {
-        v1::CutReason::DaemonOverflow
-        | v1::CutReason::DiskFull
-        | v1::CutReason::LineTooLong
-        | v1::CutReason::WorkerCrash => Some(CutReason::DaemonOverflow),
+        v1::CutReason::DaemonOverflow => Some(CutReason::DaemonOverflow),
+        v1::CutReason::DiskFull => Some(CutReason::DiskFull),
+        v1::CutReason::LineTooLong => Some(CutReason::LineTooLong),
+        v1::CutReason::WorkerCrash => Some(CutReason::WorkerCrash),
         // Only the relay cuts for these.
         v1::CutReason::AttemptLimit
         | v1::CutReason::Retention
