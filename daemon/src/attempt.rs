@@ -22,23 +22,23 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// What to run and under which limits.
 #[derive(Clone, Debug)]
-pub struct AttemptPlan {
-    pub attempt_id: String,
-    pub child: ChildSpec,
-    pub prompt: Bytes,
-    pub deadlines: Deadlines,
+pub(crate) struct AttemptPlan {
+    pub(crate) attempt_id: String,
+    pub(crate) child: ChildSpec,
+    pub(crate) prompt: Bytes,
+    pub(crate) deadlines: Deadlines,
     /// From TERM to KILL.
-    pub cleanup_term: Duration,
+    pub(crate) cleanup_term: Duration,
 }
 
 /// The order to stop. A later order can only bring KILL forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stop {
-    pub kill_at: Moment,
+pub(crate) struct Stop {
+    pub(crate) kill_at: Moment,
 }
 
 #[derive(Debug)]
-pub enum AttemptEvent {
+pub(crate) enum AttemptEvent {
     /// A phase was reached; `next_deadline` is for people.
     Entered {
         phase: OncePhase,
@@ -51,18 +51,18 @@ pub enum AttemptEvent {
 }
 
 #[derive(Debug)]
-pub struct Ending {
-    pub cause: Cause,
+pub(crate) struct Ending {
+    pub(crate) cause: Cause,
     /// How the child itself ended; absent when it never started or could not be killed.
-    pub exit: Option<Exit>,
-    pub cleared: Cleared,
-    pub process_started: bool,
-    pub stderr_tail: String,
+    pub(crate) exit: Option<Exit>,
+    pub(crate) cleared: Cleared,
+    pub(crate) process_started: bool,
+    pub(crate) stderr_tail: String,
 }
 
 /// What ended the attempt: the first of these that happened.
 #[derive(Debug)]
-pub enum Cause {
+pub(crate) enum Cause {
     NotStarted(SpawnError),
     Exited(Exit),
     Deadline(DeadlineKind),
@@ -71,16 +71,16 @@ pub enum Cause {
 
 /// The attempt's lines to its supervisor.
 #[derive(Debug)]
-pub struct Lines {
-    pub stop: watch::Receiver<Option<Stop>>,
+pub(crate) struct Lines {
+    pub(crate) stop: watch::Receiver<Option<Stop>>,
     /// True while the relay is slower than the child: output stays in the pipe.
-    pub hold_back: watch::Receiver<bool>,
+    pub(crate) hold_back: watch::Receiver<bool>,
     /// Bounded; when it is full the attempt waits, and so does its child.
-    pub events: mpsc::Sender<(String, AttemptEvent)>,
+    pub(crate) events: mpsc::Sender<(String, AttemptEvent)>,
 }
 
 /// Runs the attempt to its end. Dropping the future leaves the child to the spawner's last line.
-pub async fn run(plan: AttemptPlan, lines: Lines, spawner: Spawner, clock: Clock) {
+pub(crate) async fn run(plan: AttemptPlan, lines: Lines, spawner: Spawner, clock: Clock) {
     let mut attempt = Attempt {
         timers: Timers::new(plan.deadlines),
         order: PhaseOrder::default(),

@@ -10,20 +10,20 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What the next wait depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Retry {
+pub(crate) struct Retry {
     /// Attempts to connect that failed since the last healthy session.
-    pub failures: u32,
+    pub(crate) failures: u32,
     /// What the relay asked for when it turned the daemon away.
-    pub retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
     /// Time left on the shortest lease that is still held.
-    pub shortest_lease: Option<Duration>,
+    pub(crate) shortest_lease: Option<Duration>,
 }
 
 /// Full jitter under a doubling ceiling; `random` is uniform in `0.0..1.0`.
 ///
 /// The relay's wish is a lower bound. A held lease beats both: reconnecting must happen while there is
 /// still time to renew, so a quarter of what is left is the most that is waited.
-pub fn delay(retry: Retry, random: f64) -> Duration {
+pub(crate) fn delay(retry: Retry, random: f64) -> Duration {
     let ceiling = FIRST
         .saturating_mul(1 << retry.failures.min(7))
         .min(LONGEST);

@@ -12,14 +12,14 @@ use crate::clock::Moment;
 const KILL_LEAD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeaseClock {
+pub(crate) struct LeaseClock {
     limit: Moment,
     granted: Duration,
 }
 
 impl LeaseClock {
     /// `sent_at` is when the frame went out that this grant answers.
-    pub fn granted(sent_at: Moment, granted: Duration) -> Self {
+    pub(crate) fn granted(sent_at: Moment, granted: Duration) -> Self {
         Self {
             limit: sent_at.after(granted),
             granted,
@@ -27,30 +27,30 @@ impl LeaseClock {
     }
 
     /// An answer never shortens the lease: a larger grant that is outstanding still counts.
-    pub fn renew(&mut self, sent_at: Moment, granted: Duration) {
+    pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
         self.granted = granted;
         self.limit = self.limit.max(sent_at.after(granted));
     }
 
-    pub fn limit(&self) -> Moment {
+    pub(crate) fn limit(&self) -> Moment {
         self.limit
     }
 
-    pub fn left(&self, now: Moment) -> Duration {
+    pub(crate) fn left(&self, now: Moment) -> Duration {
         now.until(self.limit)
     }
 
-    pub fn ttl(&self) -> Duration {
+    pub(crate) fn ttl(&self) -> Duration {
         self.granted
     }
 
     /// When TERM goes out if no renewal is acknowledged before.
-    pub fn term_at(&self, cleanup_term: Duration) -> Moment {
+    pub(crate) fn term_at(&self, cleanup_term: Duration) -> Moment {
         self.limit.before(cleanup_term.min(self.granted / 4))
     }
 
     /// When KILL goes out after that, so that nothing is left at the limit.
-    pub fn kill_at(&self) -> Moment {
+    pub(crate) fn kill_at(&self) -> Moment {
         self.limit.before(KILL_LEAD.min(self.granted / 8))
     }
 }

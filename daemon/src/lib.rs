@@ -1,11 +1,149 @@
 //! The daemon: holds one stream to the relay, runs what it is given as child processes, and lets no
 //! process outlive its attempt.
+//!
+//! `link` dials and reads; `supervisor` owns the attempts and outlives every link; `attempt` is one
+//! attempt's life; `process/` knows about child processes and nothing else; `agents/` turns a dispatch
+//! into a command line. The pure parts (`backoff`, `lease`, `outbox`, `timers`, `epoch`) take time as an
+//! argument; `clock` is the only place that reads it.
 
-pub mod attempt;
-pub mod backoff;
-pub mod clock;
-pub mod lease;
-pub mod outbox;
-pub mod phases;
-pub mod process;
-pub mod timers;
+mod agents;
+mod attempt;
+mod backoff;
+mod clock;
+mod config;
+mod epoch;
+mod frames;
+mod held;
+mod identity;
+mod lease;
+mod link;
+mod outbox;
+mod phases;
+mod process;
+mod redact;
+mod session;
+mod status;
+mod supervisor;
+mod timers;
+
+use std::io;
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+pub use clock::{Clock, Moment};
+pub use config::{ANY_COMMAND, AgentConfig, ConfigError, DaemonConfig, read_agents};
+pub use identity::IdentityError;
+pub use link::LinkError;
+pub use status::DaemonStatus;
+
+use identity::Identity;
+use link::Link;
+use process::{Spawner, adopt_orphans, kill_leftovers};
+use supervisor::Supervisor;
+
+/// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
+const LINK_EVENTS: usize = 64;
+
+/// Why a daemon could not start, or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error("cannot start child processes: {0}")]
+    Process(#[from] io::Error),
+}
+
+/// Runs a daemon until `stop` is canceled and what it runs has ended, or until the relay turns it away for
+/// good. Losing the relay is no reason to return.
+pub async fn run(config: DaemonConfig, stop: CancellationToken) -> Result<(), DaemonError> {
+    Daemon::open(config)?.run(stop).await
+}
+
+/// A daemon that has its directory, its address and its credential, and has not dialed yet.
+#[derive(Debug)]
+pub struct Daemon {
+    config: DaemonConfig,
+    identity: Identity,
+    endpoint: tonic::transport::Endpoint,
+    status: watch::Sender<DaemonStatus>,
+}
+
+impl Daemon {
+    /// Finds out what is wrong with the configuration before anything is started.
+    pub fn open(config: DaemonConfig) -> Result<Self, DaemonError> {
+        config.check()?;
+        let endpoint = link::endpoint(&config)?;
+        link::read_token(&config.token_file)?;
+        let identity = Identity::open(&config.data_dir)?;
+        let status = watch::Sender::new(DaemonStatus {
+            slots: config.slots,
+            daemon_id: identity.daemon_id().to_owned(),
+            ..DaemonStatus::default()
+        });
+        Ok(Self {
+            config,
+            identity,
+            endpoint,
+            status,
+        })
+    }
+
+    pub fn status(&self) -> watch::Receiver<DaemonStatus> {
+        self.status.subscribe()
+    }
+
+    /// See [`run`]. Dropping the future kills what still runs.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), DaemonError> {
+        let Self {
+            config,
+            identity,
+            endpoint,
+            status,
+        } = self;
+        if config.adopt_orphans {
+            adopt_orphans()?;
+        }
+        clear_leftovers(&identity, &config.clock).await;
+        let (events, link_events) = mpsc::channel(LINK_EVENTS);
+        let (shortest, shortest_lease) = watch::channel(None);
+        let finish = CancellationToken::new();
+        let link = Link {
+            endpoint,
+            token_file: config.token_file.clone(),
+            clock: config.clock.clone(),
+            supervisor: events,
+            shortest_lease,
+            finish: finish.clone(),
+        };
+        let spawner = Spawner::start()?;
+        let supervisor = Supervisor::new(&config, identity, spawner, shortest, status);
+        let supervised = async {
+            let result = supervisor.run(link_events, stop).await;
+            finish.cancel();
+            result
+        };
+        // In one task: whoever drops this future drops both.
+        let (result, ()) = tokio::join!(supervised, link.run());
+        result
+    }
+}
+
+/// A daemon that was killed could not clear up after itself.
+async fn clear_leftovers(identity: &Identity, clock: &Clock) {
+    if identity.daemon_id().is_empty() {
+        return;
+    }
+    let killed = kill_leftovers(identity.daemon_id().to_owned(), clock).await;
+    if killed > 0 {
+        warn!(
+            killed,
+            "killed processes that an earlier run of this daemon left behind"
+        );
+    }
+}

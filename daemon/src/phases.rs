@@ -3,7 +3,7 @@
 
 /// Phases entered at most once, in their only order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum OncePhase {
+pub(crate) enum OncePhase {
     Started,
     AgentStarted,
     PromptWritten,
@@ -15,13 +15,13 @@ pub enum OncePhase {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PhaseOrder {
+pub(crate) struct PhaseOrder {
     latest: Option<OncePhase>,
 }
 
 impl PhaseOrder {
     /// True when `phase` is new and later than all before it: only then it is reported.
-    pub fn enter(&mut self, phase: OncePhase) -> bool {
+    pub(crate) fn enter(&mut self, phase: OncePhase) -> bool {
         let advances = self.latest.is_none_or(|latest| latest < phase);
         if advances {
             self.latest = Some(phase);
@@ -29,7 +29,7 @@ impl PhaseOrder {
         advances
     }
 
-    pub fn reached(&self, phase: OncePhase) -> bool {
+    pub(crate) fn reached(&self, phase: OncePhase) -> bool {
         self.latest.is_some_and(|latest| latest >= phase)
     }
 }

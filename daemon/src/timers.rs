@@ -5,45 +5,50 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use baton_proto::codes;
+
 use crate::clock::Moment;
 use crate::phases::{OncePhase, PhaseOrder};
 
 /// The effective profile of one attempt. `None` means not armed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Deadlines {
-    pub process_start: Option<Duration>,
-    pub prompt_write: Option<Duration>,
-    pub first_event: Option<Duration>,
-    pub first_visible_event: Option<Duration>,
-    pub stream_idle: Option<Duration>,
-    pub tool_idle: Option<Duration>,
-    pub cleanup_term: Option<Duration>,
+pub(crate) struct Deadlines {
+    pub(crate) process_start: Option<Duration>,
+    pub(crate) prompt_write: Option<Duration>,
+    pub(crate) first_event: Option<Duration>,
+    pub(crate) first_visible_event: Option<Duration>,
+    pub(crate) stream_idle: Option<Duration>,
+    pub(crate) tool_idle: Option<Duration>,
+    /// Outside the profile; never stands still.
+    pub(crate) total: Option<Duration>,
 }
 
 /// A deadline that ended the attempt, with the failure code that the relay uses for it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeadlineKind {
+pub(crate) enum DeadlineKind {
     ProcessStart,
     PromptWrite,
     FirstEvent,
     FirstVisibleEvent,
     StreamIdle,
     ToolIdle,
+    Total,
 }
 
 impl DeadlineKind {
-    pub fn failure_code(self) -> &'static str {
+    pub(crate) fn failure_code(self) -> &'static str {
         match self {
-            Self::ProcessStart => "process_start_timeout",
-            Self::PromptWrite => "prompt_write_timeout",
-            Self::FirstEvent => "no_first_event_timeout",
-            Self::FirstVisibleEvent => "no_visible_event_timeout",
-            Self::StreamIdle => "stream_idle_timeout",
-            Self::ToolIdle => "tool_idle_timeout",
+            Self::ProcessStart => codes::PROCESS_START_TIMEOUT,
+            Self::PromptWrite => codes::PROMPT_WRITE_TIMEOUT,
+            Self::FirstEvent => codes::NO_FIRST_EVENT_TIMEOUT,
+            Self::FirstVisibleEvent => codes::NO_VISIBLE_EVENT_TIMEOUT,
+            Self::StreamIdle => codes::STREAM_IDLE_TIMEOUT,
+            Self::ToolIdle => codes::TOOL_IDLE_TIMEOUT,
+            Self::Total => codes::TASK_DEADLINE_EXCEEDED,
         }
     }
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ProcessStart => "process_start",
             Self::PromptWrite => "prompt_write",
@@ -51,21 +56,26 @@ impl DeadlineKind {
             Self::FirstVisibleEvent => "first_visible_event",
             Self::StreamIdle => "stream_idle",
             Self::ToolIdle => "tool_idle",
+            Self::Total => "total",
         }
     }
 }
 
 /// What happened in the attempt, as far as a timer cares.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fact {
+pub(crate) enum Fact {
     Entered(OncePhase),
     /// Output or an event of the agent. Heartbeats are not activity.
     Activity {
         tool_call_id: Option<String>,
     },
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     ToolStarted(String),
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     ToolFinished(String),
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     InputOpened,
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     InputClosed,
 }
 
@@ -91,7 +101,7 @@ impl Timer {
 }
 
 #[derive(Debug)]
-pub struct Timers {
+pub(crate) struct Timers {
     limits: Deadlines,
     order: PhaseOrder,
     armed: BTreeMap<DeadlineKind, Timer>,
@@ -102,7 +112,7 @@ pub struct Timers {
 }
 
 impl Timers {
-    pub fn new(limits: Deadlines) -> Self {
+    pub(crate) fn new(limits: Deadlines) -> Self {
         Self {
             limits,
             order: PhaseOrder::default(),
@@ -113,7 +123,7 @@ impl Timers {
         }
     }
 
-    pub fn apply(&mut self, fact: Fact, now: Moment) {
+    pub(crate) fn apply(&mut self, fact: Fact, now: Moment) {
         match fact {
             Fact::Entered(phase) => self.enter(phase, now),
             Fact::Activity { tool_call_id } => self.on_activity(tool_call_id, now),
@@ -135,17 +145,17 @@ impl Timers {
     }
 
     /// While the reader is held back, stream_idle and tool_idle stand still.
-    pub fn hold_back(&mut self, held: bool, now: Moment) {
+    pub(crate) fn hold_back(&mut self, held: bool, now: Moment) {
         self.held_back = held;
         self.settle_pauses(now);
     }
 
-    pub fn next_deadline(&self) -> Option<Moment> {
+    pub(crate) fn next_deadline(&self) -> Option<Moment> {
         self.running().map(|(at, _)| at).min()
     }
 
     /// The deadline that passed first, if any has: equal to its limit counts as passed.
-    pub fn expired(&self, now: Moment) -> Option<DeadlineKind> {
+    pub(crate) fn expired(&self, now: Moment) -> Option<DeadlineKind> {
         self.running()
             .filter(|(at, _)| *at <= now)
             .min()
@@ -181,6 +191,7 @@ impl Timers {
         self.disarm_before(phase);
         if phase == OncePhase::Started {
             self.arm(DeadlineKind::ProcessStart, now);
+            self.arm(DeadlineKind::Total, now);
         }
         if phase == OncePhase::AgentStarted {
             self.arm(DeadlineKind::PromptWrite, now);
@@ -240,6 +251,7 @@ impl Timers {
             DeadlineKind::StreamIdle if !self.order.reached(OncePhase::FirstEventSeen) => None,
             DeadlineKind::StreamIdle => self.limits.stream_idle,
             DeadlineKind::ToolIdle => self.limits.tool_idle,
+            DeadlineKind::Total => self.limits.total,
         };
         if let Some(limit) = limit.filter(|_| !past_events) {
             self.armed.insert(kind, Timer::Running(now.after(limit)));
@@ -256,7 +268,8 @@ impl Timers {
                 DeadlineKind::ProcessStart
                 | DeadlineKind::PromptWrite
                 | DeadlineKind::FirstEvent
-                | DeadlineKind::ToolIdle => false,
+                | DeadlineKind::ToolIdle
+                | DeadlineKind::Total => false,
             };
             if stands {
                 timer.pause(now)
@@ -275,157 +288,4 @@ impl Timers {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn at(millis: u64) -> Moment {
-        Moment::from_millis(millis)
-    }
-
-    fn all(limit: u64) -> Deadlines {
-        let limit = Some(Duration::from_millis(limit));
-        Deadlines {
-            process_start: limit,
-            prompt_write: limit,
-            first_event: limit,
-            first_visible_event: limit,
-            stream_idle: limit,
-            tool_idle: limit,
-            cleanup_term: limit,
-        }
-    }
-
-    fn entered(timers: &mut Timers, phases: &[(OncePhase, u64)]) {
-        for (phase, millis) in phases {
-            timers.apply(Fact::Entered(*phase), at(*millis));
-        }
-    }
-
-    fn activity() -> Fact {
-        Fact::Activity { tool_call_id: None }
-    }
-
-    #[test]
-    fn each_phase_arms_its_deadline_and_ends_the_one_before() {
-        let mut timers = Timers::new(all(100));
-        let steps = [
-            (OncePhase::Started, DeadlineKind::ProcessStart),
-            (OncePhase::AgentStarted, DeadlineKind::PromptWrite),
-            (OncePhase::PromptWritten, DeadlineKind::FirstEvent),
-        ];
-        for (index, (phase, kind)) in steps.into_iter().enumerate() {
-            let now = index as u64 * 10;
-            timers.apply(Fact::Entered(phase), at(now));
-            assert_eq!(timers.expired(at(now + 99)), None);
-            assert_eq!(timers.expired(at(now + 100)), Some(kind));
-        }
-        timers.apply(Fact::Entered(OncePhase::FirstEventSeen), at(50));
-        // first_visible_event still counts from prompt_written.
-        assert_eq!(
-            timers.expired(at(120)),
-            Some(DeadlineKind::FirstVisibleEvent)
-        );
-        timers.apply(Fact::Entered(OncePhase::FirstVisibleEventSeen), at(60));
-        assert_eq!(timers.expired(at(160)), Some(DeadlineKind::StreamIdle));
-        timers.apply(activity(), at(150));
-        assert_eq!(timers.next_deadline(), Some(at(250)));
-        timers.apply(Fact::Entered(OncePhase::CleanupStarted), at(200));
-        timers.apply(activity(), at(201));
-        assert_eq!(timers.next_deadline(), None);
-    }
-
-    #[test]
-    fn empty_and_partial_profiles_arm_only_what_they_name() {
-        let phases = [
-            (OncePhase::Started, 0),
-            (OncePhase::AgentStarted, 1),
-            (OncePhase::PromptWritten, 2),
-            (OncePhase::FirstEventSeen, 3),
-        ];
-        let mut none = Timers::new(Deadlines::default());
-        entered(&mut none, &phases);
-        none.apply(Fact::ToolStarted("t".into()), at(4));
-        assert_eq!(none.next_deadline(), None);
-        let limit = Some(Duration::from_millis(100));
-        let mut partial = Timers::new(Deadlines {
-            stream_idle: limit,
-            ..Deadlines::default()
-        });
-        entered(&mut partial, &phases);
-        assert_eq!(partial.next_deadline(), Some(at(103)));
-    }
-
-    #[test]
-    fn skipping_prompt_written_ends_its_timer_and_arms_what_follows() {
-        let mut timers = Timers::new(all(100));
-        entered(
-            &mut timers,
-            &[
-                (OncePhase::AgentStarted, 0),
-                (OncePhase::FirstEventSeen, 40),
-            ],
-        );
-        assert_eq!(timers.expired(at(139)), None);
-        assert_eq!(
-            timers.expired(at(140)),
-            Some(DeadlineKind::FirstVisibleEvent)
-        );
-        timers.apply(Fact::Entered(OncePhase::PromptWritten), at(90));
-        assert_eq!(
-            timers.expired(at(140)),
-            Some(DeadlineKind::FirstVisibleEvent)
-        );
-    }
-
-    #[test]
-    fn stream_idle_stands_still_while_a_tool_runs_and_each_tool_has_its_own_timer() {
-        let mut timers = Timers::new(all(100));
-        entered(&mut timers, &[(OncePhase::FirstVisibleEventSeen, 0)]);
-        timers.apply(Fact::ToolStarted("a".into()), at(60));
-        timers.apply(Fact::ToolStarted("b".into()), at(70));
-        assert_eq!(timers.expired(at(160)), Some(DeadlineKind::ToolIdle));
-        timers.apply(
-            Fact::Activity {
-                tool_call_id: Some("a".into()),
-            },
-            at(150),
-        );
-        assert_eq!(timers.next_deadline(), Some(at(170)));
-        timers.apply(Fact::ToolFinished("b".into()), at(165));
-        assert_eq!(timers.next_deadline(), Some(at(250)));
-        timers.apply(Fact::ToolFinished("a".into()), at(200));
-        assert_eq!(timers.expired(at(300)), Some(DeadlineKind::StreamIdle));
-    }
-
-    #[test]
-    fn waiting_for_a_person_pauses_and_resumes_with_what_was_left() {
-        let mut timers = Timers::new(all(100));
-        entered(
-            &mut timers,
-            &[
-                (OncePhase::PromptWritten, 0),
-                (OncePhase::FirstEventSeen, 10),
-            ],
-        );
-        timers.apply(Fact::ToolStarted("t".into()), at(20));
-        timers.apply(Fact::InputOpened, at(50));
-        assert_eq!(timers.next_deadline(), None);
-        timers.apply(Fact::InputOpened, at(60));
-        timers.apply(Fact::InputClosed, at(900));
-        assert_eq!(timers.next_deadline(), None);
-        timers.apply(Fact::InputClosed, at(1_000));
-        // 70 ms of tool_idle were left when the first input opened.
-        assert_eq!(timers.expired(at(1_070)), Some(DeadlineKind::ToolIdle));
-        assert_eq!(timers.expired(at(1_069)), None);
-    }
-
-    #[test]
-    fn a_slow_relay_does_not_count_as_a_silent_agent() {
-        let mut timers = Timers::new(all(100));
-        entered(&mut timers, &[(OncePhase::FirstVisibleEventSeen, 0)]);
-        timers.hold_back(true, at(40));
-        assert_eq!(timers.next_deadline(), None);
-        timers.hold_back(false, at(5_000));
-        assert_eq!(timers.next_deadline(), Some(at(5_060)));
-    }
-}
+mod tests;

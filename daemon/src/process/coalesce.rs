@@ -15,13 +15,13 @@ const LARGEST: usize = 64 * 1024;
 const LONGEST: Duration = Duration::from_millis(32);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    pub kind: OutputKind,
-    pub bytes: Bytes,
+pub(crate) struct Chunk {
+    pub(crate) kind: OutputKind,
+    pub(crate) bytes: Bytes,
 }
 
 #[derive(Debug, Default)]
-pub struct Coalescer {
+pub(crate) struct Coalescer {
     ready: VecDeque<Chunk>,
     open: Option<Open>,
 }
@@ -34,7 +34,7 @@ struct Open {
 }
 
 impl Coalescer {
-    pub fn push(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
+    pub(crate) fn push(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
         if self.open.as_ref().is_some_and(|open| open.kind != kind) {
             self.close();
         }
@@ -50,12 +50,12 @@ impl Coalescer {
     }
 
     /// When the open chunk has waited long enough.
-    pub fn due_at(&self) -> Option<Moment> {
+    pub(crate) fn due_at(&self) -> Option<Moment> {
         self.open.as_ref().map(|open| open.since.after(LONGEST))
     }
 
     /// The next chunk that is full or due.
-    pub fn take_due(&mut self, now: Moment) -> Option<Chunk> {
+    pub(crate) fn take_due(&mut self, now: Moment) -> Option<Chunk> {
         if self.ready.is_empty() && self.due_at().is_some_and(|due| due <= now) {
             self.close();
         }
@@ -63,7 +63,7 @@ impl Coalescer {
     }
 
     /// The next chunk, due or not: at the end of the output.
-    pub fn take_rest(&mut self) -> Option<Chunk> {
+    pub(crate) fn take_rest(&mut self) -> Option<Chunk> {
         self.close();
         self.ready.pop_front()
     }

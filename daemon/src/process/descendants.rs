@@ -9,7 +9,7 @@ use super::stat::{self, ProcessStat};
 use super::{ATTEMPT_MARKER, ProcessId};
 
 #[derive(Debug)]
-pub struct Family {
+pub(crate) struct Family {
     root: ProcessId,
     attempt_id: String,
     /// Everything ever recognised, pid to start time.
@@ -28,7 +28,7 @@ pub(super) struct Members {
 
 impl Family {
     /// `root` must lead its own process group.
-    pub fn new(root: ProcessId, attempt_id: &str) -> Self {
+    pub(crate) fn new(root: ProcessId, attempt_id: &str) -> Self {
         Self {
             root,
             attempt_id: attempt_id.to_owned(),
@@ -38,7 +38,7 @@ impl Family {
         }
     }
 
-    pub fn root(&self) -> ProcessId {
+    pub(crate) fn root(&self) -> ProcessId {
         self.root
     }
 

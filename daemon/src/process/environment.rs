@@ -4,20 +4,29 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
-use super::ATTEMPT_MARKER;
+use baton_proto::TraceParent;
+
+use super::{ATTEMPT_MARKER, DAEMON_MARKER};
 
 /// Taken over from the daemon when set there; so is every `LC_*`.
 const INHERITED: [&str; 9] = [
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TMPDIR",
 ];
 
+/// Whose process it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner<'a> {
+    pub(crate) attempt_id: &'a str,
+    pub(crate) daemon_id: &'a str,
+    pub(crate) traceparent: Option<TraceParent>,
+}
+
 /// The whole environment of a child. `task` are the submitter's variables: names that Baton speaks for,
 /// or that are no names at all, are left out.
-pub fn child_environment<'a>(
+pub(crate) fn child_environment<'a>(
     daemon: impl IntoIterator<Item = (OsString, OsString)>,
     task: impl IntoIterator<Item = (&'a str, &'a str)>,
-    attempt_id: &str,
-    traceparent: &str,
+    owner: &Owner<'_>,
 ) -> BTreeMap<OsString, OsString> {
     let mut environment: BTreeMap<OsString, OsString> = daemon
         .into_iter()
@@ -27,9 +36,10 @@ pub fn child_environment<'a>(
         .into_iter()
         .filter(|(name, value)| is_task_variable(name, value));
     environment.extend(allowed.map(|(name, value)| (name.into(), value.into())));
-    environment.insert(ATTEMPT_MARKER.into(), attempt_id.into());
-    if !traceparent.is_empty() && !traceparent.contains('\0') {
-        environment.insert("TRACEPARENT".into(), traceparent.into());
+    environment.insert(ATTEMPT_MARKER.into(), owner.attempt_id.into());
+    environment.insert(DAEMON_MARKER.into(), owner.daemon_id.into());
+    if let Some(traceparent) = owner.traceparent {
+        environment.insert("TRACEPARENT".into(), traceparent.to_string().into());
     }
     environment
 }
@@ -69,17 +79,23 @@ mod tests {
             ("A=B", "no"),
             ("NUL", "a\0b"),
         ];
-        let environment = child_environment(daemon, task, "attempt-1", "00-aa-bb-01");
+        let owner = Owner {
+            attempt_id: "attempt-1",
+            daemon_id: "daemon-1",
+            traceparent: TraceParent::new([0xab; 16], [0xcd; 8], true),
+        };
+        let environment = child_environment(daemon, task, &owner);
         let seen: Vec<String> = environment
             .iter()
             .map(|(name, value)| format!("{}={}", name.display(), value.display()))
             .collect();
         let expected = [
             "BATON_ATTEMPT_ID=attempt-1",
+            "BATON_DAEMON_ID=daemon-1",
             "GREETING=hi",
             "LC_ALL=C",
             "PATH=/opt/bin",
-            "TRACEPARENT=00-aa-bb-01",
+            "TRACEPARENT=00-abababababababababababababababab-cdcdcdcdcdcdcdcd-01",
         ];
         assert_eq!(seen, expected);
     }

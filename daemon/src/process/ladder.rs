@@ -2,6 +2,7 @@
 //! sweep until a look at the process table finds nobody. Signals go to verified identities only, so a
 //! reused pid is never hit.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 
 use super::descendants::{Family, Members};
 use super::stat::{self, ProcessStat};
-use super::{ProcessId, reaper};
+use super::{DAEMON_MARKER, ProcessId, reaper};
 use crate::clock::{Clock, Moment};
 
 /// Between two looks while processes are ending by themselves.
@@ -22,20 +23,20 @@ const SWEEP_LIMIT: Duration = Duration::from_secs(5);
 
 /// What the ladder found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cleared {
+pub(crate) struct Cleared {
     /// Two looks in a row, or the only one needed, found no living process.
-    pub empty: bool,
+    pub(crate) empty: bool,
     /// TERM was sent to a living process.
-    pub terminated: bool,
+    pub(crate) terminated: bool,
     /// KILL was needed.
-    pub killed: bool,
+    pub(crate) killed: bool,
     /// Processes outside the root's group that had to be signalled.
-    pub swept: u32,
+    pub(crate) swept: u32,
 }
 
 /// Climbs the ladder for `family`. `kill_at` may move while it climbs: a lease that ends sooner than
 /// the grace takes precedence. Not cancel safe: a dropped call leaves the ladder half climbed.
-pub async fn clear(
+pub(crate) async fn clear(
     mut family: Family,
     mut kill_at: watch::Receiver<Moment>,
     clock: &Clock,
@@ -94,6 +95,34 @@ async fn sweep(mut family: Family, mut done: Cleared, clock: &Clock) -> Cleared 
     }
     done.empty = true;
     done
+}
+
+/// Kills what an earlier process of this daemon left behind when it was killed itself. Call before the
+/// first attempt. Returns how many there were.
+pub(crate) async fn kill_leftovers(daemon_id: String, clock: &Clock) -> usize {
+    let give_up = clock.now().after(SWEEP_LIMIT);
+    let mut found = BTreeSet::new();
+    loop {
+        let daemon_id = daemon_id.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let marked = |id: &ProcessId| stat::has_variable(id.pid, DAEMON_MARKER, &daemon_id);
+            let table = stat::process_table().into_iter();
+            table
+                .filter(|stat| !stat.is_zombie())
+                .map(|stat| stat.id)
+                .filter(marked)
+                .collect()
+        });
+        let left: Vec<ProcessId> = looked.await.expect("looking at /proc does not panic");
+        if left.is_empty() || clock.now() >= give_up {
+            return found.len();
+        }
+        for id in left {
+            signal_one(id, Signal::KILL);
+            found.insert(id);
+        }
+        tokio::time::sleep(POLL).await;
+    }
 }
 
 /// Walks through /proc off the runtime's threads, and reaps what it finds dead.

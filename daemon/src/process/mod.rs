@@ -14,28 +14,31 @@ mod stdio;
 
 use std::fmt;
 
-pub use coalesce::{Chunk, Coalescer};
-pub use descendants::Family;
-pub use environment::child_environment;
-pub use ladder::{Cleared, clear};
-pub use reaper::{adopt_orphans, reap_orphans};
-pub use spawn::{ChildSpec, SpawnError, Spawned, Spawner};
-pub use stdio::{PipeEvent, Pipes};
+pub(crate) use coalesce::{Chunk, Coalescer};
+pub(crate) use descendants::Family;
+pub(crate) use environment::{Owner, child_environment};
+pub(crate) use ladder::{Cleared, clear, kill_leftovers};
+pub(crate) use reaper::{adopt_orphans, reap_orphans};
+pub(crate) use spawn::{ChildSpec, SpawnError, Spawned, Spawner};
+pub(crate) use stdio::{PipeEvent, Pipes};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.
-pub const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";
+pub(crate) const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";
+
+/// The same for all attempts of a daemon: what a killed daemon left is found by it.
+pub(crate) const DAEMON_MARKER: &str = "BATON_DAEMON_ID";
 
 /// Identity of a process: a bare pid may be reused, a pid with its start time is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProcessId {
-    pub pid: i32,
+pub(crate) struct ProcessId {
+    pub(crate) pid: i32,
     /// Clock ticks after boot, as the kernel counts them.
-    pub start_time: u64,
+    pub(crate) start_time: u64,
 }
 
 /// How a child ended, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub(crate) enum Exit {
     Code(i32),
     Signal(i32),
     /// Somebody else waited for it first; how it ended is not known.

@@ -17,7 +17,7 @@ static ADOPTS: AtomicBool = AtomicBool::new(false);
 
 /// Makes this process the one that orphans of its children go to. For processes that have no children
 /// of their own beside those of attempts; call once, before the first attempt.
-pub fn adopt_orphans() -> std::io::Result<()> {
+pub(crate) fn adopt_orphans() -> std::io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
     ADOPTS.store(true, Ordering::Release);
     Ok(())
@@ -25,7 +25,7 @@ pub fn adopt_orphans() -> std::io::Result<()> {
 
 /// Reaps every dead orphan that came to this process; a no-op unless it adopts them. Blocks for the
 /// time of a walk through /proc.
-pub fn reap_orphans() {
+pub(crate) fn reap_orphans() {
     if ADOPTS.load(Ordering::Acquire) {
         reap(&stat::process_table());
     }

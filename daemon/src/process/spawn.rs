@@ -8,6 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
 
+use baton_proto::codes;
 use rustix::process::getpid;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
@@ -21,16 +22,16 @@ const QUEUE: usize = 64;
 
 /// Everything that a child is made of.
 #[derive(Clone, Debug)]
-pub struct ChildSpec {
-    pub program: OsString,
-    pub args: Vec<OsString>,
-    pub cwd: PathBuf,
-    pub environment: BTreeMap<OsString, OsString>,
+pub(crate) struct ChildSpec {
+    pub(crate) program: OsString,
+    pub(crate) args: Vec<OsString>,
+    pub(crate) cwd: PathBuf,
+    pub(crate) environment: BTreeMap<OsString, OsString>,
 }
 
 /// Why there is no child. The codes are failure codes of the protocol.
 #[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
+pub(crate) enum SpawnError {
     #[error(
         "working directory {cwd} cannot be used: {source}; choose one that exists on this daemon"
     )]
@@ -45,25 +46,25 @@ pub enum SpawnError {
 }
 
 impl SpawnError {
-    pub fn failure_code(&self) -> &'static str {
+    pub(crate) fn failure_code(&self) -> &'static str {
         match self {
-            Self::BadCwd { .. } => "bad_cwd",
-            Self::NotStarted { .. } | Self::Stopping => "spawn_failed",
+            Self::BadCwd { .. } => codes::BAD_CWD,
+            Self::NotStarted { .. } | Self::Stopping => codes::SPAWN_FAILED,
         }
     }
 }
 
 /// A running child. Its pipes are in `child` until they are taken.
 #[derive(Debug)]
-pub struct Spawned {
-    pub child: Child,
-    pub id: ProcessId,
+pub(crate) struct Spawned {
+    pub(crate) child: Child,
+    pub(crate) id: ProcessId,
     _registered: DirectChild,
 }
 
 impl Spawned {
     /// The exit, when the child has already ended.
-    pub fn ended(&mut self) -> Option<Exit> {
+    pub(crate) fn ended(&mut self) -> Option<Exit> {
         match self.child.try_wait() {
             Ok(status) => status.map(Exit::from),
             Err(_) => Some(Exit::Unseen),
@@ -71,7 +72,7 @@ impl Spawned {
     }
 
     /// Waits for the child and reaps it. Cancel safe. Closes stdin, unless the pipes were taken before.
-    pub async fn wait(&mut self) -> Exit {
+    pub(crate) async fn wait(&mut self) -> Exit {
         self.child.wait().await.map_or(Exit::Unseen, Exit::from)
     }
 }
@@ -81,13 +82,13 @@ type Job = (ChildSpec, oneshot::Sender<Result<Spawned, SpawnError>>);
 /// Handle of the thread that starts children. When the last clone is dropped the thread ends, and
 /// the kernel kills whatever direct child is still there.
 #[derive(Clone, Debug)]
-pub struct Spawner {
+pub(crate) struct Spawner {
     jobs: mpsc::Sender<Job>,
 }
 
 impl Spawner {
     /// Must be called inside a tokio runtime.
-    pub fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUE);
         let runtime = tokio::runtime::Handle::current();
         std::thread::Builder::new()
@@ -104,7 +105,7 @@ impl Spawner {
         Ok(Self { jobs })
     }
 
-    pub async fn spawn(&self, spec: ChildSpec) -> Result<Spawned, SpawnError> {
+    pub(crate) async fn spawn(&self, spec: ChildSpec) -> Result<Spawned, SpawnError> {
         let (reply, answer) = oneshot::channel();
         self.jobs
             .send((spec, reply))
@@ -129,6 +130,8 @@ fn start_child(spec: ChildSpec) -> Result<Spawned, SpawnError> {
         .env_clear()
         .envs(environment)
         .process_group(0);
+    // Should the attempt's task die, its child must not live on.
+    command.kill_on_drop(true);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -17,7 +17,7 @@ const READ: usize = 64 * 1024;
 const TAIL: usize = 16 * 1024;
 
 #[derive(Debug)]
-pub enum PipeEvent {
+pub(crate) enum PipeEvent {
     /// The whole prompt is in the pipe and stdin is closed.
     PromptWritten,
     /// The child closed its stdin before it had all of the prompt.
@@ -29,7 +29,7 @@ pub enum PipeEvent {
 }
 
 #[derive(Debug)]
-pub struct Pipes {
+pub(crate) struct Pipes {
     stdin: Option<ChildStdin>,
     prompt: Bytes,
     /// Off on the way out: stdin stays open, so that half a prompt is not taken for a whole one.
@@ -42,7 +42,7 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    pub fn take(child: &mut Child, prompt: Bytes) -> Self {
+    pub(crate) fn take(child: &mut Child, prompt: Bytes) -> Self {
         Self {
             stdin: child.stdin.take(),
             prompt,
@@ -58,7 +58,7 @@ impl Pipes {
     /// The next thing that happens on a pipe. With `reading` off, output stays in the pipe and the
     /// child is held back. Pending for ever once everything has ended. Cancel safe: each branch is one
     /// single read or write.
-    pub async fn next(&mut self, reading: bool) -> PipeEvent {
+    pub(crate) async fn next(&mut self, reading: bool) -> PipeEvent {
         loop {
             let had_output = self.stdout.is_some() || self.stderr.is_some();
             tokio::select! {
@@ -90,24 +90,24 @@ impl Pipes {
         }
     }
 
-    pub fn read_buffer(&self, kind: OutputKind) -> &[u8] {
+    pub(crate) fn read_buffer(&self, kind: OutputKind) -> &[u8] {
         match kind {
             OutputKind::Stdout => &self.out_buffer,
             OutputKind::Stderr => &self.err_buffer,
         }
     }
 
-    pub fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.stdout.is_none() && self.stderr.is_none()
     }
 
     /// No more of the prompt is written.
-    pub fn stop_writing(&mut self) {
+    pub(crate) fn stop_writing(&mut self) {
         self.writing = false;
     }
 
     /// The last 16 KiB of standard error as text.
-    pub fn stderr_tail(&self) -> String {
+    pub(crate) fn stderr_tail(&self) -> String {
         let bytes: Vec<u8> = self.tail.iter().copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }

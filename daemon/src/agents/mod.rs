@@ -1,0 +1,120 @@
+//! The agents of this daemon by name, and what a dispatch for one of them comes to. Each kind has its own
+//! file; adapters for coding agents join `command` here.
+
+mod command;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use baton_proto::v1::{AgentInfo, AgentKind, AttemptRef, DeadlineProfile, Dispatch, RejectCode};
+use bytes::Bytes;
+
+use crate::attempt::AttemptPlan;
+use crate::config::AgentConfig;
+use crate::timers::Deadlines;
+
+pub(crate) use command::{Verdict, judge};
+
+/// From TERM to KILL when neither the profile nor the relay says.
+const CLEANUP_TERM: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Debug)]
+pub(crate) struct Agents {
+    by_name: BTreeMap<String, AgentConfig>,
+    work_dir: PathBuf,
+}
+
+/// Why a dispatch is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) code: RejectCode,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    fn new(code: RejectCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+}
+
+impl Agents {
+    pub(crate) fn new(by_name: BTreeMap<String, AgentConfig>, work_dir: PathBuf) -> Self {
+        Self { by_name, work_dir }
+    }
+
+    /// For Hello.
+    pub(crate) fn infos(&self) -> Vec<AgentInfo> {
+        let infos = self.by_name.iter().map(|(name, config)| AgentInfo {
+            name: name.clone(),
+            kind: AgentKind::Command.into(),
+            version: String::new(),
+            options: Vec::new(),
+            problem: command::problem(config).unwrap_or_default().to_owned(),
+        });
+        infos.collect()
+    }
+
+    /// Turns a dispatch into what is run, or says why it is not.
+    pub(crate) fn plan(
+        &self,
+        attempt: &AttemptRef,
+        dispatch: &Dispatch,
+        daemon_id: &str,
+    ) -> Result<AttemptPlan, Refusal> {
+        let Some(config) = self.by_name.get(&dispatch.agent) else {
+            let message = format!("this daemon has no agent {:?}", dispatch.agent);
+            return Err(Refusal::new(RejectCode::UnsupportedAgent, message));
+        };
+        command::check(dispatch)?;
+        Ok(AttemptPlan {
+            attempt_id: attempt.attempt_id.clone(),
+            child: command::child(config, attempt, dispatch, daemon_id, &self.work_dir)?,
+            prompt: Bytes::copy_from_slice(dispatch.prompt.as_bytes()),
+            deadlines: deadlines(dispatch),
+            cleanup_term: cleanup_term(dispatch),
+        })
+    }
+}
+
+/// Absent and 0 both mean "not armed".
+fn armed(millis: Option<u64>) -> Option<Duration> {
+    millis
+        .filter(|millis| *millis > 0)
+        .map(Duration::from_millis)
+}
+
+fn deadlines(dispatch: &Dispatch) -> Deadlines {
+    let DeadlineProfile {
+        process_start_ms,
+        prompt_write_ms,
+        first_event_ms,
+        first_visible_event_ms,
+        stream_idle_ms,
+        tool_idle_ms,
+        // A command asks nobody, and the ladder has its own grace.
+        user_input_ms: _,
+        cleanup_term_ms: _,
+    } = dispatch.profile.unwrap_or_default();
+    Deadlines {
+        process_start: armed(process_start_ms),
+        prompt_write: armed(prompt_write_ms),
+        first_event: armed(first_event_ms),
+        first_visible_event: armed(first_visible_event_ms),
+        stream_idle: armed(stream_idle_ms),
+        tool_idle: armed(tool_idle_ms),
+        total: armed(Some(dispatch.total_ms)),
+    }
+}
+
+fn cleanup_term(dispatch: &Dispatch) -> Duration {
+    let profiled = dispatch
+        .profile
+        .and_then(|profile| armed(profile.cleanup_term_ms));
+    profiled
+        .or(armed(Some(dispatch.default_cleanup_term_ms)))
+        .unwrap_or(CLEANUP_TERM)
+}

@@ -1,0 +1,171 @@
+//! What a daemon is told at its start: flags become a [`DaemonConfig`], `daemon.toml` names its agents.
+//! Checks shapes; touches nothing but the file it reads.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::clock::Clock;
+
+/// Name of the agent that runs whatever command a task brings. Off unless it is allowed.
+pub const ANY_COMMAND: &str = "command";
+
+#[derive(Clone, Debug)]
+pub struct DaemonConfig {
+    /// `http://host:port` or `https://host:port`.
+    pub relay: String,
+    /// Read again for every connection, so that a credential can be rotated in place.
+    pub token_file: PathBuf,
+    /// Certificate authority for https.
+    pub ca_file: Option<PathBuf>,
+    /// Holds the daemon's identity; one running daemon per directory.
+    pub data_dir: PathBuf,
+    pub name: String,
+    /// Attempts at once, 1 to 4096.
+    pub slots: u32,
+    pub labels: BTreeMap<String, String>,
+    pub capabilities: Vec<String>,
+    pub agents: BTreeMap<String, AgentConfig>,
+    /// Where a child runs when its task names no directory.
+    pub work_dir: PathBuf,
+    /// How long running attempts may go on after the order to stop.
+    pub drain: Duration,
+    /// Orphans of attempts become children of this process. Only for a process that has no other children.
+    pub adopt_orphans: bool,
+    pub clock: Clock,
+}
+
+/// One agent that this daemon can run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentConfig {
+    /// The task brings the whole command line.
+    AnyCommand,
+    /// The operator chose the program; the task's arguments follow `args`.
+    Command {
+        program: OsString,
+        args: Vec<OsString>,
+        env: BTreeMap<String, String>,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{path} is not a valid daemon configuration: {source}")]
+    Malformed {
+        path: PathBuf,
+        source: Box<toml::de::Error>,
+    },
+    #[error("agent {0:?} is reserved; it is what --allow-command switches on")]
+    ReservedName(String),
+    #[error("slots must be 1 to 4096, not {0}")]
+    Slots(u32),
+}
+
+impl DaemonConfig {
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if (1..=4096).contains(&self.slots) {
+            Ok(())
+        } else {
+            Err(ConfigError::Slots(self.slots))
+        }
+    }
+}
+
+/// The agents of a `daemon.toml`: `[agents.NAME]` with `kind`, `program`, `args`, `env`.
+pub fn read_agents(path: &Path) -> Result<BTreeMap<String, AgentConfig>, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })?;
+    parse_agents(&text, path)
+}
+
+fn parse_agents(text: &str, path: &Path) -> Result<BTreeMap<String, AgentConfig>, ConfigError> {
+    let file: ConfigFile = toml::from_str(text).map_err(|source| ConfigError::Malformed {
+        path: path.to_owned(),
+        source: Box::new(source),
+    })?;
+    if file.agents.contains_key(ANY_COMMAND) {
+        return Err(ConfigError::ReservedName(ANY_COMMAND.to_owned()));
+    }
+    Ok(file
+        .agents
+        .into_iter()
+        .map(|(name, entry)| (name, entry.into()))
+        .collect())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigFile {
+    #[serde(default)]
+    agents: BTreeMap<String, AgentEntry>,
+}
+
+/// The adapters of other kinds come with later versions; until then their names are errors.
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+enum AgentEntry {
+    Command {
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+    },
+}
+
+impl From<AgentEntry> for AgentConfig {
+    fn from(entry: AgentEntry) -> Self {
+        match entry {
+            AgentEntry::Command { program, args, env } => Self::Command {
+                program: program.into(),
+                args: args.into_iter().map(OsString::from).collect(),
+                env,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_are_read_by_name_and_mistakes_are_named() {
+        let text = "[agents.lint]\nkind = \"command\"\nprogram = \"lint\"\nargs = [\"-q\"]\n";
+        let agents = parse_agents(text, Path::new("daemon.toml")).unwrap();
+        let lint = AgentConfig::Command {
+            program: "lint".into(),
+            args: vec!["-q".into()],
+            env: BTreeMap::new(),
+        };
+        assert_eq!(agents, BTreeMap::from([("lint".to_owned(), lint)]));
+        for (broken, word) in [
+            ("[agents.x]\nkind = \"magic\"\n", "magic"),
+            ("[agents.x]\nkind = \"command\"\n", "program"),
+            (
+                "[agents.x]\nkind = \"command\"\nprogram = \"x\"\ncolour = 1\n",
+                "colour",
+            ),
+            ("[other]\n", "other"),
+            (
+                "[agents.command]\nkind = \"command\"\nprogram = \"x\"\n",
+                "--allow-command",
+            ),
+        ] {
+            let error = parse_agents(broken, Path::new("daemon.toml"))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

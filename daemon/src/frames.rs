@@ -1,0 +1,273 @@
+//! Says in protocol messages what happened to an attempt. Pure translation: what is said, and when, is
+//! decided elsewhere. Every frame carries the attempt's ref as it came in Dispatch.
+
+use std::time::{Duration, SystemTime};
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{
+    self, AttemptFrame, AttemptRef, CancelReason, CutReason, DaemonFrame, LeaseToken,
+    LifecyclePhase, OutputCut, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError,
+    TaskLifecycle, TaskRejected, TaskStarted, TerminationReceipt, TimerKind, daemon_frame,
+};
+use prost_types::Timestamp;
+
+use crate::agents::{Refusal, Verdict};
+use crate::attempt::Ending;
+use crate::outbox::{OutputKind, Record};
+use crate::phases::OncePhase;
+use crate::process::{Cleared, Exit};
+use crate::redact::redact;
+use crate::timers::DeadlineKind;
+
+/// A control frame before it has a number.
+#[derive(Clone, Debug)]
+pub(crate) struct Control {
+    pub(crate) body: Body,
+    /// Of a terminal frame: it was observed before the local lease limit.
+    pub(crate) within_lease: bool,
+}
+
+impl From<Body> for Control {
+    fn from(body: Body) -> Self {
+        Self {
+            body,
+            within_lease: false,
+        }
+    }
+}
+
+/// What every terminal frame says.
+pub(crate) struct Closing {
+    pub(crate) final_offset: u64,
+    pub(crate) receipt: TerminationReceipt,
+}
+
+pub(crate) fn attempt_frame(
+    attempt: &AttemptRef,
+    token: &LeaseToken,
+    record: &Record<Control, SystemTime>,
+) -> DaemonFrame {
+    let (control_seq, observed_at, within_lease, body) = match record {
+        Record::Control {
+            seq,
+            observed_at,
+            body,
+        } => (*seq, observed_at, body.within_lease, body.body.clone()),
+        Record::Output { observed_at, .. } | Record::Cut { observed_at, .. } => {
+            (0, observed_at, false, output_body(record))
+        }
+    };
+    let frame = AttemptFrame {
+        r#ref: Some(attempt.clone()),
+        control_seq,
+        observed_at: Some(Timestamp::from(*observed_at)),
+        within_lease,
+        token: Some(token.clone()),
+        body: Some(body),
+    };
+    DaemonFrame {
+        frame: Some(daemon_frame::Frame::Attempt(frame)),
+    }
+}
+
+fn output_body(record: &Record<Control, SystemTime>) -> Body {
+    match record {
+        Record::Control { body, .. } => body.body.clone(),
+        Record::Output {
+            offset,
+            after_control_seq,
+            kind,
+            bytes,
+            ..
+        } => Body::Stream(Stream {
+            offset: *offset,
+            chunk: bytes.clone(),
+            after_control_seq: *after_control_seq,
+            // Whatever a command prints is for people.
+            visible: true,
+            kind: match kind {
+                OutputKind::Stdout => v1::OutputKind::Stdout,
+                OutputKind::Stderr => v1::OutputKind::Stderr,
+            }
+            .into(),
+            tool_call_id: String::new(),
+        }),
+        Record::Cut {
+            offset,
+            length,
+            after_control_seq,
+            ..
+        } => Body::OutputCut(OutputCut {
+            offset: *offset,
+            length: *length,
+            reason: CutReason::DaemonOverflow.into(),
+            after_control_seq: *after_control_seq,
+        }),
+    }
+}
+
+pub(crate) fn accepted() -> Body {
+    Body::Accepted(TaskAccepted { position: 0 })
+}
+
+pub(crate) fn rejected(refusal: &Refusal) -> Body {
+    Body::Rejected(TaskRejected {
+        code: refusal.code.into(),
+        message: refusal.message.clone(),
+    })
+}
+
+/// A phase with what is known at it.
+pub(crate) struct PhaseReport {
+    pub(crate) phase: OncePhase,
+    pub(crate) pid: Option<i32>,
+    pub(crate) deadline_at: Option<SystemTime>,
+    pub(crate) elapsed: Duration,
+    pub(crate) wall: SystemTime,
+}
+
+pub(crate) fn phase(report: &PhaseReport) -> Body {
+    if report.phase == OncePhase::Started {
+        let started_at = Some(Timestamp::from(report.wall));
+        return Body::Started(TaskStarted {
+            started_at,
+            workspace: None,
+        });
+    }
+    Body::Lifecycle(TaskLifecycle {
+        phase: wire_phase(report.phase).into(),
+        pid: report.pid.and_then(|pid| u32::try_from(pid).ok()),
+        deadline_at: report.deadline_at.map(Timestamp::from),
+        elapsed_ms: Some(millis(report.elapsed)),
+        ..TaskLifecycle::default()
+    })
+}
+
+pub(crate) fn wire_phase(phase: OncePhase) -> LifecyclePhase {
+    match phase {
+        OncePhase::Started => LifecyclePhase::Started,
+        OncePhase::AgentStarted => LifecyclePhase::AgentStarted,
+        OncePhase::PromptWritten => LifecyclePhase::PromptWritten,
+        OncePhase::FirstEventSeen => LifecyclePhase::FirstEventSeen,
+        OncePhase::FirstVisibleEventSeen => LifecyclePhase::FirstVisibleEventSeen,
+        OncePhase::Streaming => LifecyclePhase::Streaming,
+        OncePhase::CleanupStarted => LifecyclePhase::CleanupStarted,
+        OncePhase::CleanupFinished => LifecyclePhase::CleanupFinished,
+    }
+}
+
+/// The receipt of an attempt whose process was never started.
+pub(crate) fn nothing_ran(wall: SystemTime) -> TerminationReceipt {
+    TerminationReceipt {
+        group_empty: true,
+        prompt_written: Some(false),
+        ended_at: Some(Timestamp::from(wall)),
+        ..TerminationReceipt::default()
+    }
+}
+
+pub(crate) fn receipt(ending: &Ending, wall: SystemTime) -> TerminationReceipt {
+    let (exit_code, signal) = match ending.exit {
+        Some(Exit::Code(code)) => (Some(code), None),
+        Some(Exit::Signal(signal)) => (None, Some(signal)),
+        Some(Exit::Unseen) | None => (None, None),
+    };
+    TerminationReceipt {
+        exit_code,
+        signal,
+        group_empty: ending.cleared.empty,
+        // A command acts without any prompt, so a started one counts as prompted.
+        prompt_written: Some(ending.process_started),
+        swept_processes: ending.cleared.swept,
+        killed: ending.cleared.killed,
+        process_started: ending.process_started,
+        ended_at: Some(Timestamp::from(wall)),
+        cleanup: cleanup(ending.cleared).to_owned(),
+    }
+}
+
+fn cleanup(cleared: Cleared) -> &'static str {
+    match cleared {
+        Cleared { empty: false, .. } => "processes_left",
+        Cleared { killed: true, .. } => "process_group_killed",
+        Cleared {
+            terminated: true, ..
+        } => "process_group_terminated",
+        Cleared { .. } => "exited",
+    }
+}
+
+/// The terminal frame of an attempt that ended by itself or at a deadline; none when it was ordered to.
+pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -> Option<Body> {
+    let Closing {
+        final_offset,
+        receipt,
+    } = closing;
+    match verdict {
+        Verdict::Complete => Some(Body::Complete(TaskComplete {
+            final_offset,
+            receipt: Some(receipt),
+            ..TaskComplete::default()
+        })),
+        Verdict::Failed {
+            code,
+            message,
+            deadline,
+        } => Some(Body::Error(TaskError {
+            final_offset,
+            receipt: Some(receipt),
+            failure_code: (*code).to_owned(),
+            message: message.clone(),
+            user_message: message.clone(),
+            stderr_tail: redact(stderr_tail),
+            timer: deadline.map_or(TimerKind::Unspecified, wire_timer).into(),
+            ..TaskError::default()
+        })),
+        Verdict::Stopped => None,
+    }
+}
+
+pub(crate) fn canceled(reason: CancelReason, closing: Closing) -> Body {
+    let Closing {
+        final_offset,
+        receipt,
+    } = closing;
+    Body::Canceled(TaskCanceled {
+        final_offset,
+        receipt: Some(receipt),
+        reason: reason.into(),
+        ..TaskCanceled::default()
+    })
+}
+
+/// The relay refused a completion because of its contract. The process is gone, so it cannot try again.
+pub(crate) fn contract_unmet(message: &str, closing: Closing) -> Body {
+    let Closing {
+        final_offset,
+        receipt,
+    } = closing;
+    Body::Error(TaskError {
+        final_offset,
+        receipt: Some(receipt),
+        failure_code: baton_proto::codes::RECEIPTS_MISSING.to_owned(),
+        message: message.to_owned(),
+        user_message: "a required file is missing".to_owned(),
+        ..TaskError::default()
+    })
+}
+
+fn wire_timer(kind: DeadlineKind) -> TimerKind {
+    match kind {
+        DeadlineKind::ProcessStart => TimerKind::ProcessStart,
+        DeadlineKind::PromptWrite => TimerKind::PromptWrite,
+        DeadlineKind::FirstEvent => TimerKind::FirstEvent,
+        DeadlineKind::FirstVisibleEvent => TimerKind::FirstVisibleEvent,
+        DeadlineKind::StreamIdle => TimerKind::StreamIdle,
+        DeadlineKind::ToolIdle => TimerKind::ToolIdle,
+        DeadlineKind::Total => TimerKind::Total,
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

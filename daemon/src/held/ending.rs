@@ -1,0 +1,105 @@
+//! The last words of an attempt: which frame ends it, what replaces that frame when the relay refuses it or
+//! wants none of it.
+
+use baton_proto::v1::TerminationReceipt;
+use baton_proto::v1::attempt_frame::Body;
+
+use super::{Held, REPLAY_PAUSE, Stage, StopWhy};
+use crate::agents::judge;
+use crate::attempt::Ending;
+use crate::clock::Clock;
+use crate::frames::{self, Closing, Control};
+
+impl Held {
+    /// The relay says that it has no right to go on: kill, drop its frames, send a receipt.
+    pub(crate) fn fence(&mut self, clock: &Clock) {
+        self.outbox.drop_unacked();
+        match &self.stage {
+            Stage::Running { .. } => {
+                self.order_stop(StopWhy::Fenced, clock.now().after(self.cleanup_term));
+            }
+            Stage::Accepted { .. } => {
+                self.stopping = Some(StopWhy::Fenced);
+                let receipt = frames::nothing_ran(clock.wall());
+                self.finish(Body::Receipt(receipt.clone()), receipt, clock);
+            }
+            Stage::Finished { receipt, .. } => {
+                self.stopping = Some(StopWhy::Fenced);
+                let receipt = receipt.clone();
+                self.finish(Body::Receipt(receipt.clone()), receipt, clock);
+            }
+        }
+    }
+
+    pub(super) fn on_ended(&mut self, ending: &Ending, clock: &Clock) {
+        let receipt = frames::receipt(ending, clock.wall());
+        let only_receipt = Body::Receipt(receipt.clone());
+        let closing = self.closing(receipt.clone());
+        let body = match self.stopping {
+            Some(StopWhy::Fenced) => {
+                self.outbox.drop_unacked();
+                only_receipt
+            }
+            Some(StopWhy::LeaseEnded) | None => {
+                frames::terminal(&judge(ending), &ending.stderr_tail, closing)
+                    .unwrap_or(only_receipt)
+            }
+            Some(StopWhy::Canceled(reason)) => {
+                let own = self.closing(receipt.clone());
+                frames::terminal(&judge(ending), &ending.stderr_tail, own)
+                    .unwrap_or_else(|| frames::canceled(reason, closing))
+            }
+        };
+        self.finish(body, receipt, clock);
+    }
+
+    /// The relay refused the completion for good: the process is gone and cannot make up for it.
+    pub(crate) fn on_refused_completion(&mut self, seq: u64, message: &str, clock: &Clock) {
+        let Stage::Finished { last_seq, receipt } = &self.stage else {
+            return;
+        };
+        if *last_seq == seq && receipt.process_started {
+            let receipt = receipt.clone();
+            let closing = self.closing(receipt.clone());
+            self.finish(frames::contract_unmet(message, closing), receipt, clock);
+        }
+    }
+
+    /// The relay misses something before a frame that it got. `expected` is the control frame it wants.
+    pub(crate) fn on_gap(&mut self, expected: Option<u64>, clock: &Clock) {
+        let now = clock.now();
+        if self
+            .replayed_at
+            .is_some_and(|at| now < at.after(REPLAY_PAUSE))
+        {
+            return;
+        }
+        self.replayed_at = Some(now);
+        match (&self.stage, self.stopping, expected) {
+            // The frames in between were dropped on purpose: the receipt takes their place.
+            (Stage::Finished { receipt, .. }, Some(StopWhy::Fenced), Some(expected)) => {
+                let receipt = receipt.clone();
+                self.outbox.restart_at(expected);
+                self.finish(Body::Receipt(receipt.clone()), receipt, clock);
+            }
+            (Stage::Accepted { .. } | Stage::Running { .. } | Stage::Finished { .. }, _, _) => {
+                self.outbox.rewind(self.outbox.acked());
+            }
+        }
+    }
+
+    pub(super) fn closing(&self, receipt: TerminationReceipt) -> Closing {
+        Closing {
+            final_offset: self.outbox.end_offset(),
+            receipt,
+        }
+    }
+
+    pub(super) fn finish(&mut self, body: Body, receipt: TerminationReceipt, clock: &Clock) {
+        let within_lease = self.lease.is_some_and(|lease| clock.now() < lease.limit());
+        let last_seq = self
+            .outbox
+            .push_control(Control { body, within_lease }, clock.wall());
+        self.stage = Stage::Finished { last_seq, receipt };
+    }
+}

@@ -1,0 +1,133 @@
+//! Who this daemon is: the id that the relay minted for it, kept in the data directory; a fresh id for
+//! each process; the kernel's boot id. Also holds the directory's lock: one running daemon per directory.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use uuid::Uuid;
+
+const ID_FILE: &str = "daemon-id";
+const LOCK_FILE: &str = "daemon.lock";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+#[derive(Debug)]
+pub(crate) struct Identity {
+    data_dir: PathBuf,
+    /// Empty until the first Welcome.
+    daemon_id: String,
+    pub(crate) instance_id: String,
+    /// Empty where the kernel does not tell.
+    pub(crate) boot_id: String,
+    /// Released by the kernel when the process ends, however it ends.
+    _lock: File,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    #[error("cannot use data directory {path}: {source}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("another daemon runs with data directory {path}; stop it or choose another directory")]
+    Locked { path: PathBuf },
+    #[error("cannot keep the daemon's id in {path}: {source}")]
+    Keep { path: PathBuf, source: io::Error },
+}
+
+impl Identity {
+    pub(crate) fn open(data_dir: &Path) -> Result<Self, IdentityError> {
+        let failed = |source| IdentityError::Directory {
+            path: data_dir.to_owned(),
+            source,
+        };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(data_dir)
+            .map_err(failed)?;
+        let lock = private_file(&data_dir.join(LOCK_FILE)).map_err(failed)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            IdentityError::Locked {
+                path: data_dir.to_owned(),
+            }
+        })?;
+        let daemon_id = match fs::read_to_string(data_dir.join(ID_FILE)) {
+            Ok(text) => text.trim().to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(failed(error)),
+        };
+        Ok(Self {
+            data_dir: data_dir.to_owned(),
+            daemon_id,
+            instance_id: Uuid::now_v7().to_string(),
+            boot_id: fs::read_to_string(BOOT_ID)
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
+            _lock: lock,
+        })
+    }
+
+    pub(crate) fn daemon_id(&self) -> &str {
+        &self.daemon_id
+    }
+
+    /// Keeps the id that the relay gave: on disk first, whole or not at all.
+    pub(crate) fn keep(&mut self, daemon_id: &str) -> Result<(), IdentityError> {
+        if daemon_id.is_empty() || daemon_id == self.daemon_id {
+            return Ok(());
+        }
+        let path = self.data_dir.join(ID_FILE);
+        write_whole(&self.data_dir, &path, daemon_id)
+            .map_err(|source| IdentityError::Keep { path, source })?;
+        daemon_id.clone_into(&mut self.daemon_id);
+        Ok(())
+    }
+}
+
+fn private_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn write_whole(dir: &Path, path: &Path, text: &str) -> io::Result<()> {
+    let draft = path.with_extension("new");
+    let mut file = private_file(&draft)?;
+    writeln!(file, "{text}")?;
+    file.sync_all()?;
+    fs::rename(&draft, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_id_survives_a_restart_and_the_directory_belongs_to_one_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = Identity::open(dir.path()).unwrap();
+        assert_eq!(first.daemon_id(), "");
+        first.keep("d-1").unwrap();
+        assert!(matches!(
+            Identity::open(dir.path()),
+            Err(IdentityError::Locked { .. })
+        ));
+        let mode = fs::metadata(dir.path().join(ID_FILE))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let instance = first.instance_id.clone();
+        drop(first);
+        let second = Identity::open(dir.path()).unwrap();
+        assert_eq!(second.daemon_id(), "d-1");
+        assert_ne!(second.instance_id, instance);
+    }
+}

@@ -1,0 +1,87 @@
+//! Where the relay is and what is shown to it: address, TLS, credential. Reads files; opens no connection.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+
+use super::HANDSHAKE;
+use crate::config::DaemonConfig;
+
+/// Finds a peer that vanished without a word, as a second line behind heartbeats.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
+
+/// Why the link is given up. Everything else is tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("cannot read token file {path}: {source}; make one with `baton token create`")]
+    TokenFile {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("token file {path} holds no token; make one with `baton token create`")]
+    BadToken { path: PathBuf },
+    #[error("{url:?} is not a relay address: {reason}; use http://host:port or https://host:port")]
+    BadAddress { url: String, reason: String },
+    #[error("cannot read CA file {path}: {source}")]
+    CaFile {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("the relay refused this daemon's token: {message}; make one with role daemon")]
+    Refused { message: String },
+    #[error("the relay speaks no protocol version that this daemon knows: {message}; upgrade it")]
+    Version { message: String },
+}
+
+/// The address and its settings, checked once at the start.
+pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
+    let bad = |reason: String| LinkError::BadAddress {
+        url: config.relay.clone(),
+        reason,
+    };
+    let mut endpoint = Endpoint::from_shared(config.relay.clone())
+        .map_err(|error| bad(error.to_string()))?
+        .connect_timeout(HANDSHAKE)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE_ANSWER)
+        .keep_alive_while_idle(true);
+    match endpoint.uri().scheme_str() {
+        Some("http") => return Ok(endpoint),
+        Some("https") => {}
+        Some(_) | None => return Err(bad("unknown scheme".to_owned())),
+    }
+    let Some(path) = &config.ca_file else {
+        return Err(bad(
+            "https needs the relay's certificate authority (--ca FILE)".to_owned(),
+        ));
+    };
+    let pem = std::fs::read(path).map_err(|source| LinkError::CaFile {
+        path: path.clone(),
+        source,
+    })?;
+    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
+    endpoint = endpoint
+        .tls_config(tls)
+        .map_err(|error| bad(error.to_string()))?;
+    Ok(endpoint)
+}
+
+/// The credential as it goes into the request.
+pub(crate) fn read_token(path: &PathBuf) -> Result<MetadataValue<Ascii>, LinkError> {
+    let text = std::fs::read_to_string(path).map_err(|source| LinkError::TokenFile {
+        path: path.clone(),
+        source,
+    })?;
+    let bad = || LinkError::BadToken { path: path.clone() };
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(bad());
+    }
+    let mut value: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| bad())?;
+    value.set_sensitive(true);
+    Ok(value)
+}

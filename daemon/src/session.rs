@@ -1,0 +1,163 @@
+//! One live stream as the supervisor uses it: where frames go out, when the next heartbeat is due, which
+//! heartbeats are unanswered. Heartbeats overtake output, so that a busy stream still renews. Knows no
+//! attempt; dropping it ends the sending side.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use baton_proto::v1::DaemonFrame;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Moment;
+
+/// Frames about attempts on their way out. Full: they wait in their outboxes.
+const FRAMES: usize = 32;
+/// Heartbeats and Goodbye. Full: the stream is stuck, and the heartbeat counts as unanswered.
+const URGENT: usize = 8;
+/// Unanswered heartbeats at which the stream is given up.
+const MOST_UNANSWERED: usize = 2;
+/// However short a lease is, heartbeats come no closer together.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) number: u64,
+    pub(crate) frames: mpsc::Sender<DaemonFrame>,
+    urgent: mpsc::Sender<DaemonFrame>,
+    close: CancellationToken,
+}
+
+/// The other end: what tonic sends.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    urgent: mpsc::Receiver<DaemonFrame>,
+    frames: mpsc::Receiver<DaemonFrame>,
+}
+
+impl Session {
+    /// `close` ends the stream at once, for the link that reads it.
+    pub(crate) fn new(number: u64, close: CancellationToken) -> (Self, Outgoing) {
+        let (urgent, urgent_rx) = mpsc::channel(URGENT);
+        let (frames, frames_rx) = mpsc::channel(FRAMES);
+        (
+            Self {
+                number,
+                frames,
+                urgent,
+                close,
+            },
+            Outgoing {
+                urgent: urgent_rx,
+                frames: frames_rx,
+            },
+        )
+    }
+
+    pub(crate) fn send_urgent(&self, frame: DaemonFrame) {
+        // Full or closed: the missing answer is noticed by whoever waits for it.
+        let _ = self.urgent.try_send(frame);
+    }
+
+    pub(crate) fn close(&self) {
+        self.close.cancel();
+    }
+}
+
+impl Stream for Outgoing {
+    type Item = DaemonFrame;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<DaemonFrame>> {
+        match self.urgent.poll_recv(cx) {
+            Poll::Ready(Some(frame)) => Poll::Ready(Some(frame)),
+            // Both senders live in one session, so one closed end is the end of both.
+            Poll::Ready(None) | Poll::Pending => self.frames.poll_recv(cx),
+        }
+    }
+}
+
+/// Which heartbeats are out. Pure.
+#[derive(Debug)]
+pub(crate) struct Heartbeats {
+    interval: Duration,
+    last_seq: u64,
+    unanswered: VecDeque<(u64, Moment)>,
+    next_at: Moment,
+}
+
+impl Heartbeats {
+    pub(crate) fn new(interval: Duration, now: Moment) -> Self {
+        let interval = interval.max(SHORTEST_INTERVAL);
+        Self {
+            interval,
+            last_seq: 0,
+            unanswered: VecDeque::new(),
+            next_at: now,
+        }
+    }
+
+    /// When the next one is due. A short lease brings it forward: a third of its ttl at most.
+    pub(crate) fn due_at(&self) -> Moment {
+        self.next_at
+    }
+
+    /// The relay follows the shortest lease that is held.
+    pub(crate) fn set_interval(&mut self, interval: Duration, now: Moment) {
+        self.interval = interval.max(SHORTEST_INTERVAL);
+        self.next_at = self.next_at.min(now.after(self.interval));
+    }
+
+    /// A lease of this length is held now.
+    pub(crate) fn keep_alive(&mut self, ttl: Duration, now: Moment) {
+        let interval = (ttl / 3).max(SHORTEST_INTERVAL);
+        self.next_at = self.next_at.min(now.after(interval));
+    }
+
+    /// Two are out and a third is due: nobody is listening.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.unanswered.len() >= MOST_UNANSWERED
+    }
+
+    /// Numbers the heartbeat that is sent now.
+    pub(crate) fn sent(&mut self, now: Moment) -> u64 {
+        self.last_seq += 1;
+        self.unanswered.push_back((self.last_seq, now));
+        self.next_at = now.after(self.interval);
+        self.last_seq
+    }
+
+    /// When the heartbeat was sent that is answered here; later ones stay out.
+    pub(crate) fn answered(&mut self, seq: u64) -> Option<Moment> {
+        let at = self.unanswered.iter().position(|(sent, _)| *sent == seq)?;
+        self.unanswered
+            .drain(..=at)
+            .next_back()
+            .map(|(_, sent_at)| sent_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_millis(millis)
+    }
+
+    #[test]
+    fn two_unanswered_heartbeats_mean_a_dead_stream_and_an_answer_revives_it() {
+        let mut beats = Heartbeats::new(Duration::from_secs(5), at(0));
+        assert_eq!(beats.due_at(), at(0));
+        assert_eq!((beats.sent(at(0)), beats.due_at()), (1, at(5_000)));
+        beats.keep_alive(Duration::from_secs(6), at(1_000));
+        assert_eq!(beats.due_at(), at(3_000));
+        beats.sent(at(3_000));
+        assert!(beats.is_dead());
+        assert_eq!(beats.answered(2), Some(at(3_000)));
+        assert!(!beats.is_dead());
+        assert_eq!((beats.answered(1), beats.answered(9)), (None, None));
+    }
+}

@@ -1,0 +1,360 @@
+//! Owns every attempt of this daemon and outlives every link: one loop, one owner, no locks. Losing the
+//! stream changes nothing in here but where frames go; leases, deadlines and orders end attempts.
+//! The loop never waits for the network or for a child: frames leave when there is room for them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use baton_proto::v1::{CancelReason, Hello, RejectCode, RelayFrame};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info};
+
+use crate::DaemonError;
+use crate::agents::{Agents, Refusal};
+use crate::attempt::{self, AttemptEvent, Lines};
+use crate::clock::{Clock, Moment};
+use crate::config::DaemonConfig;
+use crate::epoch::RelayEpochs;
+use crate::held::{Held, Start};
+use crate::identity::Identity;
+use crate::link::LinkError;
+use crate::process::{Spawner, reap_orphans};
+use crate::session::{Heartbeats, Session};
+use crate::status::DaemonStatus;
+
+mod course;
+mod heartbeat;
+mod orders;
+mod sending;
+
+use course::Course;
+use sending::room;
+
+/// Events of all attempts together. Full: the attempts wait, and so do their children.
+const EVENTS: usize = 256;
+/// Finished attempts that are remembered, so that a repeated dispatch does not run them again.
+const REMEMBERED: usize = 1024;
+/// Orphans that died unnoticed are waited for this often.
+const REAP_EVERY: Duration = Duration::from_secs(5);
+/// After the last process is gone, how long the relay is waited for to take what is unacknowledged.
+const LEAVE: Duration = Duration::from_secs(5);
+
+/// From the link.
+#[derive(Debug)]
+pub(crate) enum LinkEvent {
+    /// It is about to dial and needs to know what the daemon holds.
+    HelloWanted(oneshot::Sender<Hello>),
+    Up {
+        session: Session,
+        hello_sent_at: Moment,
+        welcome: Box<RelayFrame>,
+    },
+    Frame {
+        session: u64,
+        frame: Box<RelayFrame>,
+    },
+    Down {
+        session: u64,
+    },
+    /// It will not dial again.
+    GivenUp(LinkError),
+}
+
+/// What the daemon says of itself in Hello.
+struct Profile {
+    name: String,
+    slots: u32,
+    labels: BTreeMap<String, String>,
+    capabilities: Vec<String>,
+}
+
+/// The stream and its heartbeats, while there is one.
+struct Live {
+    session: Session,
+    heartbeats: Heartbeats,
+}
+
+pub(crate) struct Supervisor {
+    profile: Profile,
+    drain: Duration,
+    agents: Agents,
+    identity: Identity,
+    spawner: Spawner,
+    clock: Clock,
+    held: BTreeMap<String, Held>,
+    /// Attempts with something unsent, each once; served in turn.
+    ready: VecDeque<String>,
+    forgotten: VecDeque<String>,
+    live: Option<Live>,
+    epochs: RelayEpochs,
+    course: Course,
+    given_up: Option<LinkError>,
+    tasks: JoinSet<()>,
+    events: mpsc::Sender<(String, AttemptEvent)>,
+    incoming: mpsc::Receiver<(String, AttemptEvent)>,
+    reap_at: Moment,
+    /// Earliest lease limit, for the link's backoff.
+    shortest_lease: watch::Sender<Option<Moment>>,
+    status: watch::Sender<DaemonStatus>,
+}
+
+impl Supervisor {
+    pub(crate) fn new(
+        config: &DaemonConfig,
+        identity: Identity,
+        spawner: Spawner,
+        shortest_lease: watch::Sender<Option<Moment>>,
+        status: watch::Sender<DaemonStatus>,
+    ) -> Self {
+        let (events, incoming) = mpsc::channel(EVENTS);
+        Self {
+            profile: Profile {
+                name: config.name.clone(),
+                slots: config.slots,
+                labels: config.labels.clone(),
+                capabilities: config.capabilities.clone(),
+            },
+            drain: config.drain,
+            agents: Agents::new(config.agents.clone(), config.work_dir.clone()),
+            identity,
+            spawner,
+            reap_at: config.clock.now().after(REAP_EVERY),
+            clock: config.clock.clone(),
+            held: BTreeMap::new(),
+            ready: VecDeque::new(),
+            forgotten: VecDeque::new(),
+            live: None,
+            epochs: RelayEpochs::default(),
+            course: Course::Working,
+            given_up: None,
+            tasks: JoinSet::new(),
+            events,
+            incoming,
+            shortest_lease,
+            status,
+        }
+    }
+
+    /// Runs until the order to stop has been carried out.
+    pub(crate) async fn run(
+        mut self,
+        mut link: mpsc::Receiver<LinkEvent>,
+        stop: CancellationToken,
+    ) -> Result<(), DaemonError> {
+        loop {
+            self.on_time();
+            self.pump();
+            self.publish();
+            if self.is_done() {
+                break;
+            }
+            let wake = self.next_wake();
+            let outlet = self.crowded_outlet();
+            tokio::select! {
+                // Orders before events: a flood of output must not delay a cancel.
+                biased;
+                () = stop.cancelled(), if !self.course.is_stopping() => self.begin_drain(),
+                Some(event) = link.recv() => self.on_link(event)?,
+                Some((id, event)) = self.incoming.recv() => self.on_attempt(&id, event),
+                Some(ended) = self.tasks.join_next() => {
+                    if let Err(panic) = ended {
+                        error!(error = %panic, "an attempt's task died");
+                    }
+                }
+                () = room(outlet) => {}
+                () = self.clock.sleep_until_some(wake) => {}
+            }
+        }
+        self.say_goodbye();
+        self.given_up
+            .take()
+            .map_or(Ok(()), |error| Err(DaemonError::Link(error)))
+    }
+
+    fn on_link(&mut self, event: LinkEvent) -> Result<(), DaemonError> {
+        match event {
+            LinkEvent::HelloWanted(reply) => {
+                // The link may have given up waiting.
+                let _ = reply.send(self.hello());
+            }
+            LinkEvent::Up {
+                session,
+                hello_sent_at,
+                welcome,
+            } => {
+                self.on_up(session, hello_sent_at, *welcome)?;
+            }
+            LinkEvent::Frame { session, frame } => {
+                if self
+                    .live
+                    .as_ref()
+                    .is_some_and(|live| live.session.number == session)
+                {
+                    self.on_frame(*frame);
+                }
+            }
+            LinkEvent::Down { session } => {
+                if self
+                    .live
+                    .as_ref()
+                    .is_some_and(|live| live.session.number == session)
+                {
+                    self.on_down();
+                }
+            }
+            LinkEvent::GivenUp(error) => {
+                error!(error = %error, "the relay will not have this daemon");
+                self.given_up = Some(error);
+                self.begin_drain();
+            }
+        }
+        Ok(())
+    }
+
+    fn on_down(&mut self) {
+        info!(
+            held = self.held.len(),
+            "lost the stream; attempts go on under their leases"
+        );
+        self.live = None;
+        for held in self.held.values() {
+            held.balance(false);
+        }
+    }
+
+    fn on_attempt(&mut self, id: &str, event: AttemptEvent) {
+        if let Some(held) = self.held.get_mut(id) {
+            held.on_event(event, &self.clock);
+            held.balance(self.live.is_some());
+            self.enqueue(id);
+        }
+    }
+
+    fn start(&mut self, start: Start) {
+        let Start {
+            plan,
+            stop,
+            hold_back,
+        } = start;
+        info!(attempt_id = %plan.attempt_id, "lease confirmed; starting");
+        let lines = Lines {
+            stop,
+            hold_back,
+            events: self.events.clone(),
+        };
+        self.tasks.spawn(attempt::run(
+            plan,
+            lines,
+            self.spawner.clone(),
+            self.clock.clone(),
+        ));
+        let now = self.clock.now();
+        let shortest = self.shortest_ttl();
+        if let Some((live, ttl)) = self.live.as_mut().zip(shortest) {
+            live.heartbeats.keep_alive(ttl, now);
+        }
+    }
+
+    fn begin_drain(&mut self) {
+        let cancel_at = self.clock.now().after(self.drain);
+        self.course = Course::Draining { cancel_at };
+        let refusal = Refusal {
+            code: RejectCode::Draining,
+            message: "the daemon is stopping".to_owned(),
+        };
+        self.change_all(|held, clock| held.give_back(&refusal, clock));
+        self.send_heartbeat();
+        info!(held = self.held.len(), "draining");
+    }
+
+    /// Everything that the clock alone decides.
+    fn on_time(&mut self) {
+        let now = self.clock.now();
+        self.change_all(|held, clock| held.on_time(clock));
+        if self
+            .live
+            .as_ref()
+            .is_some_and(|live| live.heartbeats.due_at() <= now)
+        {
+            self.on_heartbeat_due();
+        }
+        if self.reap_at <= now {
+            self.reap_at = now.after(REAP_EVERY);
+            self.tasks.spawn_blocking(reap_orphans);
+        }
+        self.move_on(now);
+    }
+
+    fn move_on(&mut self, now: Moment) {
+        let idle = !self.held.values().any(Held::holds_slot);
+        self.course = match self.course {
+            Course::Working | Course::Resting => return,
+            Course::Draining { .. } | Course::Canceling if idle => Course::Leaving {
+                until: now.after(LEAVE),
+            },
+            Course::Draining { cancel_at } if cancel_at <= now => {
+                self.change_all(|held, clock| held.cancel(CancelReason::Drain, None, clock));
+                Course::Canceling
+            }
+            Course::Draining { .. } | Course::Canceling | Course::Leaving { .. } => return,
+        };
+    }
+
+    fn is_done(&self) -> bool {
+        match self.course {
+            Course::Leaving { until } => self.held.is_empty() || until <= self.clock.now(),
+            Course::Working | Course::Resting | Course::Draining { .. } | Course::Canceling => {
+                false
+            }
+        }
+    }
+
+    fn next_wake(&self) -> Option<Moment> {
+        let course = match self.course {
+            Course::Draining { cancel_at } => Some(cancel_at),
+            Course::Leaving { until } => Some(until),
+            Course::Working | Course::Resting | Course::Canceling => None,
+        };
+        let heartbeat = self.live.as_ref().map(|live| live.heartbeats.due_at());
+        let attempts = self.held.values().filter_map(Held::next_wake).min();
+        [course, heartbeat, attempts, Some(self.reap_at)]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn publish(&self) {
+        let limits = self
+            .held
+            .values()
+            .filter_map(Held::lease)
+            .map(|lease| lease.limit());
+        let shortest = limits.min();
+        self.shortest_lease
+            .send_if_modified(|old| std::mem::replace(old, shortest) != shortest);
+        let running = self.held.values().filter(|held| held.holds_slot()).count();
+        let status = DaemonStatus {
+            connected: self.live.is_some(),
+            daemon_id: self.identity.daemon_id().to_owned(),
+            slots: self.profile.slots,
+            running: u32::try_from(running).unwrap_or(u32::MAX),
+            draining: !self.course.takes_work(),
+        };
+        self.status.send_if_modified(|old| {
+            let changed = *old != status;
+            *old = status;
+            changed
+        });
+    }
+
+    fn forget(&mut self, id: &str) {
+        if self.held.remove(id).is_some() {
+            self.forgotten.push_back(id.to_owned());
+            if self.forgotten.len() > REMEMBERED {
+                self.forgotten.pop_front();
+            }
+        }
+    }
+}

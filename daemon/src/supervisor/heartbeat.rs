@@ -1,0 +1,103 @@
+//! Heartbeats: they renew every lease in one frame, and show both sides that the other lives.
+
+use std::time::Duration;
+
+use baton_proto::v1::{self, DaemonLoad, Heartbeat, HeartbeatAck, daemon_frame, renew_result};
+use prost_types::Timestamp;
+use tracing::warn;
+
+use super::Supervisor;
+use super::orders::{frame, positive};
+use crate::held::Held;
+
+impl Supervisor {
+    pub(super) fn on_heartbeat_ack(&mut self, ack: HeartbeatAck) {
+        let Some(live) = &mut self.live else { return };
+        let Some(sent_at) = live.heartbeats.answered(ack.seq) else {
+            return;
+        };
+        if let Some(interval) = positive(ack.heartbeat_ms) {
+            live.heartbeats.set_interval(interval, self.clock.now());
+        }
+        for entry in ack.results {
+            let id = entry.attempt_id;
+            let Some(held) = self.held.get_mut(&id) else {
+                continue;
+            };
+            match entry.result {
+                Some(renew_result::Result::Renewed(renewed)) => {
+                    held.renew(sent_at, Duration::from_millis(renewed.granted_ms));
+                }
+                // A finished one is only no longer leased; its last frames are still wanted.
+                Some(renew_result::Result::Revoked(_)) if !held.holds_slot() => {}
+                Some(renew_result::Result::Revoked(revoked)) => {
+                    warn!(attempt_id = id, code = ?revoked.code(), "the lease was revoked");
+                    held.fence(&self.clock);
+                    self.enqueue(&id);
+                }
+                None => {}
+            }
+        }
+    }
+
+    pub(super) fn on_heartbeat_due(&mut self) {
+        if self
+            .live
+            .as_ref()
+            .is_some_and(|live| live.heartbeats.is_dead())
+        {
+            warn!("two heartbeats went unanswered; dialing again");
+            self.drop_stream();
+        } else {
+            self.send_heartbeat();
+        }
+    }
+
+    pub(super) fn send_heartbeat(&mut self) {
+        let now = self.clock.now();
+        let shortest = self.shortest_ttl();
+        let status = if self.course.takes_work() {
+            v1::DaemonStatus::Online
+        } else {
+            v1::DaemonStatus::Draining
+        };
+        let unacked: usize = self.held.values().map(|held| held.outbox.held()).sum();
+        let mut heartbeat = Heartbeat {
+            seq: 0,
+            sent_at: Some(Timestamp::from(self.clock.wall())),
+            free_slots: self.free_slots(),
+            status: status.into(),
+            renew: self
+                .held
+                .values()
+                .filter_map(|held| held.renew_entry(now))
+                .collect(),
+            load: Some(DaemonLoad {
+                unacked_bytes: Some(unacked as u64),
+                ..DaemonLoad::default()
+            }),
+        };
+        let Some(live) = &mut self.live else { return };
+        heartbeat.seq = live.heartbeats.sent(now);
+        if let Some(ttl) = shortest {
+            live.heartbeats.keep_alive(ttl, now);
+        }
+        live.session
+            .send_urgent(frame(daemon_frame::Frame::Heartbeat(heartbeat)));
+    }
+
+    pub(super) fn shortest_ttl(&self) -> Option<Duration> {
+        self.held
+            .values()
+            .filter_map(Held::lease)
+            .map(|lease| lease.ttl())
+            .min()
+    }
+
+    pub(super) fn free_slots(&self) -> u32 {
+        let taken = self.held.values().filter(|held| held.holds_slot()).count();
+        self.profile
+            .slots
+            .saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX))
+    }
+}

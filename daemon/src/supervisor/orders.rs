@@ -1,0 +1,334 @@
+//! What the relay says and what the daemon says back at link level: Hello and Welcome, acks, dispatches, orders about one attempt. The attempts' own reactions are in `held`.
+
+use std::time::Duration;
+
+use baton_proto::PROTOCOL_VERSION;
+use baton_proto::v1::attempt_command::Body;
+use baton_proto::v1::relay_frame::Frame;
+use baton_proto::v1::{
+    AckEntry, AttemptCommand, AttemptRef, CancelReason, CommandResult, DaemonFrame, Dispatch,
+    FrameRejected, Goodbye, GoodbyeCode, Hello, RejectCode, RelayFrame, Settlement, Welcome,
+    command_result, daemon_frame, settlement,
+};
+use tracing::{info, warn};
+
+use super::{Course, Live, Supervisor};
+use crate::DaemonError;
+use crate::agents::Refusal;
+use crate::clock::Moment;
+use crate::held::{Held, Offer};
+use crate::outbox::Acked;
+use crate::session::{Heartbeats, Session};
+
+/// When the relay names no interval.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// When the relay names no limit for its confirmation.
+const ACCEPT: Duration = Duration::from_secs(10);
+/// The one refusal of a completion that the daemon has an answer to.
+const CONTRACT_UNMET: &str = "CONTRACT_UNMET";
+const NOT_FOUND: &str = "NOT_FOUND";
+const SEQUENCE_GAP: &str = "SEQUENCE_GAP";
+const OUTPUT_GAP: &str = "OUTPUT_GAP";
+
+impl Supervisor {
+    pub(super) fn hello(&self) -> Hello {
+        Hello {
+            daemon_id: self.identity.daemon_id().to_owned(),
+            instance_id: self.identity.instance_id.clone(),
+            boot_id: self.identity.boot_id.clone(),
+            name: self.profile.name.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_version: PROTOCOL_VERSION,
+            os: std::env::consts::OS.to_owned(),
+            arch: std::env::consts::ARCH.to_owned(),
+            slots: self.profile.slots,
+            labels: self.profile.labels.clone(),
+            capabilities: self.profile.capabilities.clone(),
+            agents: self.agents.infos(),
+            active: self.held.values().map(Held::active).collect(),
+            features: Vec::new(),
+            draining: !self.course.takes_work(),
+            seen_relay_epoch: self.epochs.epoch(),
+            seen_incarnation: self.epochs.incarnation().to_owned(),
+        }
+    }
+
+    /// A new stream stands. Everything unacknowledged goes out again on it.
+    pub(super) fn on_up(
+        &mut self,
+        session: Session,
+        hello_sent_at: Moment,
+        welcome: RelayFrame,
+    ) -> Result<(), DaemonError> {
+        if !self.epochs.admit(&welcome.incarnation, welcome.relay_epoch) {
+            warn!(
+                relay_epoch = welcome.relay_epoch,
+                "a relay of the past answered; dialing again"
+            );
+            session.close();
+            return Ok(());
+        }
+        let Some(Frame::Welcome(welcome)) = welcome.frame else {
+            return Ok(());
+        };
+        self.identity.keep(&welcome.daemon_id)?;
+        info!(daemon_id = %welcome.daemon_id, relay_id = %welcome.relay_id, "connected");
+        let interval = positive(welcome.heartbeat_ms).unwrap_or(HEARTBEAT);
+        let heartbeats = Heartbeats::new(interval, self.clock.now());
+        self.live = Some(Live {
+            session,
+            heartbeats,
+        });
+        self.settle_all(&welcome, hello_sent_at);
+        Ok(())
+    }
+
+    fn settle_all(&mut self, welcome: &Welcome, hello_sent_at: Moment) {
+        for held in self.held.values_mut() {
+            held.replay(held.outbox.acked());
+        }
+        for settlement in &welcome.settlements {
+            self.settle(settlement, hello_sent_at);
+        }
+        self.change_all(|held, _| held.balance(true));
+    }
+
+    fn settle(&mut self, settlement: &Settlement, hello_sent_at: Moment) {
+        let id = settlement.attempt_id.as_str();
+        let Some(held) = self.held.get_mut(id) else {
+            return;
+        };
+        match settlement.decision {
+            Some(settlement::Decision::Keep(keep)) => {
+                held.replay(Acked {
+                    control_seq: keep.acked_control_seq,
+                    output_offset: keep.acked_offset,
+                });
+                let granted = keep.granted_ms.map(Duration::from_millis);
+                if let Some(start) =
+                    granted.and_then(|granted| held.confirm(Some(hello_sent_at), granted))
+                {
+                    self.start(start);
+                }
+            }
+            Some(settlement::Decision::Adopt(adopt)) => held.replay(Acked {
+                control_seq: adopt.acked_control_seq,
+                output_offset: adopt.acked_offset,
+            }),
+            Some(settlement::Decision::Kill(kill)) => {
+                warn!(attempt_id = id, code = ?kill.code(), "the relay took the attempt away");
+                held.fence(&self.clock);
+            }
+            // A decision of a later version: neither renewed nor ended.
+            None => {}
+        }
+        self.forget_if_settled(id);
+    }
+
+    pub(super) fn on_frame(&mut self, frame: RelayFrame) {
+        if !self.epochs.admit(&frame.incarnation, frame.relay_epoch) {
+            warn!(
+                relay_epoch = frame.relay_epoch,
+                "a frame from a relay of the past; dialing again"
+            );
+            self.drop_stream();
+            return;
+        }
+        match frame.frame {
+            Some(Frame::HeartbeatAck(ack)) => self.on_heartbeat_ack(ack),
+            Some(Frame::Ack(ack)) => ack.entries.iter().for_each(|entry| self.on_ack(entry)),
+            Some(Frame::Attempt(command)) => self.on_command(command),
+            Some(Frame::Drain(drain)) => self.on_drain(!drain.withdrawn),
+            Some(Frame::Rejected(rejected)) => self.on_rejected(&rejected),
+            // Holds come with the shim; Welcome and Goodbye are the link's; unknown arms are ignored.
+            Some(Frame::HoldGranted(_) | Frame::Welcome(_) | Frame::Goodbye(_)) | None => {}
+        }
+    }
+
+    fn on_command(&mut self, command: AttemptCommand) {
+        let Some(attempt) = command.r#ref else { return };
+        let id = attempt.attempt_id.clone();
+        if let Some(Body::Dispatch(dispatch)) = command.body {
+            self.on_dispatch(attempt, &dispatch);
+            self.enqueue(&id);
+            return;
+        }
+        let Some(held) = self.held.get_mut(&id) else {
+            return;
+        };
+        match command.body {
+            Some(Body::LeaseConfirmed(confirmed)) => {
+                let granted = Duration::from_millis(confirmed.granted_ms);
+                if let Some(start) = held.confirm(None, granted) {
+                    self.start(start);
+                }
+            }
+            Some(Body::Cancel(cancel)) => {
+                let reason = match cancel.reason() {
+                    CancelReason::Unspecified => CancelReason::Operator,
+                    reason => reason,
+                };
+                info!(attempt_id = id, ?reason, "ordered to stop");
+                held.cancel(reason, positive(cancel.grace_ms), &self.clock);
+            }
+            Some(Body::Abandon(abandon)) => {
+                warn!(attempt_id = id, code = ?abandon.code(), "the relay took the attempt away");
+                held.fence(&self.clock);
+            }
+            Some(Body::Result(result)) => on_result(held, &result, &self.clock),
+            // A command asks nobody; what this version does not know changes nothing.
+            Some(Body::Dispatch(_) | Body::PermissionDecision(_) | Body::Answer(_)) | None => {}
+        }
+        self.enqueue(&id);
+    }
+
+    /// The same attempt again is answered again; nothing is started twice.
+    fn on_dispatch(&mut self, attempt: AttemptRef, dispatch: &Dispatch) {
+        let id = attempt.attempt_id.clone();
+        if id.is_empty() {
+            warn!("a dispatch without an attempt; ignored");
+            return;
+        }
+        if let Some(held) = self.held.get_mut(&id) {
+            held.answer_again(&self.clock);
+            return;
+        }
+        let token = dispatch.token.clone().unwrap_or_default();
+        let held = match self.judge_dispatch(&attempt, dispatch) {
+            Ok(plan) => {
+                info!(attempt_id = id, task_id = %attempt.task_id, "accepted");
+                let accept = positive(dispatch.accept_ms).unwrap_or(ACCEPT);
+                Held::accept(
+                    Offer {
+                        attempt,
+                        token,
+                        plan,
+                        accept,
+                    },
+                    &self.clock,
+                )
+            }
+            Err(refusal) => {
+                info!(attempt_id = id, reason = %refusal.message, "refused");
+                Held::refuse(attempt, token, &refusal, &self.clock)
+            }
+        };
+        self.held.insert(id, held);
+    }
+
+    fn judge_dispatch(
+        &self,
+        attempt: &AttemptRef,
+        dispatch: &Dispatch,
+    ) -> Result<crate::attempt::AttemptPlan, Refusal> {
+        let refuse = |code, message: &str| {
+            Err(Refusal {
+                code,
+                message: message.to_owned(),
+            })
+        };
+        if self.forgotten.contains(&attempt.attempt_id) {
+            return refuse(RejectCode::Duplicate, "this attempt already ran here");
+        }
+        if dispatch.token.is_none() {
+            return refuse(RejectCode::Invalid, "the dispatch carries no lease token");
+        }
+        if !self.course.takes_work() {
+            return refuse(RejectCode::Draining, "the daemon takes no new work");
+        }
+        if self.free_slots() == 0 {
+            return refuse(RejectCode::AtCapacity, "no free slot");
+        }
+        self.agents
+            .plan(attempt, dispatch, self.identity.daemon_id())
+    }
+
+    fn on_ack(&mut self, entry: &AckEntry) {
+        if let Some(held) = self.held.get_mut(&entry.attempt_id) {
+            held.outbox.ack(Acked {
+                control_seq: entry.control_seq,
+                output_offset: entry.output_offset,
+            });
+            held.balance(true);
+            self.forget_if_settled(&entry.attempt_id);
+        }
+    }
+
+    /// A gap is replayed. Any other refused frame is used up; when it was the last word of an attempt, there is nothing left to say.
+    fn on_rejected(&mut self, rejected: &FrameRejected) {
+        let error = rejected.error.clone().unwrap_or_default();
+        let id = rejected.attempt_id.as_str();
+        warn!(attempt_id = id, code = %error.code, message = %error.message, "a frame was refused");
+        let Some(held) = self.held.get_mut(id) else {
+            return;
+        };
+        if error.code == SEQUENCE_GAP || error.code == OUTPUT_GAP {
+            held.on_gap(rejected.expected_control_seq, &self.clock);
+            self.enqueue(id);
+        } else if held.ends_with(rejected.control_seq)
+            || (error.code == NOT_FOUND && !held.holds_slot())
+        {
+            self.forget(id);
+        }
+    }
+
+    fn on_drain(&mut self, wanted: bool) {
+        if !self.course.is_stopping() {
+            self.course = if wanted {
+                Course::Resting
+            } else {
+                Course::Working
+            };
+            self.send_heartbeat();
+        }
+    }
+
+    pub(super) fn say_goodbye(&mut self) {
+        if let Some(live) = self.live.take() {
+            let goodbye = Goodbye {
+                code: GoodbyeCode::Draining.into(),
+                message: "the daemon stops".to_owned(),
+                retry_after_ms: None,
+            };
+            // After everything else that is queued; without room the relay notices the closed stream.
+            let _ = live
+                .session
+                .frames
+                .try_send(frame(daemon_frame::Frame::Goodbye(goodbye)));
+        }
+    }
+
+    pub(super) fn drop_stream(&mut self) {
+        if let Some(live) = &self.live {
+            live.session.close();
+        }
+        self.on_down();
+    }
+
+    fn forget_if_settled(&mut self, id: &str) {
+        if self.held.get(id).is_some_and(Held::is_settled) {
+            self.forget(id);
+        }
+    }
+}
+
+fn on_result(held: &mut Held, result: &CommandResult, clock: &crate::clock::Clock) {
+    match &result.result {
+        Some(command_result::Result::Error(error)) if error.code == CONTRACT_UNMET => {
+            held.on_refused_completion(result.control_seq, &error.message, clock);
+        }
+        Some(command_result::Result::Error(error)) => {
+            warn!(attempt_id = %held.attempt.attempt_id, code = %error.code, "refused by the relay");
+        }
+        Some(command_result::Result::Ok(_)) | None => {}
+    }
+}
+
+pub(super) fn frame(frame: daemon_frame::Frame) -> DaemonFrame {
+    DaemonFrame { frame: Some(frame) }
+}
+
+/// 0 on the wire means "not said".
+pub(super) fn positive(millis: u64) -> Option<Duration> {
+    (millis > 0).then(|| Duration::from_millis(millis))
+}

@@ -1,0 +1,6 @@
+//! The daemon against a scripted relay over real gRPC, with real children.
+
+mod relay;
+mod running;
+mod stopping;
+mod stream;

@@ -1,0 +1,481 @@
+//! A relay played by the test: real gRPC, but every answer is the test's. Heartbeats are answered on the
+//! side while the test waits for something else, as long as it wants them to be.
+
+use std::time::Duration;
+
+use baton_daemon::{AgentConfig, Clock, Daemon, DaemonConfig, DaemonError, DaemonStatus};
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::daemon_frame::Frame as Up;
+use baton_proto::v1::daemon_link_server::{DaemonLink, DaemonLinkServer};
+use baton_proto::v1::relay_frame::Frame as Down;
+use baton_proto::v1::{
+    Ack, AckEntry, AttemptCommand, AttemptFrame, AttemptRef, CommandSpec, DaemonFrame, Dispatch,
+    ErrorDetail, FenceCode, FrameRejected, Heartbeat, HeartbeatAck, Hello, LeaseConfirmed,
+    LeaseToken, LifecyclePhase, OutputKind, RelayFrame, RenewResult, Renewed, Revoked, Settlement,
+    TurnKind, Welcome, attempt_command, renew_result, settlement,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::codegen::BoxStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Nothing in here takes this long unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+const INCARNATION: &str = "incarnation-1";
+
+type Sender = mpsc::Sender<Result<RelayFrame, Status>>;
+
+pub(crate) struct Relay {
+    pub(crate) url: String,
+    streams: mpsc::Receiver<(String, Streaming<DaemonFrame>, Sender)>,
+    server: JoinHandle<()>,
+}
+
+struct Service {
+    streams: mpsc::Sender<(String, Streaming<DaemonFrame>, Sender)>,
+}
+
+#[tonic::async_trait]
+impl DaemonLink for Service {
+    async fn link(
+        &self,
+        request: Request<Streaming<DaemonFrame>>,
+    ) -> Result<Response<BoxStream<RelayFrame>>, Status> {
+        let token = request.metadata().get("authorization");
+        let token = token
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+            .to_owned();
+        if token != "Bearer btn_test" {
+            return Err(Status::unauthenticated("unknown token"));
+        }
+        let (tx, rx) = mpsc::channel(64);
+        let stream = request.into_inner();
+        self.streams
+            .send((token, stream, tx))
+            .await
+            .map_err(|_| Status::aborted("test is over"))?;
+        Ok(Response::new(Box::pin(ReceiverStream::new(rx))))
+    }
+}
+
+impl Relay {
+    pub(crate) async fn start() -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("the test can set itself up");
+        let url = format!(
+            "http://{}",
+            listener.local_addr().expect("the test can set itself up")
+        );
+        let (tx, streams) = mpsc::channel(8);
+        let service = DaemonLinkServer::new(Service { streams: tx });
+        let server = tokio::spawn(async move {
+            let server = tonic::transport::Server::builder().tcp_nodelay(true);
+            let incoming = TcpListenerStream::new(listener);
+            server
+                .clone()
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await
+                .expect("the test can set itself up");
+        });
+        Self {
+            url,
+            streams,
+            server,
+        }
+    }
+
+    /// The daemon's next stream, up to its Hello.
+    pub(crate) async fn accept(&mut self) -> (Session, Hello) {
+        let streams = self.streams.recv();
+        let (_, mut up, down) = tokio::time::timeout(PATIENCE, streams)
+            .await
+            .expect("no daemon came")
+            .expect("the test can set itself up");
+        let first = up
+            .message()
+            .await
+            .expect("the test can set itself up")
+            .expect("a frame");
+        let Some(Up::Hello(hello)) = first.frame else {
+            panic!("not Hello: {first:?}")
+        };
+        let renewal = Some(Duration::from_secs(30));
+        (
+            Session {
+                up,
+                down,
+                epoch: 1,
+                renewal,
+                heartbeats: Vec::new(),
+                tap: Vec::new(),
+            },
+            hello,
+        )
+    }
+
+    /// Accepts and welcomes, settling nothing.
+    pub(crate) async fn welcome(&mut self) -> Session {
+        let (mut session, _) = self.accept().await;
+        session.welcome(Vec::new()).await;
+        session
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+pub(crate) struct Session {
+    up: Streaming<DaemonFrame>,
+    down: Sender,
+    pub(crate) epoch: u64,
+    /// What a heartbeat's renewals are answered with; `None` leaves heartbeats unanswered.
+    pub(crate) renewal: Option<Duration>,
+    pub(crate) heartbeats: Vec<Heartbeat>,
+    /// Every attempt frame that came.
+    pub(crate) tap: Vec<AttemptFrame>,
+}
+
+impl Session {
+    pub(crate) async fn send(&mut self, frame: Down) {
+        let frame = RelayFrame {
+            relay_epoch: self.epoch,
+            incarnation: INCARNATION.into(),
+            frame: Some(frame),
+        };
+        self.down.send(Ok(frame)).await.expect("the stream stands");
+    }
+
+    pub(crate) async fn welcome(&mut self, settlements: Vec<Settlement>) {
+        self.welcome_every(Duration::from_millis(500), settlements)
+            .await;
+    }
+
+    pub(crate) async fn welcome_every(&mut self, beat: Duration, settlements: Vec<Settlement>) {
+        self.send(Down::Welcome(Welcome {
+            relay_id: "relay-1".into(),
+            daemon_id: "daemon-1".into(),
+            protocol_version: 1,
+            heartbeat_ms: beat.as_millis() as u64,
+            settlements,
+            ..Welcome::default()
+        }))
+        .await;
+    }
+
+    pub(crate) async fn command(&mut self, attempt: &AttemptRef, body: attempt_command::Body) {
+        let r#ref = Some(attempt.clone());
+        self.send(Down::Attempt(AttemptCommand {
+            r#ref,
+            body: Some(body),
+        }))
+        .await;
+    }
+
+    pub(crate) async fn dispatch(&mut self, attempt: &AttemptRef, dispatch: Dispatch) {
+        self.command(attempt, attempt_command::Body::Dispatch(dispatch))
+            .await;
+    }
+
+    /// Dispatch, TaskAccepted, LeaseConfirmed.
+    pub(crate) async fn run(&mut self, attempt: &AttemptRef, dispatch: Dispatch) {
+        let granted_ms = dispatch.granted_ms;
+        self.dispatch(attempt, dispatch).await;
+        self.until(|body| matches!(body, Body::Accepted(_))).await;
+        let confirmed = LeaseConfirmed {
+            granted_ms,
+            expires_at: None,
+        };
+        self.command(attempt, attempt_command::Body::LeaseConfirmed(confirmed))
+            .await;
+    }
+
+    /// The next frame of any kind; heartbeats are kept and answered.
+    pub(crate) async fn frame(&mut self) -> Option<Up> {
+        let next = tokio::time::timeout(PATIENCE, self.up.message()).await;
+        let frame = next
+            .expect("the daemon says nothing")
+            .ok()
+            .flatten()?
+            .frame?;
+        if let Up::Heartbeat(heartbeat) = &frame {
+            self.heartbeats.push(heartbeat.clone());
+            if let Some(granted) = self.renewal {
+                let granted_ms = granted.as_millis() as u64;
+                let renewed = Renewed {
+                    granted_ms,
+                    expires_at: None,
+                };
+                self.answer(heartbeat, renew_result::Result::Renewed(renewed))
+                    .await;
+            }
+        }
+        Some(frame)
+    }
+
+    async fn answer(&mut self, heartbeat: &Heartbeat, result: renew_result::Result) {
+        let entry = |attempt_id: &String| RenewResult {
+            attempt_id: attempt_id.clone(),
+            result: Some(result),
+        };
+        let results = heartbeat
+            .renew
+            .iter()
+            .map(|renew| entry(&renew.attempt_id))
+            .collect();
+        let ack = HeartbeatAck {
+            seq: heartbeat.seq,
+            results,
+            ..HeartbeatAck::default()
+        };
+        self.send(Down::HeartbeatAck(ack)).await;
+    }
+
+    /// Answers the next heartbeat that renews something with "revoked".
+    pub(crate) async fn revoke_next(&mut self) {
+        self.renewal = None;
+        loop {
+            if let Some(Up::Heartbeat(heartbeat)) = self.frame().await
+                && !heartbeat.renew.is_empty()
+            {
+                let revoked = Revoked {
+                    code: FenceCode::LeaseExpired.into(),
+                };
+                self.answer(&heartbeat, renew_result::Result::Revoked(revoked))
+                    .await;
+                self.renewal = Some(PATIENCE);
+                return;
+            }
+        }
+    }
+
+    /// The next frame about an attempt.
+    pub(crate) async fn attempt_frame(&mut self) -> AttemptFrame {
+        loop {
+            let frame = self.frame().await.expect("the daemon closed the stream");
+            if let Up::Attempt(frame) = frame {
+                self.tap.push(frame.clone());
+                return frame;
+            }
+        }
+    }
+
+    pub(crate) async fn until(&mut self, wanted: impl Fn(&Body) -> bool) -> AttemptFrame {
+        loop {
+            let frame = self.attempt_frame().await;
+            if frame.body.as_ref().is_some_and(&wanted) {
+                return frame;
+            }
+        }
+    }
+
+    pub(crate) async fn until_terminal(&mut self) -> AttemptFrame {
+        self.until(is_terminal).await
+    }
+
+    pub(crate) async fn until_output(&mut self) -> AttemptFrame {
+        self.until(|body| matches!(body, Body::Stream(_))).await
+    }
+
+    /// Reads on until the daemon ends the stream.
+    pub(crate) async fn until_closed(&mut self) {
+        while self.frame().await.is_some() {}
+    }
+
+    pub(crate) async fn ack(&mut self, attempt: &AttemptRef, control_seq: u64, output_offset: u64) {
+        let attempt_id = attempt.attempt_id.clone();
+        let entries = vec![AckEntry {
+            attempt_id,
+            control_seq,
+            output_offset,
+        }];
+        self.send(Down::Ack(Ack { entries })).await;
+    }
+
+    /// Output bytes among the frames that came.
+    pub(crate) fn output(&self) -> Vec<u8> {
+        let chunks = self.tap.iter().filter_map(|frame| match &frame.body {
+            Some(Body::Stream(stream)) => Some(stream.chunk.to_vec()),
+            _ => None,
+        });
+        chunks.flatten().collect()
+    }
+
+    /// Control frames after `seq`, by number.
+    pub(crate) fn control_after(&self, seq: u64) -> Vec<(u64, Option<Body>)> {
+        let later = self.tap.iter().filter(|frame| frame.control_seq > seq);
+        later
+            .map(|frame| (frame.control_seq, frame.body.clone()))
+            .collect()
+    }
+
+    pub(crate) fn phases(&self) -> Vec<LifecyclePhase> {
+        let phases = self.tap.iter().filter_map(|frame| match &frame.body {
+            Some(Body::Lifecycle(lifecycle)) => Some(lifecycle.phase()),
+            _ => None,
+        });
+        phases.collect()
+    }
+
+    pub(crate) fn kinds(&self) -> Vec<OutputKind> {
+        let kinds = self.tap.iter().filter_map(|frame| match &frame.body {
+            Some(Body::Stream(stream)) => Some(stream.kind()),
+            _ => None,
+        });
+        kinds.collect()
+    }
+
+    /// The process of the newest attempt.
+    pub(crate) fn pid(&self) -> u32 {
+        let pids = self.tap.iter().filter_map(|frame| match &frame.body {
+            Some(Body::Lifecycle(lifecycle)) => lifecycle.pid,
+            _ => None,
+        });
+        pids.last().expect("a process was started")
+    }
+
+    /// Refuses a frame of `attempt` with a machine code.
+    pub(crate) async fn refuse(&mut self, attempt: &AttemptRef, control_seq: u64, code: &str) {
+        let error = ErrorDetail {
+            code: code.into(),
+            ..ErrorDetail::default()
+        };
+        self.send(Down::Rejected(FrameRejected {
+            attempt_id: attempt.attempt_id.clone(),
+            control_seq,
+            error: Some(error),
+            ..FrameRejected::default()
+        }))
+        .await;
+    }
+
+    /// Welcomes with one decision about `attempt`.
+    pub(crate) async fn settle(&mut self, attempt: &AttemptRef, decision: settlement::Decision) {
+        let attempt_id = attempt.attempt_id.clone();
+        self.welcome(vec![Settlement {
+            attempt_id,
+            decision: Some(decision),
+        }])
+        .await;
+    }
+
+    pub(crate) fn terminals(&self) -> usize {
+        self.tap
+            .iter()
+            .filter(|frame| frame.body.as_ref().is_some_and(is_terminal))
+            .count()
+    }
+}
+
+pub(crate) fn is_terminal(body: &Body) -> bool {
+    matches!(body, Body::Complete(_) | Body::Error(_) | Body::Canceled(_))
+}
+
+pub(crate) fn attempt() -> AttemptRef {
+    AttemptRef {
+        task_id: uuid::Uuid::now_v7().to_string(),
+        attempt_id: uuid::Uuid::now_v7().to_string(),
+        attempt_number: 3,
+        incarnation: INCARNATION.into(),
+        conversation_id: "conversation".into(),
+        channel_id: "channel".into(),
+        turn_kind: TurnKind::User.into(),
+        traceparent: "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01".into(),
+    }
+}
+
+pub(crate) fn shell(script: &str) -> Dispatch {
+    Dispatch {
+        token: Some(LeaseToken {
+            value: vec![7; 32].into(),
+        }),
+        granted_ms: 30_000,
+        accept_ms: 10_000,
+        agent: "command".into(),
+        command: Some(CommandSpec {
+            argv: ["sh", "-c", script].map(String::from).to_vec(),
+        }),
+        default_cleanup_term_ms: 500,
+        ..Dispatch::default()
+    }
+}
+
+/// A daemon under test, in this process.
+pub(crate) struct Running {
+    pub(crate) stop: CancellationToken,
+    pub(crate) status: watch::Receiver<DaemonStatus>,
+    pub(crate) ended: JoinHandle<Result<(), DaemonError>>,
+    _dir: tempfile::TempDir,
+}
+
+impl Running {
+    pub(crate) fn start(url: &str) -> Self {
+        Self::start_with(url, "btn_test")
+    }
+
+    pub(crate) fn start_with(url: &str, token: &str) -> Self {
+        let dir = tempfile::tempdir().expect("the test can set itself up");
+        let token_file = dir.path().join("token");
+        std::fs::write(&token_file, format!("{token}\n")).expect("the test can set itself up");
+        let config = DaemonConfig {
+            relay: url.to_owned(),
+            token_file,
+            ca_file: None,
+            data_dir: dir.path().join("data"),
+            name: "worker".into(),
+            slots: 2,
+            labels: [("zone".to_owned(), "a".to_owned())].into(),
+            capabilities: vec!["fast".into()],
+            agents: [(
+                baton_daemon::ANY_COMMAND.to_owned(),
+                AgentConfig::AnyCommand,
+            )]
+            .into(),
+            work_dir: dir.path().to_owned(),
+            drain: Duration::from_secs(15),
+            adopt_orphans: true,
+            clock: Clock::boot(),
+        };
+        let daemon = Daemon::open(config).expect("the test can set itself up");
+        let stop = CancellationToken::new();
+        let status = daemon.status();
+        let ended = tokio::spawn(daemon.run(stop.clone()));
+        Self {
+            stop,
+            status,
+            ended,
+            _dir: dir,
+        }
+    }
+
+    pub(crate) async fn until(&mut self, wanted: impl FnMut(&DaemonStatus) -> bool) {
+        let reached = tokio::time::timeout(PATIENCE, self.status.wait_for(wanted)).await;
+        drop(
+            reached
+                .expect("the daemon does not get there")
+                .expect("the test can set itself up"),
+        );
+    }
+
+    pub(crate) async fn end(self) -> Result<(), DaemonError> {
+        tokio::time::timeout(PATIENCE, self.ended)
+            .await
+            .expect("the daemon does not end")
+            .expect("the test can set itself up")
+    }
+}
+
+/// Whether a process is there and not only waiting to be reaped.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
+}

@@ -1,0 +1,107 @@
+//! What a lost stream, a gap, a silent relay and an old relay do: nothing to the attempts.
+
+use std::time::Duration;
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::relay_frame::Frame as Down;
+use baton_proto::v1::settlement::Decision;
+use baton_proto::v1::{ActiveState, Adopt, Keep};
+
+use crate::relay::{Relay, Running, attempt, shell};
+
+#[tokio::test]
+async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("go");
+    let script = format!("mkfifo {0}; echo one; cat {0}", fifo.display());
+    session.run(&attempt, shell(&script)).await;
+    session.until_output().await;
+    let unacked = session.control_after(2);
+    session.ack(&attempt, 2, 0).await;
+    drop(session);
+
+    let (mut session, hello) = relay.accept().await;
+    assert_eq!(hello.daemon_id, "daemon-1");
+    let active = &hello.active[0];
+    assert_eq!(active.r#ref.as_ref(), Some(&attempt));
+    assert_eq!(active.state(), ActiveState::Running);
+    assert!(active.token.is_some() && active.output_end == 4);
+    let keep = Keep {
+        acked_control_seq: 2,
+        acked_offset: 1,
+        granted_ms: Some(30_000),
+    };
+    session.settle(&attempt, Decision::Keep(keep)).await;
+    session.until_output().await;
+    assert_eq!(session.control_after(0), unacked);
+    assert_eq!(session.output(), b"ne\n");
+
+    std::fs::write(&fifo, "two\n").unwrap();
+    let last = session.until_terminal().await;
+    let Some(Body::Complete(complete)) = &last.body else {
+        panic!("{last:?}")
+    };
+    assert_eq!(
+        (complete.final_offset, &session.output()[..]),
+        (8, &b"ne\ntwo\n"[..])
+    );
+    drop(session);
+
+    // Finished and unacked: it is listed until the relay has it.
+    let (mut session, hello) = relay.accept().await;
+    assert_eq!(hello.active[0].state(), ActiveState::Finished);
+    let adopt = Adopt {
+        acked_control_seq: last.control_seq - 1,
+        acked_offset: 8,
+    };
+    session.settle(&attempt, Decision::Adopt(adopt)).await;
+    assert_eq!(session.attempt_frame().await.body, last.body);
+    session.ack(&attempt, last.control_seq, 8).await;
+    session.refuse(&attempt, 0, "SEQUENCE_GAP").await;
+    // The heartbeat after next shows that the acknowledgement has been read.
+    session.heartbeats.clear();
+    while session.heartbeats.len() < 2 {
+        session.frame().await.expect("the stream stands");
+    }
+    drop(session);
+    let (_, hello) = relay.accept().await;
+    assert!(hello.active.is_empty());
+}
+
+#[tokio::test]
+async fn a_gap_is_replayed_from_the_last_ack() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session.run(&attempt, shell("echo one; sleep 600")).await;
+    session.until_output().await;
+    session.tap.clear();
+    session.refuse(&attempt, 3, "SEQUENCE_GAP").await;
+    session.until_output().await;
+    assert_eq!(session.tap[0].control_seq, 1);
+    assert_eq!(session.output(), b"one\n");
+}
+
+#[tokio::test]
+async fn two_unanswered_heartbeats_close_the_stream_and_the_daemon_comes_back() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let (mut session, _) = relay.accept().await;
+    session.renewal = None;
+    session
+        .welcome_every(Duration::from_millis(100), Vec::new())
+        .await;
+    session.until_closed().await;
+    assert_eq!(session.heartbeats.len(), 2);
+    let mut session = relay.welcome().await;
+    // A frame from a relay that was replaced is refused in the same way.
+    session.epoch = 0;
+    session.send(Down::Drain(Default::default())).await;
+    session.until_closed().await;
+    relay.welcome().await;
+}
