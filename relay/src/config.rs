@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::auth::bootstrap::Bootstrap;
 use crate::clock::Clock;
+use crate::telemetry::Telemetry;
 
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
@@ -18,8 +19,14 @@ pub struct RelayConfig {
     pub insecure: bool,
     pub bootstrap: Bootstrap,
     pub network: NetworkLimits,
+    /// Start although acknowledged changes are missing; see the store.
+    pub accept_loss: bool,
+    /// Open tasks over all tenants, and of one.
+    pub max_open: usize,
+    pub max_open_per_tenant: usize,
     /// From the stop signal to the end, peers that never read included.
     pub drain: Duration,
+    pub telemetry: Telemetry,
     pub clock: Clock,
 }
 
@@ -78,7 +85,11 @@ impl RelayConfig {
             insecure: false,
             bootstrap: Bootstrap::default(),
             network: NetworkLimits::default(),
+            accept_loss: false,
+            max_open: 100_000,
+            max_open_per_tenant: 50_000,
             drain: Duration::from_secs(30),
+            telemetry: Telemetry::default(),
             clock: Clock::system(),
         }
     }

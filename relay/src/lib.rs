@@ -10,6 +10,7 @@ mod mint;
 pub mod output;
 pub mod reader;
 mod records;
+pub mod server;
 pub mod session;
 pub mod store;
 pub mod telemetry;

@@ -26,7 +26,7 @@ const SCHEDULER: &str = "scheduler";
 /// A stored value that this version cannot read.
 #[derive(Debug, thiserror::Error)]
 #[error("a stored {what} cannot be read: {source}")]
-pub struct Undecodable {
+pub(crate) struct Undecodable {
     what: &'static str,
     source: postcard::Error,
 }

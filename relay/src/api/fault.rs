@@ -4,10 +4,11 @@ use baton_core::reject::Rejection;
 
 use super::validate::Invalid;
 use crate::auth::AuthFault;
+use crate::dispatcher::Refusal;
 use crate::session::{FrameFault, LinkFault};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub(crate) enum Fault {
     #[error(transparent)]
     Auth(#[from] AuthFault),
     /// Wrong whatever the relay's state is.
@@ -16,12 +17,6 @@ pub enum Fault {
     /// The core would not do it.
     #[error("{}", .0.explain())]
     Refused(Rejection),
-    /// A daemon's stream that did not become a session.
-    #[error(transparent)]
-    Link(#[from] LinkFault),
-    /// A daemon's frame that means nothing; it is told in the stream.
-    #[error(transparent)]
-    Frame(#[from] FrameFault),
     #[error("no {0} with this id or name")]
     NotFound(Thing),
     #[error("more than one daemon has this name")]
@@ -35,8 +30,16 @@ pub enum Fault {
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]
     NotBuilt { what: &'static str },
-    #[error("too many requests wait to be accepted")]
-    Busy,
+    /// Something may have happened already, and nobody said that this is fine.
+    #[error("the last attempt may have had effects")]
+    UnsafeRetry,
+    #[error("no such call in baton.v1")]
+    UnknownRpc,
+    #[error("the message is larger than the relay takes")]
+    MessageTooLarge,
+    /// Not a message of this type: wrong wire types, or text that is no UTF-8.
+    #[error("the message cannot be decoded")]
+    Undecodable,
     #[error("the relay handles as many calls as it may")]
     Overloaded,
     #[error("{limit} streams are open, which is as many as may be")]
@@ -45,8 +48,14 @@ pub enum Fault {
     Stopping,
     #[error("no answer in time; whether it was done is not known")]
     TimedOut,
-    #[error("this output is no longer kept")]
-    OutputGone,
+    #[error("the relay stopped before the outcome was known")]
+    OutcomeUnknown,
+    /// A daemon's stream that did not become a session.
+    #[error(transparent)]
+    Link(#[from] LinkFault),
+    /// A daemon's frame that means nothing; it is told in the stream.
+    #[error(transparent)]
+    Frame(#[from] FrameFault),
     #[error("the stored record cannot be read")]
     Unreadable,
     /// The relay broke a promise to itself. The log has the detail, the caller does not.
@@ -56,7 +65,7 @@ pub enum Fault {
 
 /// What was looked for. Another tenant's looks like none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thing {
+pub(crate) enum Thing {
     Task,
     Attempt,
     Input,
@@ -87,6 +96,20 @@ impl From<Rejection> for Fault {
             Rejection::UnknownInput => Fault::NotFound(Thing::Input),
             Rejection::UnknownDaemon => Fault::NotFound(Thing::Daemon),
             other => Fault::Refused(other),
+        }
+    }
+}
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Rejected(rejection) => rejection.into(),
+            Refusal::Stopping => Fault::Stopping,
+            Refusal::Unknown => Fault::OutcomeUnknown,
+            Refusal::Body(error) => {
+                tracing::error!(%error, "a long body could not be stored");
+                Fault::Internal
+            }
         }
     }
 }

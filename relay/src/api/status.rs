@@ -13,7 +13,7 @@
 //! | no daemon, stopping, overload | UNAVAILABLE | yes, later: nothing happened |
 //! | no answer in time | DEADLINE_EXCEEDED | with the same idempotency key: it may have happened |
 //! | not built | UNIMPLEMENTED | no |
-//! | retention | OUT_OF_RANGE | no |
+//! | relay stopped meanwhile | UNKNOWN | with the same idempotency key: it may have happened |
 //! | unreadable record | DATA_LOSS | no |
 //!
 //! Details are a `google.rpc.Status` holding one `baton.v1.ErrorDetail`, which every gRPC library can open. Internal
@@ -24,6 +24,7 @@ use baton_proto::v1::ErrorDetail;
 use tonic::{Code, Status};
 
 use super::fault::{Fault, Thing};
+use super::hints;
 use super::validate::Why;
 use crate::auth::AuthFault;
 use crate::session::{FrameFault, LinkFault};
@@ -32,19 +33,19 @@ use crate::session::{FrameFault, LinkFault};
 const RETRY_AFTER_MS: u64 = 500;
 
 /// The error as an RPC carries it.
-pub fn status(fault: &Fault) -> Status {
+pub(crate) fn status(fault: &Fault) -> Status {
     let (code, detail) = explain(fault);
     let packed = baton_proto::pack_error_detail(code, &detail.message, &detail);
     Status::with_details(code, detail.message, packed)
 }
 
 /// The error as rows of a batch and frames of a stream carry it.
-pub fn detail(fault: &Fault) -> ErrorDetail {
+pub(crate) fn detail(fault: &Fault) -> ErrorDetail {
     explain(fault).1
 }
 
-/// One row of the registry: gRPC code, machine code, what to try next, and whether the same request may succeed later.
-type Row = (Code, &'static str, &'static str, Retry);
+/// One row of the registry: gRPC code, machine code, and whether the same request may succeed later.
+type Row = (Code, &'static str, Retry);
 
 #[derive(Clone, Copy)]
 enum Retry {
@@ -56,7 +57,7 @@ enum Retry {
 use Retry::{Later, Never};
 
 fn explain(fault: &Fault) -> (Code, ErrorDetail) {
-    let (code, machine, hint, retry) = row(fault);
+    let (code, machine, retry) = row(fault);
     let (retryable, retry_after_ms) = match retry {
         Never => (false, None),
         Later => (true, Some(RETRY_AFTER_MS)),
@@ -64,8 +65,8 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
     let detail = ErrorDetail {
         code: machine.to_owned(),
         message: fault.to_string(),
-        hint: hint.to_owned(),
-        field: field(fault),
+        hint: hints::hint(fault).to_owned(),
+        field: field(fault).to_owned(),
         retryable,
         retry_after_ms,
         missing: Vec::new(),
@@ -74,280 +75,147 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
     (code, detail)
 }
 
-fn field(fault: &Fault) -> String {
+fn field(fault: &Fault) -> &str {
     match fault {
-        Fault::Invalid(invalid) => invalid.field.clone(),
-        Fault::Frame(fault) => fault.field().to_owned(),
-        _without_a_field => String::new(),
+        Fault::Invalid(invalid) => &invalid.field,
+        Fault::Frame(fault) => fault.field(),
+        _without_a_field => "",
     }
 }
 
 fn row(fault: &Fault) -> Row {
-    use Code::{FailedPrecondition, PermissionDenied, ResourceExhausted, Unavailable};
+    use Code::{DataLoss, DeadlineExceeded, FailedPrecondition, Internal, PermissionDenied};
+    use Code::{ResourceExhausted, Unavailable, Unimplemented, Unknown};
     match fault {
         Fault::Auth(fault) => auth_row(*fault),
-        Fault::Invalid(invalid) => invalid_row(&invalid.why),
+        Fault::Invalid(invalid) => (Code::InvalidArgument, invalid_code(&invalid.why), Never),
         Fault::Refused(rejection) => rejection_row(*rejection),
+        Fault::NotFound(thing) => (Code::NotFound, unknown_code(*thing), Never),
         Fault::Link(fault) => link_row(fault),
-        Fault::Frame(fault) => frame_row(fault),
-        Fault::NotFound(thing) => missing_row(*thing),
-        Fault::AmbiguousDaemon => (
-            FailedPrecondition,
-            "ambiguous_daemon",
-            "give the daemon's id",
-            Never,
-        ),
-        Fault::ForeignTenant => (
-            PermissionDenied,
-            "foreign_tenant",
-            "use a credential of that tenant",
-            Never,
-        ),
-        Fault::TooManyProfiles { .. } => (
-            ResourceExhausted,
-            "too_many_profiles",
-            "remove one first",
-            Never,
-        ),
-        Fault::StaleAnswer => (
-            FailedPrecondition,
-            "stale_answer",
-            "list the open inputs and answer what is shown now",
-            Never,
-        ),
-        Fault::NotBuilt { .. } => (
-            Code::Unimplemented,
-            "unimplemented",
-            "leave it out, or use a later version",
-            Never,
-        ),
-        Fault::Busy => (
-            ResourceExhausted,
-            "busy",
-            "repeat the request after a moment",
-            Later,
-        ),
-        Fault::Overloaded => (
-            Unavailable,
-            "overloaded",
-            "repeat the request with backoff",
-            Later,
-        ),
-        Fault::TooManyStreams { .. } => (
-            ResourceExhausted,
-            "too_many_streams",
-            "close one first",
-            Later,
-        ),
-        Fault::Stopping => (
-            Unavailable,
-            "relay_draining",
-            "connect again when it is back",
-            Later,
-        ),
-        Fault::TimedOut => (
-            Code::DeadlineExceeded,
-            "timed_out",
-            "look at the task, or repeat with the same idempotency key",
-            Never,
-        ),
-        Fault::OutputGone => (
-            Code::OutOfRange,
-            "output_gone",
-            "read from a later offset",
-            Never,
-        ),
-        Fault::Unreadable => (
-            Code::DataLoss,
-            "unreadable_record",
-            "`baton verify` lists unreadable records",
-            Never,
-        ),
-        Fault::Internal => (
-            Code::Internal,
-            "internal",
-            "look into the relay's log",
-            Never,
-        ),
+        Fault::Frame(fault) => (frame_code(fault), fault.code(), Never),
+        Fault::AmbiguousDaemon => (FailedPrecondition, "ambiguous_daemon", Never),
+        Fault::ForeignTenant => (PermissionDenied, "foreign_tenant", Never),
+        Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
+        Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
+        Fault::UnsafeRetry => (FailedPrecondition, "unsafe_retry", Never),
+        Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
+        Fault::UnknownRpc => (Unimplemented, "unknown_rpc", Never),
+        Fault::MessageTooLarge => (ResourceExhausted, "message_too_large", Never),
+        Fault::Undecodable => (Code::InvalidArgument, "undecodable", Never),
+        Fault::Overloaded => (Unavailable, "overloaded", Later),
+        Fault::TooManyStreams { .. } => (ResourceExhausted, "too_many_streams", Later),
+        Fault::Stopping => (Unavailable, "relay_draining", Later),
+        Fault::TimedOut => (DeadlineExceeded, "timed_out", Never),
+        Fault::OutcomeUnknown => (Unknown, "outcome_unknown", Never),
+        Fault::Unreadable => (DataLoss, "unreadable_record", Never),
+        Fault::Internal => (Internal, "internal", Never),
     }
 }
 
 fn auth_row(fault: AuthFault) -> Row {
-    use Code::{PermissionDenied, Unauthenticated};
     match fault {
-        AuthFault::Unauthenticated => (
-            Unauthenticated,
-            "unauthenticated",
-            "send `authorization: Bearer btn_…`; an administrator makes tokens with `baton token create`",
-            Never,
-        ),
-        AuthFault::Forbidden { .. } => (
-            PermissionDenied,
-            "permission_denied",
-            "use a token whose role allows it",
-            Never,
-        ),
-        AuthFault::Ended => (
-            Unauthenticated,
-            "credential_ended",
-            "connect with a valid token",
-            Never,
-        ),
+        AuthFault::Unauthenticated => (Code::Unauthenticated, "unauthenticated", Never),
+        AuthFault::Forbidden { .. } => (Code::PermissionDenied, "permission_denied", Never),
+        AuthFault::Ended => (Code::Unauthenticated, "credential_ended", Never),
+    }
+}
+
+fn unknown_code(thing: Thing) -> &'static str {
+    match thing {
+        Thing::Task => "unknown_task",
+        Thing::Attempt => "unknown_attempt",
+        Thing::Input => "unknown_input",
+        Thing::Daemon => "unknown_daemon",
+        Thing::Profile => "unknown_profile",
+        Thing::Token => "unknown_token",
+    }
+}
+
+fn invalid_code(why: &Why) -> &'static str {
+    match why {
+        Why::Missing => "missing",
+        Why::Blank => "blank",
+        Why::TooLong { .. } => "too_large",
+        Why::TooMany { .. } => "too_many",
+        Why::OutOfRange { .. } => "out_of_range",
+        Why::MalformedId => "malformed_id",
+        Why::MalformedName { .. } => "malformed_name",
+        Why::BadLabel { .. } => "bad_label",
+        Why::BadPath { .. } => "bad_path",
+        Why::BadDigest => "bad_digest",
+        Why::BadTime => "bad_time",
+        Why::ZeroByte => "zero_byte",
+        Why::UnknownEnumValue { .. } => "unknown_enum",
+        Why::Conflict { .. } => "conflicting_fields",
+        Why::Duplicate => "duplicate",
+        Why::BadPageToken => "bad_page_token",
     }
 }
 
 fn link_row(fault: &LinkFault) -> Row {
-    use Code::{FailedPrecondition, InvalidArgument, PermissionDenied, Unavailable};
+    use Code::{FailedPrecondition, InvalidArgument, PermissionDenied};
     match fault {
-        LinkFault::HelloTimeout(_) => (
-            Code::DeadlineExceeded,
-            "hello_timeout",
-            "send Hello as soon as the stream is open",
-            Later,
-        ),
-        LinkFault::HelloNotFirst => (
-            InvalidArgument,
-            "hello_not_first",
-            "open a new stream and send Hello first",
-            Never,
-        ),
-        LinkFault::EndedBeforeHello => (
-            InvalidArgument,
-            "ended_before_hello",
-            "send a well-formed Hello",
-            Never,
-        ),
-        LinkFault::BadHello { .. } => (InvalidArgument, "bad_hello", "mend that field", Never),
-        LinkFault::Version(_) => (
-            FailedPrecondition,
-            "version_unsupported",
-            "use a daemon of this relay's version",
-            Never,
-        ),
-        LinkFault::ForeignDaemon => (
-            PermissionDenied,
-            "foreign_daemon",
-            "give each daemon a data directory and a token of its own",
-            Never,
-        ),
-        LinkFault::Stopping => (
-            Unavailable,
-            "relay_stopping",
-            "connect again when it is back",
-            Later,
-        ),
+        LinkFault::HelloTimeout(_) => (Code::DeadlineExceeded, "hello_timeout", Later),
+        LinkFault::HelloNotFirst => (InvalidArgument, "hello_not_first", Never),
+        LinkFault::EndedBeforeHello => (InvalidArgument, "ended_before_hello", Never),
+        LinkFault::BadHello { .. } => (InvalidArgument, "bad_hello", Never),
+        LinkFault::Version(_) => (FailedPrecondition, "version_unsupported", Never),
+        LinkFault::ForeignDaemon => (PermissionDenied, "foreign_daemon", Never),
+        LinkFault::Stopping => row(&Fault::Stopping),
     }
 }
 
-fn frame_row(fault: &FrameFault) -> Row {
-    use Code::{InvalidArgument, NotFound, OutOfRange};
-    let (code, hint) = match fault {
-        FrameFault::UnknownAttempt => (NotFound, "stop it; it is not this daemon's"),
-        FrameFault::OutputGap => (OutOfRange, "replay from the last acknowledged byte"),
+fn frame_code(fault: &FrameFault) -> Code {
+    match fault {
+        FrameFault::UnknownAttempt => Code::NotFound,
+        FrameFault::OutputGap => Code::OutOfRange,
         FrameFault::MissingRef
         | FrameFault::MalformedId(_)
         | FrameFault::Blank(_)
         | FrameFault::TooLong { .. }
         | FrameFault::DigestMismatch
         | FrameFault::WrongNumber
-        | FrameFault::BadCut => (InvalidArgument, "see PROTOCOL.md for this frame"),
-    };
-    (code, fault.code(), hint, Never)
-}
-
-fn missing_row(thing: Thing) -> Row {
-    let (machine, hint) = match thing {
-        Thing::Task => ("unknown_task", "`baton tasks` lists the tasks"),
-        Thing::Attempt => ("unknown_attempt", "`baton show TASK` lists its attempts"),
-        Thing::Input => ("unknown_input", "list the open inputs"),
-        Thing::Daemon => ("unknown_daemon", "`baton daemons` lists the daemons"),
-        Thing::Profile => ("unknown_profile", "`baton profile list` lists the profiles"),
-        Thing::Token => ("unknown_token", "`baton token list` lists the tokens"),
-    };
-    (Code::NotFound, machine, hint, Never)
-}
-
-fn invalid_row(why: &Why) -> Row {
-    let (machine, hint) = match why {
-        Why::Missing => ("missing", "set it"),
-        Why::Blank => ("blank", "say something in it"),
-        Why::TooLong { .. } => (
-            "too_large",
-            "shorten it, or put it into a file and name that",
-        ),
-        Why::TooMany { .. } => ("too_many", "send fewer"),
-        Why::OutOfRange { .. } => ("out_of_range", "choose a value within the range"),
-        Why::MalformedId => (
-            "malformed_id",
-            "ids look like 0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10",
-        ),
-        Why::MalformedName { .. } => ("malformed_name", "choose another name"),
-        Why::BadLabel { .. } => ("bad_label", "choose another label"),
-        Why::BadPath { .. } => ("bad_path", "choose another path"),
-        Why::BadDigest => ("bad_digest", "give 64 lower-case hex digits"),
-        Why::BadTime => (
-            "bad_time",
-            "give seconds since 1970 and nanoseconds below a billion",
-        ),
-        Why::ZeroByte => ("zero_byte", "remove it"),
-        Why::UnknownEnumValue { .. } => ("unknown_enum_value", "use a value that this relay knows"),
-        Why::Conflict { .. } => ("conflicting_fields", "send one of them"),
-        Why::Needs { .. } => ("incomplete_fields", "send both or none"),
-        Why::Duplicate => ("duplicate", "send it once"),
-        Why::BadPageToken => ("bad_page_token", "start from the first page"),
-    };
-    (Code::InvalidArgument, machine, hint, Never)
-}
-
-/// The core's refusals: those of requests, and those that only holders of a lease are told in frames.
-fn rejection_row(rejection: Rejection) -> Row {
-    let (code, hint, retry) = advice(rejection);
-    (code, rejection.as_str(), hint, retry)
-}
-
-fn advice(rejection: Rejection) -> (Code, &'static str, Retry) {
-    use Code::{
-        Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange, PermissionDenied,
-    };
-    use Code::{ResourceExhausted, Unavailable, Unimplemented};
-    match rejection {
-        Rejection::UnknownTask => (NotFound, "`baton tasks` lists the tasks", Never),
-        Rejection::UnknownAttempt => (NotFound, "`baton show TASK` lists its attempts", Never),
-        Rejection::UnknownInput => (NotFound, "list the open inputs", Never),
-        Rejection::UnknownDaemon => (NotFound, "`baton daemons` lists the daemons", Never),
-        Rejection::UnknownSession => (Aborted, "connect again", Never),
-        Rejection::AlreadyFinished => (FailedPrecondition, "look at the task", Never),
-        Rejection::NotFinished => (FailedPrecondition, "look at the task", Never),
-        Rejection::BeingCanceled => (FailedPrecondition, "wait for its end", Never),
-        Rejection::QueueFull => (ResourceExhausted, "wait until tasks have ended", Later),
-        Rejection::TenantQueueFull => (ResourceExhausted, "wait until tasks have ended", Later),
-        Rejection::IdempotencyConflict => (AlreadyExists, "use a new key", Never),
-        Rejection::NoDaemon => (Unavailable, "start a daemon, or queue the task", Later),
-        Rejection::NotPaused => (FailedPrecondition, "look at the task", Never),
-        Rejection::DispatchLimit => (FailedPrecondition, "submit a new task", Never),
-        Rejection::InputClosed => (FailedPrecondition, "list the open inputs", Never),
-        Rejection::AnswerConflict => (AlreadyExists, "look at the input", Never),
-        Rejection::StaleAttempt => (Aborted, "stop the attempt", Never),
-        Rejection::StaleIncarnation => (Aborted, "stop the attempt", Never),
-        Rejection::BadProof => (PermissionDenied, "stop the attempt", Never),
-        Rejection::NotLeased => (FailedPrecondition, "stop the attempt", Never),
-        Rejection::LeaseExpired => (FailedPrecondition, "stop the attempt", Never),
-        Rejection::Superseded => (Aborted, "stop the attempt", Never),
-        Rejection::TaskTerminal => (FailedPrecondition, "stop the attempt", Never),
-        Rejection::WrongOrder => (FailedPrecondition, "see PROTOCOL.md for the order", Never),
-        Rejection::Gap => (OutOfRange, "replay everything after the last Ack", Never),
-        Rejection::TooManyTools => (ResourceExhausted, "finish tool calls first", Never),
-        Rejection::TooManyInputs => (ResourceExhausted, "wait for answers first", Never),
-        Rejection::DuplicateInput => (AlreadyExists, "use a new input id", Never),
-        Rejection::DuplicateTool => (AlreadyExists, "use a new tool call id", Never),
-        Rejection::UnknownTool => (NotFound, "send tool_started first", Never),
-        Rejection::ContractUnmet => (
-            FailedPrecondition,
-            "make the files, then complete again",
-            Never,
-        ),
-        Rejection::Unimplemented => (Unimplemented, "use a later version", Never),
+        | FrameFault::BadCut => Code::InvalidArgument,
     }
+}
+
+/// The core's refusals have their machine codes in the core; frames use the same ones.
+fn rejection_row(rejection: Rejection) -> Row {
+    use Code::{Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange};
+    use Code::{PermissionDenied, ResourceExhausted, Unavailable, Unimplemented};
+    let (code, retry) = match rejection {
+        Rejection::UnknownTask
+        | Rejection::UnknownAttempt
+        | Rejection::UnknownInput
+        | Rejection::UnknownDaemon
+        | Rejection::UnknownTool => (NotFound, Never),
+        Rejection::QueueFull | Rejection::TenantQueueFull => (ResourceExhausted, Later),
+        Rejection::TooManyTools | Rejection::TooManyInputs => (ResourceExhausted, Never),
+        Rejection::NoDaemon => (Unavailable, Later),
+        Rejection::IdempotencyConflict
+        | Rejection::AnswerConflict
+        | Rejection::DuplicateInput
+        | Rejection::DuplicateTool => (AlreadyExists, Never),
+        Rejection::UnknownSession
+        | Rejection::StaleAttempt
+        | Rejection::StaleIncarnation
+        | Rejection::Superseded => (Aborted, Never),
+        Rejection::BadProof => (PermissionDenied, Never),
+        Rejection::Gap => (OutOfRange, Never),
+        Rejection::Unimplemented => (Unimplemented, Never),
+        Rejection::AlreadyFinished
+        | Rejection::NotFinished
+        | Rejection::BeingCanceled
+        | Rejection::NotPaused
+        | Rejection::DispatchLimit
+        | Rejection::InputClosed
+        | Rejection::NotLeased
+        | Rejection::LeaseExpired
+        | Rejection::TaskTerminal
+        | Rejection::WrongOrder
+        | Rejection::ContractUnmet => (FailedPrecondition, Never),
+    };
+    (code, rejection.as_str(), retry)
 }
 
 #[cfg(test)]
@@ -424,9 +292,6 @@ mod tests {
             Why::Conflict {
                 with: "spec.profile",
             },
-            Why::Needs {
-                other: "spec.agent_scope",
-            },
             Why::Duplicate,
             Why::BadPageToken,
         ];
@@ -453,12 +318,24 @@ mod tests {
             Fault::TooManyProfiles { limit: 1 },
             Fault::StaleAnswer,
             Fault::NotBuilt { what: "spec.mcp" },
-            Fault::Busy,
+            Fault::UnsafeRetry,
+            Fault::OutcomeUnknown,
+            Fault::Link(LinkFault::HelloTimeout(10)),
+            Fault::Link(LinkFault::HelloNotFirst),
+            Fault::Link(LinkFault::EndedBeforeHello),
+            Fault::Link(LinkFault::BadHello {
+                field: "name",
+                what: "is blank",
+            }),
+            Fault::Link(LinkFault::Version(2)),
+            Fault::Link(LinkFault::ForeignDaemon),
+            Fault::UnknownRpc,
+            Fault::MessageTooLarge,
+            Fault::Undecodable,
             Fault::Overloaded,
             Fault::TooManyStreams { limit: 1 },
             Fault::Stopping,
             Fault::TimedOut,
-            Fault::OutputGone,
             Fault::Unreadable,
             Fault::Internal,
         ]

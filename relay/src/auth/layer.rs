@@ -15,6 +15,7 @@ use super::permission::{Access, access};
 use super::{AuthFault, Principal, Token, Tokens};
 use crate::api::fault::Fault;
 use crate::api::status;
+use crate::api::unbuilt::unbuilt;
 
 #[derive(Clone, Debug)]
 pub struct AuthLayer {
@@ -27,20 +28,21 @@ impl AuthLayer {
     }
 
     /// The caller, or nobody where anybody may call.
-    fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<Principal>, AuthFault> {
+    fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<Principal>, Fault> {
         let roles = match access(path) {
             Access::Public => return Ok(None),
             Access::Roles(roles) => roles,
             // Whoever asks for what does not exist learns so only with a credential.
-            Access::Unlisted => return self.principal(headers).map(Some),
+            Access::Unlisted => return Ok(Some(self.principal(headers)?)),
         };
         let principal = self.principal(headers)?;
-        if roles.contains(&principal.role) {
-            Ok(Some(principal))
-        } else {
-            Err(AuthFault::Forbidden {
-                role: principal.role,
-            })
+        let role = principal.role;
+        if !roles.contains(&role) {
+            return Err(AuthFault::Forbidden { role }.into());
+        }
+        match unbuilt(path) {
+            Some(what) => Err(Fault::NotBuilt { what }),
+            None => Ok(Some(principal)),
         }
     }
 
@@ -100,7 +102,7 @@ where
                 Box::pin(self.inner.call(request))
             }
             Err(fault) => {
-                let response = status::status(&Fault::Auth(fault)).into_http();
+                let response = status::status(&fault).into_http();
                 Box::pin(std::future::ready(Ok(response)))
             }
         }

@@ -31,7 +31,7 @@ use crate::output::{AckFeed, OutputEnd, OutputLog};
 use crate::reader::Reader;
 use held::Held;
 
-pub(crate) use encode::{Stamp, profile, timer_kind, timestamp, turn_kind};
+pub(crate) use encode::Stamp;
 pub use fault::{FrameFault, LinkFault};
 
 /// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it

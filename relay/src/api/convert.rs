@@ -1,0 +1,506 @@
+//! A task as clients see it, made from the core's records. Reading only: what clients ask for is read in `submission.rs`.
+
+use baton_core::config::Config;
+use baton_core::profile;
+use baton_core::record::{
+    Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, Pending, Receipt,
+    State, TaskRecord, TaskState, TimerKind, Usage,
+};
+use baton_core::spec::{
+    AgentOptions, CompletionContract, Profile, RequestedProfile, RetryPolicy, Target, TaskSpec,
+};
+use baton_core::time::Wall;
+use baton_proto::{TraceParent, v1};
+use prost_types::Timestamp;
+
+use super::words;
+
+/// How much of a task an answer carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    /// The newest attempt only: for lists and for answers to changes.
+    Newest,
+    /// All attempts.
+    Whole,
+    /// All attempts and what was submitted, prompt included.
+    WithSpec,
+}
+
+pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: View) -> v1::Task {
+    let newest = record.attempts.len().saturating_sub(1);
+    let from = if view == View::Newest { newest } else { 0 };
+    let attempts = record.attempts.get(from..).unwrap_or_default();
+    v1::Task {
+        task_id: record.task.to_string(),
+        state: words::task_state(record.state).into(),
+        revision: record.revision,
+        goal: spec.goal.clone(),
+        agent: spec.agent.clone(),
+        turn_kind: words::turn_kind(spec.turn_kind).into(),
+        labels: spec.labels.clone(),
+        priority: spec.priority.into(),
+        conversation_id: spec.conversation_id.clone().unwrap_or_default(),
+        channel_id: spec.channel_id.clone().unwrap_or_default(),
+        requested_profile: inline(&spec.requested_profile),
+        profile_name: named(&spec.requested_profile),
+        effective_profile: Some(deadlines(&spec.effective_profile)),
+        queue_ms: profile::queue_ms(spec, config),
+        total_ms: profile::total_ms(spec, config),
+        lease_ttl_ms: spec.lease_ttl_ms,
+        attempts: attempts
+            .iter()
+            .map(|attempt| self::attempt(record, attempt))
+            .collect(),
+        attention: record
+            .attention
+            .as_ref()
+            .map(|attention| self::attention(record, attention)),
+        waits_for: waits_for(record).into(),
+        retry_at: record.retry.as_ref().and_then(|retry| timestamp(retry.at)),
+        created_at: timestamp(record.created),
+        updated_at: timestamp(record.updated),
+        ended_at: record.ended.and_then(timestamp),
+        progress: None,
+        pending_inputs: open_inputs(record),
+        traceparent: traceparent(record, record.trace.root_span),
+        cancel: record.cancel.as_ref().map(cancel),
+        paused: record.paused.is_some(),
+        pause_reason: record
+            .paused
+            .as_ref()
+            .map(|p| p.reason.to_string())
+            .unwrap_or_default(),
+        result: result(record),
+        created_by: spec.submitted_by.clone(),
+        attempt_count: u32::try_from(record.attempts.len()).unwrap_or(u32::MAX),
+        success_criteria: spec.success_criteria.clone(),
+        spec: (view == View::WithSpec).then(|| self::spec(spec)),
+        retry_stop: record.retry_stop.as_deref().unwrap_or_default().to_owned(),
+        tenant: record.tenant.to_string(),
+    }
+}
+
+/// As far as the record tells; a conversation or a pause of others is known to the core alone (`Inspect`).
+fn waits_for(record: &TaskRecord) -> v1::WaitsFor {
+    match record.state {
+        TaskState::Pending | TaskState::Queued if record.paused.is_some() => v1::WaitsFor::Pause,
+        TaskState::Pending if record.retry.is_some() => v1::WaitsFor::Backoff,
+        TaskState::Pending => v1::WaitsFor::Fence,
+        TaskState::Queued => v1::WaitsFor::Daemon,
+        TaskState::NeedsAttention => v1::WaitsFor::Person,
+        TaskState::Running
+        | TaskState::Completed
+        | TaskState::Failed
+        | TaskState::Canceled
+        | TaskState::TimedOut
+        | TaskState::Lost => v1::WaitsFor::Unspecified,
+    }
+}
+
+fn cancel(cancel: &CancelRecord) -> v1::CancelView {
+    v1::CancelView {
+        by: cancel.by.to_string(),
+        reason: cancel.reason.as_deref().unwrap_or_default().to_owned(),
+        attempt_id: cancel.attempt.map(|id| id.to_string()).unwrap_or_default(),
+        requested_at: timestamp(cancel.requested),
+        delivered_at: cancel.delivered.and_then(timestamp),
+        confirmed_at: cancel.confirmed.and_then(timestamp),
+    }
+}
+
+pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attempt {
+    let end = attempt.state.end();
+    let holder = attempt.holder.as_ref();
+    v1::Attempt {
+        attempt_id: attempt.id.to_string(),
+        attempt_number: attempt.number,
+        state: words::attempt_state(attempt.state.name()).into(),
+        phase: attempt.phase.map_or(0, |phase| words::phase(phase).into()),
+        daemon_id: holder.map(|h| h.daemon.to_string()).unwrap_or_default(),
+        daemon_name: holder.map(|h| h.name.to_string()).unwrap_or_default(),
+        agent_holder: String::new(),
+        failure_code: end.and_then(failure_code).unwrap_or_default(),
+        retryable: end.is_some_and(|end| end.retryable),
+        retry_safe: attempt.retry_safe,
+        message: end
+            .and_then(|end| end.message.as_deref())
+            .unwrap_or_default()
+            .to_owned(),
+        user_message: end
+            .and_then(|end| end.user_message.as_deref())
+            .unwrap_or_default()
+            .to_owned(),
+        ended_by: end.map_or(0, |end| words::ended_by(end.by).into()),
+        exit_code: exit_code(end),
+        signal: exit_signal(end),
+        termination: end.map_or(0, |end| words::termination(end.receipt).into()),
+        receipt: end.and_then(|end| receipt(attempt, end)),
+        times: Some(times(attempt)),
+        usage: Some(usage(&attempt.usage)),
+        lease: attempt
+            .lease
+            .as_ref()
+            .map(|held| lease(held, attempt.state.is_leased())),
+        output: Some(v1::OutputView {
+            bytes: attempt.output_end,
+            cut_bytes: 0,
+            durable_offset: attempt.output_end,
+            final_offset: attempt.final_offset,
+        }),
+        killed_after_result: end.is_some_and(|end| end.killed_after_result),
+        adopted_late: end.is_some_and(|end| end.adopted_late),
+        late_terminal: attempt.late_terminal,
+        previous_attempt_id: attempt
+            .previous
+            .map(|id| id.to_string())
+            .unwrap_or_default(),
+        successor_attempt_id: attempt
+            .successor
+            .map(|id| id.to_string())
+            .unwrap_or_default(),
+        traceparent: traceparent(record, attempt.span_id),
+        agent_session_id: attempt
+            .agent_session_id
+            .as_deref()
+            .unwrap_or_default()
+            .to_owned(),
+        pid: None,
+        open_tools: attempt.tools.iter().map(open_tool).collect(),
+        open_input_ids: open_input_ids(attempt),
+        workspace: None,
+        ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| words::timer(timer).into()),
+        artifacts: attempt.artifacts.iter().map(artifact).collect(),
+        resume_fallback: false,
+        handed_off_to: String::new(),
+        stderr_tail: String::new(),
+        cause_phase: end
+            .and_then(|end| end.cause_phase)
+            .map_or(0, |p| words::phase(p).into()),
+    }
+}
+
+fn failure_code(end: &End) -> Option<String> {
+    end.failure_code
+        .as_ref()
+        .map(|code| code.as_str().to_owned())
+}
+
+fn exit_code(end: Option<&End>) -> Option<i32> {
+    match end?.exit? {
+        Exit::Code(code) => Some(code),
+        Exit::Signal(_) => None,
+    }
+}
+
+fn exit_signal(end: Option<&End>) -> Option<i32> {
+    match end?.exit? {
+        Exit::Signal(signal) => Some(signal),
+        Exit::Code(_) => None,
+    }
+}
+
+fn receipt(attempt: &AttemptRecord, end: &End) -> Option<v1::TerminationReceipt> {
+    (end.receipt == Receipt::Confirmed).then(|| v1::TerminationReceipt {
+        exit_code: exit_code(Some(end)),
+        signal: exit_signal(Some(end)),
+        group_empty: true,
+        prompt_written: attempt.prompt_written,
+        process_started: attempt.times.agent_started.is_some(),
+        ..v1::TerminationReceipt::default()
+    })
+}
+
+/// Its code names the timer; a deadline that still cleans up has it in its state.
+fn ended_by_timer(attempt: &AttemptRecord) -> Option<TimerKind> {
+    use baton_core::record::FailureCode;
+    if let State::CleaningUp {
+        pending: Some(Pending::Deadline { timer, .. }),
+    } = &attempt.state
+    {
+        return Some(*timer);
+    }
+    let code = attempt.state.end()?.failure_code.as_ref()?;
+    let timers = [
+        (FailureCode::NotAccepted, TimerKind::Accept),
+        (FailureCode::ProcessStartTimeout, TimerKind::ProcessStart),
+        (FailureCode::PromptWriteTimeout, TimerKind::PromptWrite),
+        (FailureCode::NoFirstEventTimeout, TimerKind::FirstEvent),
+        (
+            FailureCode::NoVisibleEventTimeout,
+            TimerKind::FirstVisibleEvent,
+        ),
+        (FailureCode::StreamIdleTimeout, TimerKind::StreamIdle),
+        (FailureCode::ToolIdleTimeout, TimerKind::ToolIdle),
+        (FailureCode::UserInputTimeout, TimerKind::UserInput),
+        (FailureCode::TaskDeadlineExceeded, TimerKind::Total),
+        (FailureCode::LeaseExpired, TimerKind::Lease),
+    ];
+    timers
+        .iter()
+        .find(|(known, _)| known == code)
+        .map(|(_, timer)| *timer)
+}
+
+fn times(attempt: &AttemptRecord) -> v1::AttemptTimes {
+    let times = &attempt.times;
+    let at = |wall: Option<Wall>| wall.and_then(timestamp);
+    let parked_at = if let State::Parked(parked) = &attempt.state {
+        timestamp(parked.since)
+    } else {
+        None
+    };
+    v1::AttemptTimes {
+        queued_at: at(times.queued),
+        offered_at: at(times.offered),
+        accepted_at: at(times.accepted),
+        started_at: at(times.started),
+        agent_started_at: at(times.agent_started),
+        prompt_written_at: at(times.prompt_written),
+        first_event_at: at(times.first_event),
+        first_visible_event_at: at(times.first_visible_event),
+        cleanup_started_at: at(times.cleanup_started),
+        cleanup_finished_at: at(times.cleanup_finished),
+        parked_at,
+        ended_at: at(times.ended),
+    }
+}
+
+fn lease(lease: &Lease, live: bool) -> v1::LeaseView {
+    let prefix = lease.token_hash.iter().take(4);
+    v1::LeaseView {
+        granted_ms: lease.ttl_ms,
+        expires_at: None,
+        renewals: lease.renewals,
+        token_hash_prefix: prefix.map(|byte| format!("{byte:02x}")).collect(),
+        largest_grant_ms: lease.granted_ms,
+        live,
+    }
+}
+
+fn usage(usage: &Usage) -> v1::Usage {
+    v1::Usage {
+        input_tokens: usage.input_tokens,
+        output_tokens: usage.output_tokens,
+        cache_read_tokens: usage.cache_read_tokens,
+        cache_write_tokens: usage.cache_write_tokens,
+        cost_usd: usage.cost_usd.as_deref().unwrap_or_default().to_owned(),
+        ..v1::Usage::default()
+    }
+}
+
+fn open_tool(tool: &OpenTool) -> v1::OpenTool {
+    v1::OpenTool {
+        tool_call_id: tool.id.to_string(),
+        tool_name: tool.name.to_string(),
+        started_at: None,
+    }
+}
+
+fn artifact(artifact: &Artifact) -> v1::ArtifactReceipt {
+    v1::ArtifactReceipt {
+        path: artifact.path.to_string(),
+        exists: true,
+        is_file: artifact.is_file,
+        size: artifact.size,
+        sha256: artifact.sha256.as_deref().unwrap_or_default().to_owned(),
+        ..v1::ArtifactReceipt::default()
+    }
+}
+
+fn attention(record: &TaskRecord, attention: &Attention) -> v1::Attention {
+    v1::Attention {
+        cause: words::attention(attention.cause).into(),
+        reason: attention.reason.to_string(),
+        resume_hint: String::new(),
+        since: timestamp(attention.since),
+        attempt_id: record
+            .newest()
+            .map(|attempt| attempt.id.to_string())
+            .unwrap_or_default(),
+        checkpoint_id: String::new(),
+    }
+}
+
+fn open_input_ids(attempt: &AttemptRecord) -> Vec<String> {
+    use baton_core::record::InputState;
+    let open = attempt
+        .inputs
+        .iter()
+        .filter(|input| input.state == InputState::Open);
+    open.map(|input| input.id.to_string()).collect()
+}
+
+fn open_inputs(record: &TaskRecord) -> u32 {
+    let open = record
+        .newest()
+        .map_or(0, |attempt| open_input_ids(attempt).len());
+    u32::try_from(open).unwrap_or(u32::MAX)
+}
+
+fn result(record: &TaskRecord) -> bytes::Bytes {
+    let newest = record
+        .attempts
+        .iter()
+        .rev()
+        .find_map(|attempt| attempt.result.as_ref());
+    newest
+        .map(|result| bytes::Bytes::copy_from_slice(result))
+        .unwrap_or_default()
+}
+
+fn traceparent(record: &TaskRecord, span: [u8; 8]) -> String {
+    TraceParent::new(record.trace.trace_id, span, record.trace.sampled)
+        .map(|parent| parent.to_string())
+        .unwrap_or_default()
+}
+
+/// What was submitted. Defaults are filled in, so this says what holds, but for the profile, which is as it was sent.
+fn spec(spec: &TaskSpec) -> v1::TaskSpec {
+    v1::TaskSpec {
+        goal: spec.goal.clone(),
+        prompt: spec.prompt.clone(),
+        agent: spec.agent.clone(),
+        options: Some(options(&spec.options)),
+        command: (!spec.argv.is_empty()).then(|| v1::CommandSpec {
+            argv: spec.argv.clone(),
+        }),
+        cwd: spec.cwd.clone().unwrap_or_default(),
+        turn_kind: words::turn_kind(spec.turn_kind).into(),
+        conversation_id: spec.conversation_id.clone().unwrap_or_default(),
+        channel_id: spec.channel_id.clone().unwrap_or_default(),
+        labels: spec.labels.clone(),
+        placement: Some(placement(&spec.target)),
+        priority: Some(spec.priority.into()),
+        dispatch_policy: words::dispatch_policy(spec.dispatch_policy).into(),
+        profile: inline(&spec.requested_profile),
+        profile_name: named(&spec.requested_profile),
+        queue_ms: spec.queue_ms,
+        total_ms: spec.total_ms,
+        lease_ttl_ms: Some(spec.lease_ttl_ms),
+        retry: Some(retry(&spec.retry)),
+        contract: spec.contract.as_ref().map(contract),
+        on_input_timeout: words::on_input_timeout(spec.on_input_timeout).into(),
+        success_criteria: spec.success_criteria.clone(),
+        env: spec.env.clone(),
+        ..v1::TaskSpec::default()
+    }
+}
+
+fn options(options: &AgentOptions) -> v1::AgentOptions {
+    let refs = options.context_refs.iter().map(|path| v1::ContextRef {
+        path: path.clone(),
+        ..v1::ContextRef::default()
+    });
+    v1::AgentOptions {
+        model: options.model.clone().unwrap_or_default(),
+        effort: options.effort.clone().unwrap_or_default(),
+        permission_mode: options.permission_mode.clone().unwrap_or_default(),
+        instructions: options.instructions.clone().unwrap_or_default(),
+        context_refs: refs.collect(),
+    }
+}
+
+fn placement(target: &Target) -> v1::Placement {
+    v1::Placement {
+        daemon: target
+            .daemon
+            .map(|daemon| daemon.to_string())
+            .unwrap_or_default(),
+        labels: target.labels.clone(),
+        capabilities: target.capabilities.clone(),
+        prefer_daemon: String::new(),
+    }
+}
+
+fn retry(retry: &RetryPolicy) -> v1::RetryPolicy {
+    v1::RetryPolicy {
+        max_attempts: Some(retry.max_attempts),
+        max_losses: Some(retry.max_losses),
+        when_unsafe: words::when_unsafe(retry.when_unsafe).into(),
+        backoff_initial_ms: Some(retry.backoff_initial_ms),
+        backoff_max_ms: Some(retry.backoff_max_ms),
+        backoff_factor: None,
+        backoff_jitter: None,
+    }
+}
+
+fn contract(contract: &CompletionContract) -> v1::CompletionContract {
+    let required = contract
+        .artifacts
+        .iter()
+        .map(|artifact| v1::RequiredArtifact {
+            path: artifact.path.clone(),
+            min_size: artifact.min_size,
+            sha256: artifact.sha256.clone().unwrap_or_default(),
+        });
+    v1::CompletionContract {
+        required_artifacts: required.collect(),
+        missing_policy: words::missing_policy(contract.missing_policy).into(),
+    }
+}
+
+/// Absent stays absent, empty stays present and empty.
+fn inline(requested: &RequestedProfile) -> Option<v1::DeadlineProfile> {
+    match requested {
+        RequestedProfile::Inline(profile) => Some(deadlines(profile)),
+        RequestedProfile::Absent | RequestedProfile::Named(_) => None,
+    }
+}
+
+fn named(requested: &RequestedProfile) -> String {
+    match requested {
+        RequestedProfile::Named(name) => name.clone(),
+        RequestedProfile::Absent | RequestedProfile::Inline(_) => String::new(),
+    }
+}
+
+pub(super) fn deadlines(profile: &Profile) -> v1::DeadlineProfile {
+    let Profile {
+        process_start_ms,
+        prompt_write_ms,
+        first_event_ms,
+        first_visible_event_ms,
+        stream_idle_ms,
+        tool_idle_ms,
+        user_input_ms,
+        cleanup_term_ms,
+    } = *profile;
+    v1::DeadlineProfile {
+        process_start_ms,
+        prompt_write_ms,
+        first_event_ms,
+        first_visible_event_ms,
+        stream_idle_ms,
+        tool_idle_ms,
+        user_input_ms,
+        cleanup_term_ms,
+    }
+}
+
+/// Field for field: nothing is filled in and zero stays zero.
+pub(super) fn asked_deadlines(profile: v1::DeadlineProfile) -> Profile {
+    let v1::DeadlineProfile {
+        process_start_ms,
+        prompt_write_ms,
+        first_event_ms,
+        first_visible_event_ms,
+        stream_idle_ms,
+        tool_idle_ms,
+        user_input_ms,
+        cleanup_term_ms,
+    } = profile;
+    Profile {
+        process_start_ms,
+        prompt_write_ms,
+        first_event_ms,
+        first_visible_event_ms,
+        stream_idle_ms,
+        tool_idle_ms,
+        user_input_ms,
+        cleanup_term_ms,
+    }
+}
+
+pub(super) fn timestamp(wall: Wall) -> Option<Timestamp> {
+    Some(baton_proto::timestamp_from_ms(wall.0))
+}

@@ -1,0 +1,233 @@
+//! The daemons as operators see them: those of the caller's tenant and the shared ones.
+
+use std::sync::Arc;
+
+use baton_core::effects::{DaemonView, Reply};
+use baton_core::id::{DaemonId, TenantScope};
+use baton_core::input::Input;
+use baton_proto::v1;
+use baton_proto::v1::fleet_server::Fleet;
+use tonic::{Request, Response, Status};
+
+use super::convert::timestamp;
+use super::fault::{Fault, Thing};
+use super::tasks::unexpected;
+use super::validate::{self, Checked};
+use super::{Api, actor, limits, optional_reason, paging, tokens, unary};
+use crate::auth::Principal;
+
+#[tonic::async_trait]
+impl Fleet for Api {
+    async fn list_daemons(
+        &self,
+        request: Request<v1::ListDaemonsRequest>,
+    ) -> Result<Response<v1::ListDaemonsResponse>, Status> {
+        unary(request, |who, request| self.list_daemons_of(who, request)).await
+    }
+
+    async fn get_daemon(
+        &self,
+        request: Request<v1::GetDaemonRequest>,
+    ) -> Result<Response<v1::GetDaemonResponse>, Status> {
+        unary(request, |who, request| async move {
+            let view = self.daemon_view(&who, &request.daemon).await?;
+            Ok(v1::GetDaemonResponse {
+                daemon: Some(daemon(&view)),
+            })
+        })
+        .await
+    }
+
+    async fn drain_daemon(
+        &self,
+        request: Request<v1::DrainDaemonRequest>,
+    ) -> Result<Response<v1::DrainDaemonResponse>, Status> {
+        unary(request, |who, request| self.drain(who, request)).await
+    }
+
+    async fn undrain_daemon(
+        &self,
+        request: Request<v1::UndrainDaemonRequest>,
+    ) -> Result<Response<v1::UndrainDaemonResponse>, Status> {
+        unary(request, |who, request| self.undrain(who, request)).await
+    }
+}
+
+impl Api {
+    async fn list_daemons_of(
+        &self,
+        who: Principal,
+        request: v1::ListDaemonsRequest,
+    ) -> Result<v1::ListDaemonsResponse, Fault> {
+        let size = paging::page_size(request.page_size)?;
+        validate::count("states", request.states.len(), limits::FILTER_STATES)?;
+        let asked = request
+            .states
+            .iter()
+            .map(|number| validate::enumeration("states", *number));
+        let states: Vec<v1::DaemonState> = asked.collect::<Checked<_>>()?;
+        let conditions: Vec<u8> = states
+            .iter()
+            .flat_map(|s| (*s as i32).to_be_bytes())
+            .collect();
+        let paging = self.paging(&who, "daemons", &conditions);
+        let after = paging.position(&request.page_token)?;
+        let mut views = self.daemon_views(&who).await?;
+        views.sort_by_cached_key(position);
+        let mut rows = views
+            .iter()
+            .filter(|view| states.is_empty() || states.contains(&state(view)))
+            .filter(|view| after.as_ref().is_none_or(|after| position(view) > *after));
+        let page: Vec<_> = rows.by_ref().take(size).collect();
+        let more = rows.next().is_some();
+        let last = page.last().filter(|_| more);
+        Ok(v1::ListDaemonsResponse {
+            next_page_token: last
+                .map(|view| paging.token(&position(view)))
+                .unwrap_or_default(),
+            daemons: page.into_iter().map(daemon).collect(),
+        })
+    }
+
+    async fn daemon_views(&self, who: &Principal) -> Result<Vec<DaemonView>, Fault> {
+        let scope = who.scope.clone();
+        let ask = move |request| Input::ListDaemons { request, scope };
+        match self.dispatcher.request(ask).await {
+            Ok(Reply::Daemons(views)) => Ok(views),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// By id, or by a name that only one daemon has.
+    async fn daemon_view(&self, who: &Principal, named: &str) -> Result<DaemonView, Fault> {
+        validate::not_blank("daemon", named, limits::NAME)?;
+        let views = self.daemon_views(who).await?;
+        if let Ok(id) = named.parse::<DaemonId>() {
+            let found = views.into_iter().find(|view| view.record.daemon == id);
+            return found.ok_or(Fault::NotFound(Thing::Daemon));
+        }
+        let mut found = views.into_iter().filter(|view| *view.record.name == *named);
+        match (found.next(), found.next()) {
+            (Some(view), None) => Ok(view),
+            (None, _) => Err(Fault::NotFound(Thing::Daemon)),
+            (Some(_), Some(_)) => Err(Fault::AmbiguousDaemon),
+        }
+    }
+
+    pub(super) async fn daemon_named(
+        &self,
+        who: &Principal,
+        name: &str,
+    ) -> Result<DaemonId, Fault> {
+        Ok(self.daemon_view(who, name).await?.record.daemon)
+    }
+
+    async fn drain(
+        &self,
+        who: Principal,
+        request: v1::DrainDaemonRequest,
+    ) -> Result<v1::DrainDaemonResponse, Fault> {
+        let reason = optional_reason(request.reason)?.unwrap_or_else(|| Arc::from("drained"));
+        if request.deadline_ms.is_some() {
+            return Err(Fault::NotBuilt {
+                what: "DrainDaemon.deadline_ms",
+            });
+        }
+        let daemon = self.daemon_view(&who, &request.daemon).await?.record.daemon;
+        let (scope, by) = (drains(&who), actor(&who));
+        let ask = move |request| Input::DrainDaemon {
+            request,
+            scope,
+            daemon,
+            by,
+            reason,
+        };
+        Ok(v1::DrainDaemonResponse {
+            daemon: Some(self.daemon_after(ask).await?),
+        })
+    }
+
+    async fn undrain(
+        &self,
+        who: Principal,
+        request: v1::UndrainDaemonRequest,
+    ) -> Result<v1::UndrainDaemonResponse, Fault> {
+        let daemon = self.daemon_view(&who, &request.daemon).await?.record.daemon;
+        let (scope, by) = (drains(&who), actor(&who));
+        let ask = move |request| Input::UndrainDaemon {
+            request,
+            scope,
+            daemon,
+            by,
+        };
+        Ok(v1::UndrainDaemonResponse {
+            daemon: Some(self.daemon_after(ask).await?),
+        })
+    }
+
+    async fn daemon_after(
+        &self,
+        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
+    ) -> Result<v1::Daemon, Fault> {
+        match self.dispatcher.request(ask).await {
+            Ok(Reply::Daemon(view)) => Ok(daemon(&view)),
+            other => Err(unexpected(other)),
+        }
+    }
+}
+
+/// A tenant's operator drains its own daemons; the core refuses the shared ones.
+fn drains(who: &Principal) -> TenantScope {
+    who.scope.clone()
+}
+
+/// Lists are by name, then id.
+fn position(view: &DaemonView) -> Vec<u8> {
+    let mut bytes = view.record.name.as_bytes().to_vec();
+    bytes.push(0);
+    bytes.extend_from_slice(view.record.daemon.0.as_bytes());
+    bytes
+}
+
+fn state(view: &DaemonView) -> v1::DaemonState {
+    match view {
+        view if !view.connected => v1::DaemonState::Offline,
+        view if view.draining => v1::DaemonState::Draining,
+        view if view.sick => v1::DaemonState::Sick,
+        _takes_work => v1::DaemonState::Online,
+    }
+}
+
+fn daemon(view: &DaemonView) -> v1::Daemon {
+    let record = &view.record;
+    let agents = record.agents.iter().map(|name| v1::AgentInfo {
+        name: name.clone(),
+        ..v1::AgentInfo::default()
+    });
+    let held = view.held.iter().map(|attempt| v1::HeldAttempt {
+        attempt_id: attempt.to_string(),
+        ..v1::HeldAttempt::default()
+    });
+    v1::Daemon {
+        daemon_id: record.daemon.to_string(),
+        name: record.name.to_string(),
+        state: state(view).into(),
+        version: record.version.to_string(),
+        slots: record.slots,
+        free_slots: view.free_slots,
+        labels: record.labels.clone(),
+        capabilities: record.capabilities.clone(),
+        agents: agents.collect(),
+        attempts: held.collect(),
+        last_heartbeat_at: timestamp(record.last_seen),
+        created_at: timestamp(record.first_seen),
+        boot_id: record.boot_id.to_string(),
+        drain_reason: record
+            .drained
+            .as_ref()
+            .map(|d| d.reason.to_string())
+            .unwrap_or_default(),
+        tenant: tokens::shown_scope(&record.scope),
+        ..v1::Daemon::default()
+    }
+}

@@ -1,0 +1,123 @@
+//! Opaque page tokens: where a list goes on, bound to the tenant, the list and its conditions.
+//!
+//! The seal catches a token of another list, tenant, filter or relay. It is no secret and needs to be none: every read is
+//! confined to the caller's tenant whatever the token says.
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use baton_core::id::TenantId;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::limits;
+use super::validate::{Checked, Why, invalid};
+
+const SEAL_BYTES: usize = 16;
+
+/// One list as one caller asked for it.
+#[derive(Debug)]
+pub(super) struct Paging {
+    context: Sha256,
+}
+
+impl Paging {
+    /// `conditions` is everything that selects or orders the rows; a token is good for the same ones only.
+    pub(super) fn new(incarnation: Uuid, tenant: &TenantId, list: &str, conditions: &[u8]) -> Self {
+        let mut context = Sha256::new();
+        context.update(incarnation.as_bytes());
+        for part in [tenant.as_str().as_bytes(), list.as_bytes(), conditions] {
+            context.update((part.len() as u64).to_be_bytes());
+            context.update(part);
+        }
+        Self { context }
+    }
+
+    pub(super) fn token(&self, position: &[u8]) -> String {
+        let mut bytes = self.seal(position).to_vec();
+        bytes.extend_from_slice(position);
+        URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// Where the page begins; none for the first one.
+    pub(super) fn position(&self, token: &str) -> Checked<Option<Vec<u8>>> {
+        if token.is_empty() {
+            return Ok(None);
+        }
+        let good = limits::PAGE_TOKEN.holds(token);
+        let bytes = good.then(|| URL_SAFE_NO_PAD.decode(token).ok()).flatten();
+        let opened = bytes.and_then(|bytes| {
+            let (seal, position) = bytes.split_at_checked(SEAL_BYTES)?;
+            (seal == self.seal(position)).then(|| position.to_vec())
+        });
+        opened.map(Some).ok_or_else(bad_token)
+    }
+
+    /// The same for positions that are ids.
+    pub(super) fn id(&self, token: &str) -> Checked<Option<Uuid>> {
+        let position = self.position(token)?;
+        let id = position.map(|bytes| Uuid::from_slice(&bytes).map_err(|_| bad_token()));
+        id.transpose()
+    }
+
+    fn seal(&self, position: &[u8]) -> [u8; SEAL_BYTES] {
+        let mut seal = self.context.clone();
+        seal.update(position);
+        let digest: [u8; 32] = seal.finalize().into();
+        std::array::from_fn(|at| digest[at])
+    }
+}
+
+fn bad_token() -> super::validate::Invalid {
+    invalid("page_token", Why::BadPageToken)
+}
+
+/// Rows of one page: zero asks for the default.
+pub(super) fn page_size(asked: u32) -> Checked<usize> {
+    let size = if asked == 0 {
+        limits::PAGE_DEFAULT
+    } else {
+        asked
+    };
+    if size > limits::PAGE_MAX {
+        let (low, high) = (1, limits::PAGE_MAX.into());
+        return Err(invalid(
+            "page_size",
+            Why::OutOfRange {
+                value: size.into(),
+                low,
+                high,
+            },
+        ));
+    }
+    Ok(size as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_token_is_good_for_its_own_list_tenant_filter_and_relay_only() {
+        let tenant = |name: &str| TenantId::new(name).unwrap();
+        let (relay, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let own = Paging::new(relay, &tenant("a"), "tasks", b"state=1");
+        let at = Uuid::from_u128(77);
+        let token = own.token(at.as_bytes());
+        assert_eq!(own.id(&token), Ok(Some(at)));
+        assert_eq!(own.id(""), Ok(None));
+        let foreign = [
+            Paging::new(other, &tenant("a"), "tasks", b"state=1"),
+            Paging::new(relay, &tenant("b"), "tasks", b"state=1"),
+            Paging::new(relay, &tenant("a"), "daemons", b"state=1"),
+            Paging::new(relay, &tenant("a"), "tasks", b"state=2"),
+        ];
+        for paging in foreign {
+            assert_eq!(paging.id(&token).unwrap_err().why, Why::BadPageToken);
+        }
+        let mut torn = token.clone();
+        torn.pop();
+        for bad in [torn, format!("{token}AAAA"), "?".into(), "A".repeat(4096)] {
+            assert_eq!(own.id(&bad).unwrap_err().why, Why::BadPageToken, "{bad}");
+        }
+    }
+}

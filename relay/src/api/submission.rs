@@ -1,0 +1,329 @@
+//! From what a client sent to a `TaskSpec`: every check of shape, every default, nothing looked up but the profile.
+//!
+//! Absent, empty and partial profiles stay three different things. A field that this version would silently ignore is
+//! refused as not built instead.
+
+use std::collections::BTreeMap;
+
+use baton_core::config::Config;
+use baton_core::id::DaemonId;
+use baton_core::profile;
+use baton_core::spec::{
+    AgentOptions, CompletionContract, Profile, RequestedProfile, RequiredArtifact, RetryPolicy,
+    Target, TaskSpec, TurnKind,
+};
+use baton_proto::{TraceParent, v1};
+
+use super::convert::asked_deadlines;
+use super::fault::{Fault, Thing};
+use super::limits::{self, Size};
+use super::validate::{self, Checked, Why, invalid};
+use super::words;
+use crate::auth::Principal;
+
+/// A checked submission, but for two names that need a look-up: the profile's and the daemon's.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub spec: TaskSpec,
+    /// A daemon that was named, not given by its id.
+    pub daemon_name: Option<String>,
+}
+
+pub(super) fn draft(
+    principal: &Principal,
+    request: v1::SubmitRequest,
+    config: &Config,
+) -> Result<Draft, Fault> {
+    let sent = validate::present("spec", request.spec)?;
+    refuse_unbuilt(&sent)?;
+    check_texts(&sent)?;
+    let turn_kind = turn_kind(&sent)?;
+    let requested = requested_profile(&sent)?;
+    let placement = sent.placement.unwrap_or_default();
+    let (target, daemon_name) = target(placement)?;
+    let idempotency_key = validate::optional(
+        "idempotency_key",
+        request.idempotency_key,
+        limits::IDEMPOTENCY_KEY,
+    )?;
+    let spec = TaskSpec {
+        tenant: principal.tenant.clone(),
+        submitted_by: principal.name.to_string(),
+        idempotency_key,
+        goal: sent.goal,
+        prompt: sent.prompt,
+        agent: sent.agent,
+        options: options(sent.options.unwrap_or_default())?,
+        argv: argv(sent.command)?,
+        cwd: validate::optional("spec.cwd", sent.cwd, limits::PATH)?,
+        env: validate::environment("spec.env", sent.env)?,
+        conversation_id: validate::optional(
+            "spec.conversation_id",
+            sent.conversation_id,
+            limits::HANDLE,
+        )?,
+        channel_id: validate::optional("spec.channel_id", sent.channel_id, limits::HANDLE)?,
+        turn_kind,
+        effective_profile: Profile::default(),
+        requested_profile: requested,
+        queue_ms: outer("spec.queue_ms", sent.queue_ms, profile::check_queue)?,
+        total_ms: outer("spec.total_ms", sent.total_ms, profile::check_total)?,
+        lease_ttl_ms: lease_ttl(sent.lease_ttl_ms, config)?,
+        retry: retry(sent.retry.unwrap_or_default())?,
+        on_input_timeout: words::asked_on_input_timeout(validate::enumeration(
+            "spec.on_input_timeout",
+            sent.on_input_timeout,
+        )?),
+        dispatch_policy: words::asked_dispatch_policy(validate::enumeration(
+            "spec.dispatch_policy",
+            sent.dispatch_policy,
+        )?),
+        target,
+        priority: priority(sent.priority)?,
+        labels: validate::labels("spec.labels", sent.labels)?,
+        success_criteria: criteria(sent.success_criteria)?,
+        contract: sent.contract.map(contract).transpose()?,
+        traceparent: TraceParent::parse(&request.traceparent).map(|parent| parent.to_string()),
+    };
+    Ok(Draft { spec, daemon_name })
+}
+
+/// Fills in what is enforced. `stored` looks up a profile of the tenant by its name.
+pub(super) fn resolve_profile(
+    spec: &mut TaskSpec,
+    stored: impl FnOnce(&str) -> Option<Profile>,
+) -> Result<(), Fault> {
+    spec.effective_profile = profile::effective(&spec.requested_profile, spec.turn_kind, stored)
+        .map_err(|_| Fault::NotFound(Thing::Profile))?;
+    Ok(())
+}
+
+/// Parts of the protocol whose other half does not exist yet.
+fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
+    let retry = sent.retry.unwrap_or_default();
+    let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
+    let unbuilt = [
+        ("spec.workspace", sent.workspace.is_some()),
+        ("spec.permission_rules", !sent.permission_rules.is_empty()),
+        ("spec.mcp", sent.mcp),
+        ("spec.agent_scope", !sent.agent_scope.is_empty()),
+        ("spec.agent_held", sent.agent_held),
+        ("spec.max_output_bytes", sent.max_output_bytes.is_some()),
+        (
+            "spec.placement.prefer_daemon",
+            sent.placement
+                .as_ref()
+                .is_some_and(|p| !p.prefer_daemon.is_empty()),
+        ),
+        (
+            "spec.retry.backoff_factor",
+            differs(retry.backoff_factor, limits::BACKOFF_FACTOR),
+        ),
+        (
+            "spec.retry.backoff_jitter",
+            differs(retry.backoff_jitter, limits::BACKOFF_JITTER),
+        ),
+    ];
+    match unbuilt.into_iter().find(|(_, used)| *used) {
+        Some((what, _)) => Err(Fault::NotBuilt { what }),
+        None => Ok(()),
+    }
+}
+
+fn check_texts(sent: &v1::TaskSpec) -> Checked<()> {
+    validate::title("spec.agent", &sent.agent, limits::NAME)?;
+    validate::text("spec.goal", &sent.goal, limits::GOAL)?;
+    validate::text("spec.prompt", &sent.prompt, limits::PROMPT)?;
+    // A command may have nothing to read; an agent must be told something.
+    if sent.command.is_none() && sent.prompt.trim().is_empty() {
+        let why = if sent.prompt.is_empty() {
+            Why::Missing
+        } else {
+            Why::Blank
+        };
+        return Err(invalid("spec.prompt", why));
+    }
+    Ok(())
+}
+
+fn turn_kind(sent: &v1::TaskSpec) -> Checked<TurnKind> {
+    validate::enumeration("spec.turn_kind", sent.turn_kind).map(words::asked_turn_kind)
+}
+
+fn requested_profile(sent: &v1::TaskSpec) -> Checked<RequestedProfile> {
+    match (&sent.profile, sent.profile_name.as_str()) {
+        (None, "") => Ok(RequestedProfile::Absent),
+        (Some(profile), "") => {
+            let asked = asked_deadlines(*profile);
+            check_profile("spec.profile", &asked)?;
+            Ok(RequestedProfile::Inline(asked))
+        }
+        (None, name) => {
+            validate::name("spec.profile_name", name, limits::PROFILE_NAME)?;
+            Ok(RequestedProfile::Named(name.to_owned()))
+        }
+        (Some(_), _) => {
+            let with = "spec.profile";
+            Err(invalid("spec.profile_name", Why::Conflict { with }))
+        }
+    }
+}
+
+pub(super) fn check_profile(field: &str, asked: &Profile) -> Checked<()> {
+    profile::check(asked).map_err(|out| out_of_range(&format!("{field}.{}_ms", out.name), out))
+}
+
+fn out_of_range(field: &str, out: profile::OutOfRange) -> validate::Invalid {
+    let why = Why::OutOfRange {
+        value: out.ms,
+        low: out.least_ms,
+        high: out.most_ms,
+    };
+    invalid(field, why)
+}
+
+fn outer(
+    field: &str,
+    given: Option<u64>,
+    check: fn(u64) -> Result<(), profile::OutOfRange>,
+) -> Checked<Option<u64>> {
+    if let Some(ms) = given {
+        check(ms).map_err(|out| out_of_range(field, out))?;
+    }
+    Ok(given)
+}
+
+fn lease_ttl(given: Option<u64>, config: &Config) -> Checked<u64> {
+    let ttl = given.unwrap_or(profile::LEASE_TTL_MS);
+    profile::check_lease_ttl(ttl, config).map_err(|out| out_of_range("spec.lease_ttl_ms", out))?;
+    Ok(ttl)
+}
+
+fn options(sent: v1::AgentOptions) -> Checked<AgentOptions> {
+    validate::count(
+        "spec.options.context_refs",
+        sent.context_refs.len(),
+        limits::CONTEXT_REFS,
+    )?;
+    let refs = sent.context_refs.into_iter().map(|reference| {
+        validate::not_blank(
+            "spec.options.context_refs.path",
+            &reference.path,
+            limits::PATH,
+        )?;
+        Ok(reference.path)
+    });
+    let word = |field: &str, value: String, limit: Size| validate::optional(field, value, limit);
+    Ok(AgentOptions {
+        model: word("spec.options.model", sent.model, limits::NAME)?,
+        effort: word("spec.options.effort", sent.effort, limits::NAME)?,
+        permission_mode: word(
+            "spec.options.permission_mode",
+            sent.permission_mode,
+            limits::NAME,
+        )?,
+        instructions: word(
+            "spec.options.instructions",
+            sent.instructions,
+            limits::INSTRUCTIONS,
+        )?,
+        context_refs: refs.collect::<Checked<_>>()?,
+    })
+}
+
+fn argv(command: Option<v1::CommandSpec>) -> Checked<Vec<String>> {
+    let Some(command) = command else {
+        return Ok(Vec::new());
+    };
+    validate::arguments("spec.command.argv", &command.argv)?;
+    Ok(command.argv)
+}
+
+fn target(sent: v1::Placement) -> Checked<(Target, Option<String>)> {
+    validate::text("spec.placement.daemon", &sent.daemon, limits::NAME)?;
+    let field = "spec.placement.capabilities";
+    validate::count(field, sent.capabilities.len(), limits::CAPABILITIES)?;
+    for capability in &sent.capabilities {
+        validate::title(field, capability, limits::NAME)?;
+    }
+    let daemon = sent.daemon.parse::<DaemonId>().ok();
+    let daemon_name = (daemon.is_none() && !sent.daemon.is_empty()).then_some(sent.daemon);
+    let target = Target {
+        daemon,
+        labels: validate::labels("spec.placement.labels", sent.labels)?,
+        capabilities: sent.capabilities,
+    };
+    Ok((target, daemon_name))
+}
+
+fn retry(sent: v1::RetryPolicy) -> Checked<RetryPolicy> {
+    let tries = |field: &str, given: Option<u32>| -> Checked<u32> {
+        let given = given.unwrap_or(limits::DEFAULT_TRIES);
+        validate::in_range(field, given.into(), &limits::TRIES).map(|_| given)
+    };
+    let wait = |field: &str, given: Option<u64>, default: u64| {
+        validate::in_range(field, given.unwrap_or(default), &limits::BACKOFF_MS)
+    };
+    let initial = wait(
+        "spec.retry.backoff_initial_ms",
+        sent.backoff_initial_ms,
+        limits::DEFAULT_BACKOFF_INITIAL_MS,
+    )?;
+    let max = wait(
+        "spec.retry.backoff_max_ms",
+        sent.backoff_max_ms,
+        limits::DEFAULT_BACKOFF_MAX_MS,
+    )?;
+    let when_unsafe: v1::WhenUnsafe =
+        validate::enumeration("spec.retry.when_unsafe", sent.when_unsafe)?;
+    Ok(RetryPolicy {
+        max_attempts: tries("spec.retry.max_attempts", sent.max_attempts)?,
+        max_losses: tries("spec.retry.max_losses", sent.max_losses)?,
+        when_unsafe: words::asked_when_unsafe(when_unsafe),
+        backoff_initial_ms: initial,
+        backoff_max_ms: max.max(initial),
+    })
+}
+
+fn priority(given: Option<u32>) -> Checked<u8> {
+    let given = given.map_or(limits::DEFAULT_PRIORITY.into(), u64::from);
+    let priority = validate::in_range("spec.priority", given, &limits::PRIORITY)?;
+    Ok(u8::try_from(priority).expect("the range ends at 100"))
+}
+
+fn criteria(given: Vec<String>) -> Checked<Vec<String>> {
+    let field = "spec.success_criteria";
+    validate::count(field, given.len(), limits::SUCCESS_CRITERIA)?;
+    for criterion in &given {
+        validate::not_blank(field, criterion, limits::CRITERION)?;
+    }
+    Ok(given)
+}
+
+fn contract(sent: v1::CompletionContract) -> Checked<CompletionContract> {
+    let field = "spec.contract.required_artifacts";
+    validate::count(field, sent.required_artifacts.len(), limits::ARTIFACTS)?;
+    let policy: v1::MissingPolicy =
+        validate::enumeration("spec.contract.missing_policy", sent.missing_policy)?;
+    let mut artifacts = BTreeMap::new();
+    for artifact in sent.required_artifacts {
+        let artifact = required(artifact)?;
+        artifacts.insert(artifact.path.clone(), artifact);
+    }
+    Ok(CompletionContract {
+        artifacts: artifacts.into_values().collect(),
+        missing_policy: words::asked_missing_policy(policy),
+    })
+}
+
+fn required(sent: v1::RequiredArtifact) -> Checked<RequiredArtifact> {
+    validate::artifact_path("spec.contract.required_artifacts.path", &sent.path)?;
+    if !sent.sha256.is_empty() {
+        validate::sha256_hex("spec.contract.required_artifacts.sha256", &sent.sha256)?;
+    }
+    Ok(RequiredArtifact {
+        path: sent.path,
+        min_size: sent.min_size,
+        sha256: (!sent.sha256.is_empty()).then_some(sent.sha256),
+    })
+}

@@ -1,0 +1,413 @@
+//! The clients' service: submit, look, follow, cancel.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_core::effects::Reply;
+use baton_core::id::{TaskId, TenantId};
+use baton_core::input::{Input, Submit};
+use baton_core::record::TaskRecord;
+use baton_core::reject::Rejection;
+use baton_core::spec::TaskSpec;
+use baton_proto::v1;
+use baton_proto::v1::submit_many_result::Result as RowResult;
+use baton_proto::v1::tasks_server::Tasks;
+use prost::Message;
+use sha2::{Digest, Sha256};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use super::convert::{self, View};
+use super::fault::{Fault, Thing};
+use super::paging::{self, Paging};
+use super::streams::Answers;
+use super::validate::{self, Checked, Why, invalid};
+use super::{Api, actor, batch, limits, optional_reason, status, submission, unary};
+use crate::auth::Principal;
+use crate::dispatcher::Refusal;
+use crate::reader::StoredTask;
+
+/// A submission that meets full queues waits this long and tries again, a few times.
+const ADMISSION_WAIT: Duration = Duration::from_millis(50);
+const ADMISSION_TRIES: u32 = 5;
+
+#[tonic::async_trait]
+impl Tasks for Api {
+    async fn submit(
+        &self,
+        request: Request<v1::SubmitRequest>,
+    ) -> Result<Response<v1::SubmitResponse>, Status> {
+        unary(request, |who, request| self.accept(who, request)).await
+    }
+
+    async fn submit_many(
+        &self,
+        request: Request<v1::SubmitManyRequest>,
+    ) -> Result<Response<v1::SubmitManyResponse>, Status> {
+        unary(request, |who, request| self.accept_many(who, request)).await
+    }
+
+    async fn get(
+        &self,
+        request: Request<v1::GetTaskRequest>,
+    ) -> Result<Response<v1::GetTaskResponse>, Status> {
+        unary(request, |who, request| self.show(who, request)).await
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListTasksRequest>,
+    ) -> Result<Response<v1::ListTasksResponse>, Status> {
+        unary(request, |who, request| self.list_tasks(who, request)).await
+    }
+
+    async fn watch(
+        &self,
+        request: Request<v1::WatchTaskRequest>,
+    ) -> Result<Response<Answers<v1::WatchTaskResponse>>, Status> {
+        unary(request, |who, request| self.watch_task(who, request)).await
+    }
+
+    async fn read_output(
+        &self,
+        request: Request<v1::ReadOutputRequest>,
+    ) -> Result<Response<Answers<v1::ReadOutputResponse>>, Status> {
+        unary(request, |who, request| self.output_of(who, request)).await
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<v1::CancelTaskRequest>,
+    ) -> Result<Response<v1::CancelTaskResponse>, Status> {
+        unary(request, |who, request| self.cancel_task(who, request)).await
+    }
+}
+
+impl Api {
+    async fn accept(
+        &self,
+        who: Principal,
+        request: v1::SubmitRequest,
+    ) -> Result<v1::SubmitResponse, Fault> {
+        let digest = digest(&request);
+        let spec = Arc::new(self.spec(&who, request).await?);
+        self.dispatcher.keep_body(&spec.prompt).await?;
+        let (record, created) = self.hand_over(&spec, digest).await?;
+        let spec = if created {
+            spec
+        } else {
+            self.stored_spec(&spec, &record).await?
+        };
+        let task = convert::task(&spec, &record, &self.config, View::Newest);
+        Ok(v1::SubmitResponse {
+            task: Some(task),
+            existed: !created,
+        })
+    }
+
+    async fn accept_many(
+        &self,
+        who: Principal,
+        request: v1::SubmitManyRequest,
+    ) -> Result<v1::SubmitManyResponse, Fault> {
+        validate::count("tasks", request.tasks.len(), limits::SUBMIT_MANY)?;
+        if request.tasks.is_empty() {
+            return Err(invalid("tasks", Why::Missing).into());
+        }
+        let rows = request
+            .tasks
+            .into_iter()
+            .map(|row| self.accept(who.clone(), row));
+        let row = |outcome: Result<v1::SubmitResponse, Fault>| v1::SubmitManyResult {
+            result: Some(match outcome {
+                Ok(accepted) => RowResult::Accepted(accepted),
+                Err(fault) => RowResult::Error(status::detail(&fault)),
+            }),
+        };
+        let results = batch::all(rows).await.into_iter().map(row).collect();
+        Ok(v1::SubmitManyResponse { results })
+    }
+
+    /// What is submitted, with the two names that it may hold looked up in the caller's tenant.
+    async fn spec(&self, who: &Principal, request: v1::SubmitRequest) -> Result<TaskSpec, Fault> {
+        let submission::Draft {
+            mut spec,
+            daemon_name,
+        } = submission::draft(who, request, &self.config)?;
+        if let Some(name) = daemon_name {
+            spec.target.daemon = Some(self.daemon_named(who, &name).await?);
+        }
+        submission::resolve_profile(&mut spec, |name| self.stored_profile(&who.tenant, name))?;
+        Ok(spec)
+    }
+
+    /// Waits briefly where the queues are full, then lets the refusal stand.
+    async fn hand_over(
+        &self,
+        spec: &Arc<TaskSpec>,
+        digest: [u8; 32],
+    ) -> Result<(Arc<TaskRecord>, bool), Fault> {
+        let mut tries = 1;
+        loop {
+            let (spec, task) = (spec.clone(), TaskId(Uuid::now_v7()));
+            let submit = move |request| {
+                Input::Submit(Submit {
+                    request,
+                    task,
+                    spec,
+                    digest,
+                    prior: None,
+                })
+            };
+            match self.dispatcher.request(submit).await {
+                Ok(Reply::Submitted { record, created }) => return Ok((record, created)),
+                Err(Refusal::Rejected(Rejection::QueueFull)) if tries < ADMISSION_TRIES => {
+                    tries += 1;
+                    tokio::time::sleep(ADMISSION_WAIT).await;
+                }
+                other => return Err(unexpected(other)),
+            }
+        }
+    }
+
+    /// A repeated submission is answered with what the first one fixed.
+    async fn stored_spec(
+        &self,
+        sent: &Arc<TaskSpec>,
+        record: &TaskRecord,
+    ) -> Result<Arc<TaskSpec>, Fault> {
+        let (tenant, task) = (record.tenant.clone(), record.task);
+        let stored = self.read(move |reader| reader.spec(&tenant, task)).await?;
+        Ok(stored.unwrap_or_else(|| sent.clone()))
+    }
+
+    async fn show(
+        &self,
+        who: Principal,
+        request: v1::GetTaskRequest,
+    ) -> Result<v1::GetTaskResponse, Fault> {
+        let task = validate::id("task_id", &request.task_id)?;
+        let (spec, record) = self.stored_task(&who.tenant, task).await?;
+        let view = if request.include_spec {
+            View::WithSpec
+        } else {
+            View::Whole
+        };
+        let task = convert::task(&spec, &record, &self.config, view);
+        Ok(v1::GetTaskResponse { task: Some(task) })
+    }
+
+    /// A task of this tenant; another tenant's is not found like one that never was.
+    pub(super) async fn stored_task(
+        &self,
+        tenant: &TenantId,
+        task: TaskId,
+    ) -> Result<StoredTask, Fault> {
+        let tenant = tenant.clone();
+        let found = self
+            .read(move |reader| reader.newest_task(&tenant, task))
+            .await?;
+        found.ok_or(Fault::NotFound(Thing::Task))
+    }
+
+    async fn list_tasks(
+        &self,
+        who: Principal,
+        request: v1::ListTasksRequest,
+    ) -> Result<v1::ListTasksResponse, Fault> {
+        let size = paging::page_size(request.page_size)?;
+        let paging = self.paging(&who, "tasks", &conditions(&request));
+        let before = paging.id(&request.page_token)?.map(TaskId);
+        let filter = Filter::new(request)?;
+        let tenant = who.tenant.clone();
+        let found = self
+            .read(move |reader| filter.page(reader, &tenant, before, size))
+            .await?;
+        let task =
+            |(spec, record): &StoredTask| convert::task(spec, record, &self.config, View::Newest);
+        Ok(v1::ListTasksResponse {
+            tasks: found.tasks.iter().map(task).collect(),
+            next_page_token: found
+                .next
+                .map(|id| paging.token(id.0.as_bytes()))
+                .unwrap_or_default(),
+            skipped: found.unreadable,
+        })
+    }
+
+    pub(super) fn paging(&self, who: &Principal, list: &str, conditions: &[u8]) -> Paging {
+        Paging::new(self.config.incarnation.0, &who.tenant, list, conditions)
+    }
+
+    async fn cancel_task(
+        &self,
+        who: Principal,
+        request: v1::CancelTaskRequest,
+    ) -> Result<v1::CancelTaskResponse, Fault> {
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let reason = optional_reason(request.reason)?;
+        let already_finished = self
+            .stored_task(&who.tenant, task)
+            .await?
+            .1
+            .state
+            .is_terminal();
+        let (tenant, by) = (who.tenant.clone(), actor(&who));
+        let cancel = move |request| Input::Cancel {
+            request,
+            tenant,
+            task,
+            by,
+            reason,
+            finished: None,
+        };
+        let record = self.task_after(cancel).await?;
+        let task = self.shown(&record).await?;
+        Ok(v1::CancelTaskResponse {
+            task: Some(task),
+            already_finished,
+        })
+    }
+
+    /// Asks for a change of one task and waits for the task after it.
+    pub(super) async fn task_after(
+        &self,
+        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
+    ) -> Result<Arc<TaskRecord>, Fault> {
+        match self.dispatcher.request(ask).await {
+            Ok(Reply::Task(record)) => Ok(record),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    pub(super) async fn shown(&self, record: &TaskRecord) -> Result<v1::Task, Fault> {
+        let (tenant, task) = (record.tenant.clone(), record.task);
+        let spec = self.read(move |reader| reader.spec(&tenant, task)).await?;
+        let spec = spec.ok_or(Fault::Unreadable)?;
+        Ok(convert::task(&spec, record, &self.config, View::Whole))
+    }
+}
+
+/// A reply of another kind than was asked for is the relay's own fault.
+pub(super) fn unexpected(outcome: Result<Reply, Refusal>) -> Fault {
+    match outcome {
+        Err(refusal) => refusal.into(),
+        Ok(reply) => {
+            tracing::error!(?reply, "the core gave a reply of the wrong kind");
+            Fault::Internal
+        }
+    }
+}
+
+/// Of the body as sent; maps are sorted on the wire, so equal bodies have equal digests. Only a key asks for it.
+fn digest(request: &v1::SubmitRequest) -> [u8; 32] {
+    match &request.spec {
+        Some(spec) if !request.idempotency_key.is_empty() => {
+            Sha256::digest(spec.encode_to_vec()).into()
+        }
+        Some(_) | None => [0; 32],
+    }
+}
+
+/// Everything of a list request that selects rows.
+fn conditions(request: &v1::ListTasksRequest) -> Vec<u8> {
+    let selecting = v1::ListTasksRequest {
+        page_size: 0,
+        page_token: String::new(),
+        ..request.clone()
+    };
+    selecting.encode_to_vec()
+}
+
+/// Which tasks a list shows.
+#[derive(Debug)]
+struct Filter {
+    states: Vec<v1::TaskState>,
+    agent: String,
+    conversation_id: String,
+    labels: std::collections::BTreeMap<String, String>,
+    since_ms: u64,
+    daemon: String,
+}
+
+/// One page of what the filter lets through.
+#[derive(Debug, Default)]
+struct Found {
+    tasks: Vec<StoredTask>,
+    unreadable: u64,
+    next: Option<TaskId>,
+}
+
+impl Filter {
+    fn new(request: v1::ListTasksRequest) -> Checked<Self> {
+        validate::count("states", request.states.len(), limits::FILTER_STATES)?;
+        let state = |number: &i32| validate::enumeration("states", *number);
+        validate::text("agent", &request.agent, limits::NAME)?;
+        validate::text("conversation_id", &request.conversation_id, limits::HANDLE)?;
+        validate::text("daemon", &request.daemon, limits::NAME)?;
+        let since = request.since.as_ref();
+        if since.is_some_and(|at| at.seconds < 0 || !(0..1_000_000_000).contains(&at.nanos)) {
+            return Err(invalid("since", Why::BadTime));
+        }
+        Ok(Self {
+            states: request.states.iter().map(state).collect::<Checked<_>>()?,
+            agent: request.agent,
+            conversation_id: request.conversation_id,
+            labels: validate::labels("labels", request.labels)?,
+            since_ms: since.map_or(0, baton_proto::timestamp_to_ms),
+            daemon: request.daemon,
+        })
+    }
+
+    /// Looks at no more than a bounded number of records; a page may be short and still have a next one.
+    fn page(
+        &self,
+        reader: &crate::reader::Reader,
+        tenant: &TenantId,
+        mut before: Option<TaskId>,
+        size: usize,
+    ) -> Found {
+        let mut found = Found::default();
+        let mut looked = 0;
+        while looked < limits::LIST_SCAN {
+            let wanted = size - found.tasks.len();
+            let page = reader.tasks(tenant, before, wanted);
+            looked += wanted;
+            found.unreadable += page.unreadable;
+            let past = page
+                .tasks
+                .last()
+                .is_some_and(|(_, oldest)| oldest.created.0 < self.since_ms);
+            found
+                .tasks
+                .extend(page.tasks.into_iter().filter(|task| self.admits(task)));
+            // Older ones come after; none of them can be recent enough.
+            found.next = if past { None } else { page.next };
+            before = found.next;
+            if found.next.is_none() || found.tasks.len() == size {
+                break;
+            }
+        }
+        found
+    }
+
+    fn admits(&self, (spec, record): &StoredTask) -> bool {
+        let state = super::words::task_state(record.state);
+        let has = |(key, value): (&String, &String)| spec.labels.get(key) == Some(value);
+        let either = |wanted: &str, given: Option<&str>| wanted.is_empty() || given == Some(wanted);
+        (self.states.is_empty() || self.states.contains(&state))
+            && either(&self.agent, Some(&spec.agent))
+            && either(&self.conversation_id, spec.conversation_id.as_deref())
+            && self.labels.iter().all(has)
+            && record.created.0 >= self.since_ms
+            && (self.daemon.is_empty() || self.held_there(record))
+    }
+
+    fn held_there(&self, record: &TaskRecord) -> bool {
+        let held = record.newest().filter(|attempt| attempt.state.is_leased());
+        let holder = held.and_then(|attempt| attempt.holder.as_ref());
+        holder.is_some_and(|holder| {
+            *holder.name == *self.daemon || holder.daemon.to_string() == self.daemon
+        })
+    }
+}

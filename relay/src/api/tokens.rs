@@ -1,0 +1,228 @@
+//! Tokens as administrators handle them: made, listed without secrets, revoked. Memory changes after the disk has.
+
+use baton_core::id::{TenantId, TenantScope, TokenId};
+use baton_core::time::Wall;
+use baton_proto::v1;
+
+use super::convert::timestamp;
+use super::fault::{Fault, Thing};
+use super::validate::{self, Checked, Why, invalid};
+use super::{Api, limits, paging};
+use crate::auth::{Principal, Role, Token, TokenRecord};
+use crate::reader::Reader;
+use crate::records;
+use crate::store::{Change, Key, KeyRange, Kind, Page, ReadError};
+
+/// How a token that covers every tenant names them.
+const ALL_TENANTS: &str = "*";
+/// Tokens read at one time at start.
+const LOAD_PAGE: usize = 1024;
+
+impl Api {
+    pub(super) async fn make_token(
+        &self,
+        who: Principal,
+        request: v1::CreateTokenRequest,
+    ) -> Result<v1::CreateTokenResponse, Fault> {
+        validate::title("name", &request.name, limits::TOKEN_NAME)?;
+        let role = role(request.role)?;
+        let agent_scope = agent_scope(role, request.agent_scope)?;
+        let lives = request
+            .ttl_ms
+            .map(|ms| validate::in_range("ttl_ms", ms, &limits::TOKEN_TTL_MS));
+        let lives = lives.transpose()?;
+        let scope = asked_scope(&who, &request.tenant, role)?;
+        let token = Token::mint();
+        let now = self.clock.now().wall;
+        let record = TokenRecord {
+            id: token.id,
+            name: request.name,
+            scope,
+            role,
+            agent_scope,
+            secret_sha256: token.secret_sha256(),
+            created_at: now,
+            expires_at: lives.map(|ms| Wall(now.0.saturating_add(ms))),
+            revoked_at: None,
+            created_by: who.name.to_string(),
+        };
+        self.dispatcher.write(vec![put(&record)]).await?;
+        let shown = shown(&record);
+        self.tokens.insert(record);
+        tracing::info!(token_id = %token.id, by = %who.name, role = %role, "token made");
+        Ok(v1::CreateTokenResponse {
+            token: Some(shown),
+            secret: Some(v1::Secret {
+                value: token.reveal(),
+            }),
+        })
+    }
+
+    pub(super) fn list_tokens_of(
+        &self,
+        who: &Principal,
+        request: &v1::ListTokensRequest,
+    ) -> Result<v1::ListTokensResponse, Fault> {
+        let size = paging::page_size(request.page_size)?;
+        let paging = self.paging(who, "tokens", &[u8::from(request.include_ended)]);
+        let before = paging.id(&request.page_token)?.map(TokenId);
+        let wall = self.clock.now().wall;
+        let listed = self.tokens.list();
+        let mut rows = listed
+            .iter()
+            .rev()
+            .filter(|record| sees(who, record))
+            .filter(|record| request.include_ended || record.is_usable(wall))
+            .filter(|record| before.is_none_or(|before| record.id < before));
+        let page: Vec<_> = rows.by_ref().take(size).collect();
+        let more = rows.next().is_some();
+        let last = page.last().filter(|_| more);
+        Ok(v1::ListTokensResponse {
+            next_page_token: last
+                .map(|r| paging.token(r.id.0.as_bytes()))
+                .unwrap_or_default(),
+            tokens: page.into_iter().map(|record| shown(record)).collect(),
+        })
+    }
+
+    /// Idempotent: a token that has ended stays as it is.
+    pub(super) async fn end_token(
+        &self,
+        who: Principal,
+        request: v1::RevokeTokenRequest,
+    ) -> Result<v1::RevokeTokenResponse, Fault> {
+        let id: TokenId = validate::id("token_id", &request.token_id)?;
+        let known = self.tokens.get(id).filter(|record| sees(&who, record));
+        let known = known.ok_or(Fault::NotFound(Thing::Token))?;
+        if known.revoked_at.is_none() {
+            let now = self.clock.now().wall;
+            let mut ended = TokenRecord::clone(&known);
+            ended.revoked_at = Some(now);
+            self.dispatcher.write(vec![put(&ended)]).await?;
+            self.tokens.revoke(id, now);
+            tracing::info!(token_id = %id, by = %who.name, "token revoked");
+        }
+        let after = self.tokens.get(id).unwrap_or(known);
+        Ok(v1::RevokeTokenResponse {
+            token: Some(shown(&after)),
+        })
+    }
+}
+
+/// Every token that was ever made, for the table in memory.
+pub(crate) fn load(reader: &Reader) -> Result<Vec<TokenRecord>, ReadError> {
+    let store = reader.store();
+    let mut tokens = Vec::new();
+    for tenant in store.tenants()? {
+        let range = KeyRange::of(&tenant, Kind::Token);
+        let mut page = Page::first(LOAD_PAGE);
+        loop {
+            let scan = store.scan(&range, &page)?;
+            let known = scan.entries.iter().filter_map(|(_, bytes)| {
+                records::decode("token", bytes)
+                    .inspect_err(|error| tracing::error!(%error, "a token is lost"))
+                    .ok()
+            });
+            tokens.extend(known);
+            let Some((last, _)) = scan.entries.last().filter(|_| scan.more) else {
+                break;
+            };
+            page.after = Some(last.clone());
+        }
+    }
+    Ok(tokens)
+}
+
+/// The change that makes a token's record durable.
+pub(crate) fn put(record: &TokenRecord) -> Change {
+    let key = Key::Token {
+        tenant: records::scope_text(&record.scope),
+        token: record.id.0,
+    };
+    Change::Put(key, records::encode(record))
+}
+
+/// An administrator of one tenant sees that tenant's tokens, one of all tenants sees all.
+fn sees(who: &Principal, record: &TokenRecord) -> bool {
+    match (&who.scope, &record.scope) {
+        (TenantScope::All, _) => true,
+        (TenantScope::One(own), TenantScope::One(other)) => own == other,
+        (TenantScope::One(_), TenantScope::All) => false,
+    }
+}
+
+fn asked_scope(who: &Principal, tenant: &str, role: Role) -> Result<TenantScope, Fault> {
+    let scope = match tenant {
+        "" => TenantScope::One(who.tenant.clone()),
+        ALL_TENANTS if role.may_span_tenants() => TenantScope::All,
+        ALL_TENANTS => return Err(invalid("tenant", Why::Conflict { with: "role" }).into()),
+        name => TenantScope::One(tenant_id(name)?),
+    };
+    match (&who.scope, &scope) {
+        (TenantScope::All, _) => Ok(scope),
+        (TenantScope::One(own), TenantScope::One(asked)) if own == asked => Ok(scope),
+        (TenantScope::One(_), _) => Err(Fault::ForeignTenant),
+    }
+}
+
+fn tenant_id(name: &str) -> Checked<TenantId> {
+    let rule = "1 to 63 of a-z, 0-9, '-' and '_', beginning with a letter or digit";
+    TenantId::new(name).ok_or_else(|| invalid("tenant", Why::MalformedName { rule }))
+}
+
+fn agent_scope(role: Role, given: String) -> Checked<Option<String>> {
+    let given = validate::optional("agent_scope", given, limits::NAME)?;
+    match (role == Role::Agent, &given) {
+        (true, None) => Err(invalid("agent_scope", Why::Missing)),
+        (false, Some(_)) => Err(invalid("agent_scope", Why::Conflict { with: "role" })),
+        (true, Some(_)) | (false, None) => Ok(given),
+    }
+}
+
+fn role(number: i32) -> Checked<Role> {
+    match validate::enumeration("role", number)? {
+        v1::Role::Unspecified => Err(invalid("role", Why::Missing)),
+        v1::Role::Admin => Ok(Role::Admin),
+        v1::Role::Operator => Ok(Role::Operator),
+        v1::Role::Submitter => Ok(Role::Submitter),
+        v1::Role::Answerer => Ok(Role::Answerer),
+        v1::Role::Agent => Ok(Role::Agent),
+        v1::Role::Daemon => Ok(Role::Daemon),
+        v1::Role::ReadOnly => Ok(Role::ReadOnly),
+    }
+}
+
+pub(super) fn shown_role(role: Role) -> v1::Role {
+    match role {
+        Role::Admin => v1::Role::Admin,
+        Role::Operator => v1::Role::Operator,
+        Role::Submitter => v1::Role::Submitter,
+        Role::Answerer => v1::Role::Answerer,
+        Role::Agent => v1::Role::Agent,
+        Role::Daemon => v1::Role::Daemon,
+        Role::ReadOnly => v1::Role::ReadOnly,
+    }
+}
+
+pub(super) fn shown_scope(scope: &TenantScope) -> String {
+    match scope {
+        TenantScope::One(tenant) => tenant.to_string(),
+        TenantScope::All => ALL_TENANTS.to_owned(),
+    }
+}
+
+fn shown(record: &TokenRecord) -> v1::Token {
+    v1::Token {
+        token_id: record.id.to_string(),
+        name: record.name.clone(),
+        tenant: shown_scope(&record.scope),
+        role: shown_role(record.role).into(),
+        agent_scope: record.agent_scope.clone().unwrap_or_default(),
+        daemon_id: String::new(),
+        created_at: timestamp(record.created_at),
+        expires_at: record.expires_at.and_then(timestamp),
+        revoked_at: record.revoked_at.and_then(timestamp),
+        last_used_at: None,
+        created_by: record.created_by.clone(),
+    }
+}

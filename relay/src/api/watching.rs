@@ -1,0 +1,111 @@
+//! One task's events as a stream: history first, then live, without a gap or a duplicate.
+
+use std::sync::Arc;
+
+use baton_core::id::TaskId;
+use baton_core::record::TaskRecord;
+use baton_proto::v1;
+use baton_proto::v1::watch_task_response::Item;
+
+use super::fault::Fault;
+use super::streams::{Answers, Feed};
+use super::{Api, events, validate, words};
+use crate::auth::Principal;
+use crate::watch::{Step, Tail, WATCHERS_MAX};
+
+impl Api {
+    pub(super) async fn watch_task(
+        &self,
+        who: Principal,
+        request: v1::WatchTaskRequest,
+    ) -> Result<Answers<v1::WatchTaskResponse>, Fault> {
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        // The place first, the record second: what happens in between is seen twice and shown once.
+        let tail = self.watch_place(task, request.from_revision)?;
+        let (_, record) = self.stored_task(&who.tenant, task).await?;
+        let watching = Watching {
+            tail,
+            shown: request.from_revision,
+            history_only: request.history_only,
+        };
+        self.stream(&who, |feed| watching.run(record, feed))
+    }
+
+    pub(super) fn watch_place(&self, task: TaskId, after: u64) -> Result<Tail, Fault> {
+        let full = Fault::TooManyStreams {
+            limit: WATCHERS_MAX,
+        };
+        self.watchers.subscribe(task, after).map_err(|_| full)
+    }
+}
+
+struct Watching {
+    tail: Tail,
+    /// Newest revision that was sent or skipped.
+    shown: u64,
+    history_only: bool,
+}
+
+impl Watching {
+    async fn run(
+        mut self,
+        record: Arc<TaskRecord>,
+        feed: Feed<v1::WatchTaskResponse>,
+    ) -> Result<(), Fault> {
+        if let Some(step) = self.tail.advance(&record) {
+            let cut = step.missed.map(|(from_revision, to_revision)| {
+                Item::HistoryCut(v1::HistoryCut {
+                    from_revision,
+                    to_revision,
+                })
+            });
+            send(&feed, cut).await?;
+            self.show(&step, &feed).await?;
+        }
+        let caught_up = v1::CaughtUp {
+            revision: record.revision,
+            state: words::task_state(record.state).into(),
+        };
+        send(&feed, Some(Item::CaughtUp(caught_up))).await?;
+        let mut over = self.history_only || record.state.is_terminal();
+        while !over {
+            let step = self.tail.next().await;
+            if step.missed.is_some() {
+                let from_revision = self.shown;
+                let cursor = String::new();
+                return send(
+                    &feed,
+                    Some(Item::Lagged(v1::Lagged {
+                        from_revision,
+                        cursor,
+                    })),
+                )
+                .await;
+            }
+            self.show(&step, &feed).await?;
+            over = step.record.state.is_terminal();
+        }
+        Ok(())
+    }
+
+    async fn show(&mut self, step: &Step, feed: &Feed<v1::WatchTaskResponse>) -> Result<(), Fault> {
+        let after = self.shown;
+        self.shown = step.record.revision;
+        let events = events::after(&step.record, after)
+            .into_iter()
+            .map(Item::Event);
+        send(feed, events).await
+    }
+}
+
+/// Waits for room; a client that left ends the stream in `Api::stream`.
+async fn send(
+    feed: &Feed<v1::WatchTaskResponse>,
+    items: impl IntoIterator<Item = Item>,
+) -> Result<(), Fault> {
+    for item in items {
+        let message = v1::WatchTaskResponse { item: Some(item) };
+        feed.send(Ok(message)).await.map_err(|_| Fault::Stopping)?;
+    }
+    Ok(())
+}

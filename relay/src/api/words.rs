@@ -1,0 +1,238 @@
+//! The core's words in the protocol's spelling, and back. One exhaustive match per enum: a new word cannot be forgotten.
+
+use baton_core::record::{
+    AttemptState, AttentionCause, EndedBy, Phase, Receipt, TaskState, TimerKind,
+};
+use baton_core::spec::{DispatchPolicy, MissingPolicy, OnInputTimeout, TurnKind, WhenUnsafe};
+use baton_proto::v1;
+
+pub(super) fn task_state(state: TaskState) -> v1::TaskState {
+    match state {
+        TaskState::Pending => v1::TaskState::Pending,
+        TaskState::Queued => v1::TaskState::Queued,
+        TaskState::Running => v1::TaskState::Running,
+        TaskState::NeedsAttention => v1::TaskState::NeedsAttention,
+        TaskState::Completed => v1::TaskState::Completed,
+        TaskState::Failed => v1::TaskState::Failed,
+        TaskState::Canceled => v1::TaskState::Canceled,
+        TaskState::TimedOut => v1::TaskState::TimedOut,
+        TaskState::Lost => v1::TaskState::Lost,
+    }
+}
+
+pub(super) fn attempt_state(state: AttemptState) -> v1::AttemptState {
+    match state {
+        AttemptState::Queued => v1::AttemptState::Queued,
+        AttemptState::Offered => v1::AttemptState::Offered,
+        AttemptState::Accepted => v1::AttemptState::Accepted,
+        AttemptState::Starting => v1::AttemptState::Starting,
+        AttemptState::Prompted => v1::AttemptState::Prompted,
+        AttemptState::Streaming => v1::AttemptState::Streaming,
+        AttemptState::ToolRunning => v1::AttemptState::ToolRunning,
+        AttemptState::WaitingInput => v1::AttemptState::WaitingInput,
+        AttemptState::CleaningUp => v1::AttemptState::CleaningUp,
+        AttemptState::Parked => v1::AttemptState::Parked,
+        AttemptState::Completed => v1::AttemptState::Completed,
+        AttemptState::Failed => v1::AttemptState::Failed,
+        AttemptState::Canceled => v1::AttemptState::Canceled,
+        AttemptState::TimedOut => v1::AttemptState::TimedOut,
+        AttemptState::Lost => v1::AttemptState::Lost,
+        AttemptState::Released => v1::AttemptState::Released,
+        AttemptState::HandedOff => v1::AttemptState::HandedOff,
+    }
+}
+
+pub(super) fn phase(phase: Phase) -> v1::LifecyclePhase {
+    match phase {
+        Phase::Accepted => v1::LifecyclePhase::Accepted,
+        Phase::Queued => v1::LifecyclePhase::Queued,
+        Phase::Started => v1::LifecyclePhase::Started,
+        Phase::AgentStarted => v1::LifecyclePhase::AgentStarted,
+        Phase::PromptWritten => v1::LifecyclePhase::PromptWritten,
+        Phase::FirstEventSeen => v1::LifecyclePhase::FirstEventSeen,
+        Phase::FirstVisibleEventSeen => v1::LifecyclePhase::FirstVisibleEventSeen,
+        Phase::Streaming => v1::LifecyclePhase::Streaming,
+        Phase::ToolStarted => v1::LifecyclePhase::ToolStarted,
+        Phase::ToolFinished => v1::LifecyclePhase::ToolFinished,
+        Phase::WaitingInput => v1::LifecyclePhase::WaitingInput,
+        Phase::InputReceived => v1::LifecyclePhase::InputReceived,
+        Phase::CleanupStarted => v1::LifecyclePhase::CleanupStarted,
+        Phase::CleanupFinished => v1::LifecyclePhase::CleanupFinished,
+        Phase::Heartbeat => v1::LifecyclePhase::Heartbeat,
+        Phase::RetryScheduled => v1::LifecyclePhase::RetryScheduled,
+        Phase::Completed => v1::LifecyclePhase::Completed,
+        Phase::Failed => v1::LifecyclePhase::Failed,
+        Phase::Canceled => v1::LifecyclePhase::Canceled,
+        Phase::TimedOut => v1::LifecyclePhase::TimedOut,
+        Phase::Lost => v1::LifecyclePhase::Lost,
+        Phase::Blocked => v1::LifecyclePhase::Blocked,
+        Phase::Checkpointed => v1::LifecyclePhase::Checkpointed,
+        Phase::Released => v1::LifecyclePhase::Released,
+    }
+}
+
+pub(super) fn timer(timer: TimerKind) -> v1::TimerKind {
+    match timer {
+        TimerKind::Queue => v1::TimerKind::Queue,
+        TimerKind::Accept => v1::TimerKind::Accept,
+        TimerKind::ProcessStart => v1::TimerKind::ProcessStart,
+        TimerKind::PromptWrite => v1::TimerKind::PromptWrite,
+        TimerKind::FirstEvent => v1::TimerKind::FirstEvent,
+        TimerKind::FirstVisibleEvent => v1::TimerKind::FirstVisibleEvent,
+        TimerKind::StreamIdle => v1::TimerKind::StreamIdle,
+        TimerKind::ToolIdle => v1::TimerKind::ToolIdle,
+        TimerKind::UserInput => v1::TimerKind::UserInput,
+        TimerKind::CleanupTerm => v1::TimerKind::CleanupTerm,
+        TimerKind::Total => v1::TimerKind::Total,
+        TimerKind::Lease => v1::TimerKind::Lease,
+    }
+}
+
+pub(super) fn attention(cause: AttentionCause) -> v1::AttentionCause {
+    match cause {
+        AttentionCause::Blocked => v1::AttentionCause::Blocked,
+        AttentionCause::Starved => v1::AttentionCause::Starved,
+        AttentionCause::UnsafeLoss => v1::AttentionCause::UnsafeLoss,
+        AttentionCause::Poison => v1::AttentionCause::Poison,
+        AttentionCause::InputTimeout => v1::AttentionCause::InputTimeout,
+    }
+}
+
+pub(super) fn ended_by(by: EndedBy) -> v1::EndedBy {
+    match by {
+        EndedBy::Daemon => v1::EndedBy::Daemon,
+        EndedBy::Relay => v1::EndedBy::Relay,
+        EndedBy::Operator => v1::EndedBy::Operator,
+        EndedBy::Client => v1::EndedBy::Client,
+    }
+}
+
+/// Nothing ever ran: that is as good as confirmed.
+pub(super) fn termination(receipt: Receipt) -> v1::Termination {
+    match receipt {
+        Receipt::NotNeeded => v1::Termination::Unspecified,
+        Receipt::Confirmed => v1::Termination::Confirmed,
+        Receipt::Unconfirmed => v1::Termination::Unconfirmed,
+    }
+}
+
+pub(super) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
+    match kind {
+        TurnKind::User => v1::TurnKind::User,
+        TurnKind::SessionTitle => v1::TurnKind::SessionTitle,
+        TurnKind::ContextStats => v1::TurnKind::ContextStats,
+        TurnKind::Compact => v1::TurnKind::Compact,
+        TurnKind::Control => v1::TurnKind::Control,
+    }
+}
+
+pub(super) fn asked_turn_kind(kind: v1::TurnKind) -> TurnKind {
+    match kind {
+        v1::TurnKind::Unspecified | v1::TurnKind::User => TurnKind::User,
+        v1::TurnKind::SessionTitle => TurnKind::SessionTitle,
+        v1::TurnKind::ContextStats => TurnKind::ContextStats,
+        v1::TurnKind::Compact => TurnKind::Compact,
+        v1::TurnKind::Control => TurnKind::Control,
+    }
+}
+
+pub(super) fn when_unsafe(policy: WhenUnsafe) -> v1::WhenUnsafe {
+    match policy {
+        WhenUnsafe::Park => v1::WhenUnsafe::Park,
+        WhenUnsafe::Retry => v1::WhenUnsafe::Retry,
+        WhenUnsafe::Fail => v1::WhenUnsafe::Fail,
+    }
+}
+
+pub(super) fn asked_when_unsafe(policy: v1::WhenUnsafe) -> WhenUnsafe {
+    match policy {
+        v1::WhenUnsafe::Unspecified | v1::WhenUnsafe::Park => WhenUnsafe::Park,
+        v1::WhenUnsafe::Retry => WhenUnsafe::Retry,
+        v1::WhenUnsafe::Fail => WhenUnsafe::Fail,
+    }
+}
+
+pub(super) fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
+    match policy {
+        OnInputTimeout::Fail => v1::OnInputTimeout::Fail,
+        OnInputTimeout::Deny => v1::OnInputTimeout::Deny,
+        OnInputTimeout::Park => v1::OnInputTimeout::Park,
+    }
+}
+
+pub(super) fn asked_on_input_timeout(policy: v1::OnInputTimeout) -> OnInputTimeout {
+    match policy {
+        v1::OnInputTimeout::Unspecified | v1::OnInputTimeout::Fail => OnInputTimeout::Fail,
+        v1::OnInputTimeout::Deny => OnInputTimeout::Deny,
+        v1::OnInputTimeout::Park => OnInputTimeout::Park,
+    }
+}
+
+pub(super) fn dispatch_policy(policy: DispatchPolicy) -> v1::DispatchPolicy {
+    match policy {
+        DispatchPolicy::Queue => v1::DispatchPolicy::Queue,
+        DispatchPolicy::FailFast => v1::DispatchPolicy::FailFast,
+    }
+}
+
+pub(super) fn asked_dispatch_policy(policy: v1::DispatchPolicy) -> DispatchPolicy {
+    match policy {
+        v1::DispatchPolicy::Unspecified | v1::DispatchPolicy::Queue => DispatchPolicy::Queue,
+        v1::DispatchPolicy::FailFast => DispatchPolicy::FailFast,
+    }
+}
+
+pub(super) fn missing_policy(policy: MissingPolicy) -> v1::MissingPolicy {
+    match policy {
+        MissingPolicy::Reject => v1::MissingPolicy::Reject,
+        MissingPolicy::Fail => v1::MissingPolicy::Fail,
+        MissingPolicy::Park => v1::MissingPolicy::Park,
+    }
+}
+
+pub(super) fn asked_missing_policy(policy: v1::MissingPolicy) -> MissingPolicy {
+    match policy {
+        v1::MissingPolicy::Unspecified | v1::MissingPolicy::Reject => MissingPolicy::Reject,
+        v1::MissingPolicy::Fail => MissingPolicy::Fail,
+        v1::MissingPolicy::Park => MissingPolicy::Park,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::ShortName;
+
+    use super::*;
+
+    #[test]
+    fn both_sides_use_the_same_words() {
+        for kind in TimerKind::ALL {
+            assert_eq!(timer(kind).short_name(), kind.as_str());
+        }
+        for state in [
+            TaskState::NeedsAttention,
+            TaskState::TimedOut,
+            TaskState::Completed,
+        ] {
+            assert_eq!(task_state(state).short_name(), state.as_str());
+        }
+        for state in [
+            AttemptState::HandedOff,
+            AttemptState::CleaningUp,
+            AttemptState::Lost,
+        ] {
+            assert_eq!(attempt_state(state).short_name(), state.as_str());
+        }
+        for word in [
+            Phase::FirstVisibleEventSeen,
+            Phase::AgentStarted,
+            Phase::CleanupFinished,
+        ] {
+            assert_eq!(phase(word).short_name(), word.as_str());
+        }
+        assert_eq!(
+            attention(AttentionCause::UnsafeLoss).short_name(),
+            "unsafe_loss"
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! From a data directory to a running dispatcher: opens the stores, recovers the core, loads and makes credentials.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use baton_core::Core;
+use baton_core::config::Config;
+use baton_core::id::{Incarnation, RelayEpoch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use super::RelayError;
+use crate::api::streams::LiveStreams;
+use crate::api::{Api, tokens as api_tokens};
+use crate::auth::{Tokens, bootstrap};
+use crate::bodies::Bodies;
+use crate::config::RelayConfig;
+use crate::dispatcher::{Dispatcher, Loop, Parts};
+use crate::mint::SystemMint;
+use crate::output::{OutputConfig, OutputLog};
+use crate::reader::Reader;
+use crate::session::{Shell, Stamp};
+use crate::store::{Opened, Store, StoreConfig};
+use crate::watch::Watchers;
+
+/// A relay whose dispatcher runs and which listens to nobody yet.
+pub(super) struct Booted {
+    pub(super) api: Api,
+    pub(super) output: OutputLog,
+    /// Ends when `finish` is cancelled, or by itself when the store can no longer be written.
+    pub(super) dispatching: JoinHandle<()>,
+    pub(super) finish: CancellationToken,
+}
+
+/// What lies on disk, opened.
+struct Disk {
+    opened: Opened,
+    output: OutputLog,
+    bodies: Bodies,
+}
+
+pub(super) async fn boot(
+    config: &RelayConfig,
+    stop: &CancellationToken,
+) -> Result<Booted, RelayError> {
+    let Disk {
+        opened,
+        output,
+        bodies,
+    } = on_disk(config).await?;
+    let reader = Reader::new(opened.store.clone(), bodies.clone());
+    let settings = settings(config, &opened);
+    let watchers = Watchers::default();
+    let finish = CancellationToken::new();
+    let Recovered {
+        dispatch,
+        dispatcher,
+        unreadable,
+    } = recover(config, &settings, opened, &reader, bodies, &watchers);
+    let dispatching = tokio::spawn(dispatch.run(finish.clone()));
+    let tokens = credentials(config, &reader, &dispatcher).await?;
+    let shell = Shell {
+        dispatcher: dispatcher.clone(),
+        reader: reader.clone(),
+        output: output.clone(),
+        clock: config.clock.clone(),
+        stamp: Arc::new(Stamp {
+            incarnation: settings.incarnation,
+            epoch: settings.epoch,
+        }),
+        tokens: tokens.clone(),
+        stop: stop.clone(),
+    };
+    let api = Api {
+        dispatcher,
+        reader,
+        watchers,
+        output: output.clone(),
+        tokens,
+        clock: config.clock.clone(),
+        config: Arc::new(settings),
+        shell,
+        streams: LiveStreams::new(config.network.live_streams_per_token),
+        started_at: config.clock.now().wall,
+        unreadable,
+        stop: stop.clone(),
+    };
+    Ok(Booted {
+        api,
+        output,
+        dispatching,
+        finish,
+    })
+}
+
+/// The loop that owns the core, not yet running.
+struct Recovered {
+    dispatch: Loop,
+    dispatcher: Dispatcher,
+    /// Records that could not be read.
+    unreadable: u64,
+}
+
+fn recover(
+    config: &RelayConfig,
+    settings: &Config,
+    opened: Opened,
+    reader: &Reader,
+    bodies: Bodies,
+    watchers: &Watchers,
+) -> Recovered {
+    let (records, unreadable) = reader.recover();
+    if unreadable > 0 {
+        warn!(unreadable, "records could not be read and were passed over");
+    }
+    let mut mint = SystemMint;
+    let now = config.clock.now();
+    let (core, first) = Core::recover(records, settings.clone(), now, &mut mint);
+    let (dispatch, dispatcher) = Loop::new(Parts {
+        core,
+        first,
+        journal: opened.journal,
+        reader: reader.clone(),
+        bodies,
+        clock: config.clock.clone(),
+        mint: Box::new(mint),
+        watchers: watchers.clone(),
+        telemetry: config.telemetry.clone(),
+    });
+    Recovered {
+        dispatch,
+        dispatcher,
+        unreadable,
+    }
+}
+
+fn settings(config: &RelayConfig, opened: &Opened) -> Config {
+    let (incarnation, epoch) = (opened.incarnation, opened.relay_epoch);
+    info!(recovery = ?opened.recovery, relay_epoch = epoch, %incarnation, "store open");
+    Config {
+        max_open: config.max_open,
+        max_open_per_tenant: config.max_open_per_tenant,
+        ..Config::new(Incarnation(incarnation), RelayEpoch(epoch))
+    }
+}
+
+/// Opening blocks for as long as recovery takes.
+async fn on_disk(config: &RelayConfig) -> Result<Disk, RelayError> {
+    let (data, accept_loss) = (config.data.clone(), config.accept_loss);
+    let wall_ms = config.clock.now().wall.0;
+    let opened = tokio::task::spawn_blocking(move || open(&data, accept_loss, wall_ms));
+    opened.await.map_err(|_| RelayError::Stopped)?
+}
+
+fn open(data: &Path, accept_loss: bool, wall_ms: u64) -> Result<Disk, RelayError> {
+    let unusable = |source| RelayError::Data {
+        path: data.to_owned(),
+        source,
+    };
+    private_directory(data).map_err(unusable)?;
+    let mut store = StoreConfig::new(data.join("store"), Uuid::now_v7());
+    store.accept_loss = accept_loss;
+    let opened = Store::open(store)?;
+    let abort = Arc::new(|error: &io::Error| {
+        tracing::error!(%error, "output cannot be written; stopping");
+        std::process::abort();
+    });
+    let output = OutputConfig::new(data.join("output"));
+    let (output, recovery) = OutputLog::open(output, wall_ms, abort)?;
+    info!(?recovery, "output log open");
+    let bodies = Bodies::open(data.join("bodies")).map_err(unusable)?;
+    Ok(Disk {
+        opened,
+        output,
+        bodies,
+    })
+}
+
+/// Nobody else may look in: it holds what people asked of agents, and what those answered.
+fn private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+}
+
+/// Every known token, and the first ones where there are none.
+async fn credentials(
+    config: &RelayConfig,
+    reader: &Reader,
+    dispatcher: &Dispatcher,
+) -> Result<Tokens, RelayError> {
+    let known = api_tokens::load(reader)?;
+    let tokens = Tokens::load(known, config.clock.clone());
+    let wall = config.clock.now().wall;
+    let fresh = bootstrap::prepare(config.bootstrap, &config.data, &tokens, wall);
+    let fresh = fresh.map_err(|source| RelayError::Data {
+        path: config.data.clone(),
+        source,
+    })?;
+    if !fresh.is_empty() {
+        let changes = fresh.iter().map(api_tokens::put).collect();
+        dispatcher
+            .write(changes)
+            .await
+            .map_err(|_| RelayError::Stopped)?;
+    }
+    for record in fresh {
+        info!(name = record.name, role = %record.role, "local token made");
+        tokens.insert(record);
+    }
+    Ok(tokens)
+}

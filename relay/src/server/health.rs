@@ -1,0 +1,69 @@
+//! gRPC health that means something: serving while the store commits and the relay does not drain.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use crate::store::{CommitSeq, Store};
+
+/// How often the store is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A commit that takes longer than this many looks means that the disk hangs.
+const PATIENCE: u32 = 5;
+
+/// "" stands for the whole server, as load balancers ask it.
+const SERVICES: [&str; 6] = [
+    "",
+    "baton.v1.Tasks",
+    "baton.v1.Inputs",
+    "baton.v1.Fleet",
+    "baton.v1.Operator",
+    "baton.v1.DaemonLink",
+];
+
+/// Reports until `stop`, and then that it serves no more.
+pub(super) async fn report(reporter: HealthReporter, store: Store, stop: CancellationToken) {
+    let mut stuck = Stuck::default();
+    let mut told = None;
+    while !stop.is_cancelled() {
+        let serving = stuck.look(store.durable(), store.appended()) < PATIENCE;
+        if told != Some(serving) {
+            told = Some(serving);
+            tell(&reporter, serving).await;
+        }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+    tell(&reporter, false).await;
+}
+
+async fn tell(reporter: &HealthReporter, serving: bool) {
+    let status = if serving {
+        ServingStatus::Serving
+    } else {
+        ServingStatus::NotServing
+    };
+    for service in SERVICES {
+        reporter.set_service_status(service, status).await;
+    }
+}
+
+/// For how many looks the same commit has been on its way to the disk.
+#[derive(Debug, Default)]
+struct Stuck {
+    durable: CommitSeq,
+    looks: u32,
+}
+
+impl Stuck {
+    fn look(&mut self, durable: CommitSeq, appended: CommitSeq) -> u32 {
+        let moving = durable != self.durable || appended == durable;
+        self.looks = if moving { 0 } else { self.looks + 1 };
+        self.durable = durable;
+        self.looks
+    }
+}

@@ -1,0 +1,304 @@
+//! The relay as a whole: listener, layers, services, and a stop that ends by its deadline whatever peers do.
+//!
+//! `run` is what the binary calls; tests `start` it on port 0 and `stop` it. Opening and recovery are in `boot.rs`.
+
+mod boot;
+mod edge;
+mod health;
+mod listener;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_proto::v1;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
+use tower::load_shed::LoadShedLayer;
+use tower::timeout::TimeoutLayer;
+use tracing::{info, warn};
+
+use crate::api::{Api, limits};
+use crate::auth::AuthLayer;
+use crate::config::{ConfigError, NetworkLimits, RelayConfig, TlsFiles};
+use crate::output::OutputLog;
+use crate::store;
+use boot::Booted;
+use edge::EdgeLayer;
+use listener::Listener;
+
+/// Streams that a peer may reset before they were accepted, and that we reset because of its errors: a rapid-reset
+/// attacker is cut after this many, and no honest peer comes near.
+const PENDING_RESETS: usize = 20;
+const LOCAL_RESETS: usize = 1024;
+/// Between two looks of the output log at its retention.
+const RETENTION_EVERY: Duration = Duration::from_secs(5);
+/// After the drain's deadline connections are cut, and this is left for their tasks to notice.
+const AFTER_CUT: Duration = Duration::from_millis(500);
+
+/// Serves until `stop` completes, then drains.
+pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<(), RelayError> {
+    let mut relay = start(config).await?;
+    tokio::select! {
+        () = stop => relay.stop().await,
+        ended = relay.ended() => ended,
+    }
+}
+
+/// A relay that serves. Dropping it without `stop` leaves it running.
+#[derive(Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    stop: CancellationToken,
+    serving: JoinHandle<Result<(), RelayError>>,
+}
+
+impl Relay {
+    /// Where it listens; tells the port that was chosen for port 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Drains and ends: at the latest one second after the drain's deadline.
+    pub async fn stop(mut self) -> Result<(), RelayError> {
+        self.stop.cancel();
+        self.ended().await
+    }
+
+    /// Completes when the relay has ended by itself, which it does only if its store fails. Cancel safe.
+    pub async fn ended(&mut self) -> Result<(), RelayError> {
+        (&mut self.serving)
+            .await
+            .unwrap_or(Err(RelayError::Stopped))
+    }
+}
+
+/// Opens everything, recovers, and serves in the background. The listener is bound before the store is touched.
+pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
+    config.check()?;
+    let tls = config.tls.as_ref().map(tls).transpose()?;
+    let listen = |source| RelayError::Listen {
+        address: config.listen,
+        source,
+    };
+    let tcp = TcpListener::bind(config.listen).await.map_err(listen)?;
+    let address = tcp.local_addr().map_err(listen)?;
+    let stop = CancellationToken::new();
+    let booted = boot::boot(&config, &stop).await?;
+    let serving = Serving {
+        booted,
+        tls,
+        stop: stop.clone(),
+        drain: config.drain,
+        network: config.network,
+    };
+    info!(%address, data = %config.data.display(), "relay listening");
+    Ok(Relay {
+        address,
+        stop,
+        serving: tokio::spawn(serving.run(tcp)),
+    })
+}
+
+/// Everything that runs between start and stop.
+struct Serving {
+    booted: Booted,
+    tls: Option<ServerTlsConfig>,
+    stop: CancellationToken,
+    drain: Duration,
+    network: NetworkLimits,
+}
+
+impl Serving {
+    async fn run(self, tcp: TcpListener) -> Result<(), RelayError> {
+        let Self {
+            booted,
+            tls,
+            stop,
+            drain,
+            network,
+        } = self;
+        let Booted {
+            api,
+            output,
+            mut dispatching,
+            finish,
+        } = booted;
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let store = api.reader.store().clone();
+        tokio::spawn(health::report(reporter, store, stop.clone()));
+        tokio::spawn(retention(output.clone(), api.clock.clone(), finish.clone()));
+        let cut = CancellationToken::new();
+        let listener = Listener::new(tcp, &network, cut.clone());
+        let routes = routes(&api)?.add_service(health);
+        let serve = server(&network, tls)?
+            .layer(layers(&network, &api))
+            .add_routes(routes)
+            .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
+        drop(api);
+        let served = tokio::select! {
+            served = drained(serve, &stop, drain, &cut) => served.map_err(RelayError::Serve),
+            // Without a dispatcher nothing can be answered; the process must end and be started again.
+            _ = &mut dispatching => return Err(RelayError::Stopped),
+        };
+        finish.cancel();
+        let _ = dispatching.await; // It has logged why, if it did not end well.
+        output.close().await;
+        info!("relay stopped");
+        served
+    }
+}
+
+/// Serves; once stopping, waits for peers until the deadline, then cuts them off.
+async fn drained<E>(
+    serve: impl Future<Output = Result<(), E>>,
+    stop: &CancellationToken,
+    drain: Duration,
+    cut: &CancellationToken,
+) -> Result<(), E> {
+    tokio::pin!(serve);
+    tokio::select! {
+        served = &mut serve => return served,
+        () = async { stop.cancelled().await; tokio::time::sleep(drain).await } => {}
+    }
+    warn!("peers did not leave in time; cutting their connections");
+    cut.cancel();
+    let ended = tokio::time::timeout(AFTER_CUT, &mut serve).await;
+    ended.unwrap_or(Ok(()))
+}
+
+async fn retention(output: OutputLog, clock: crate::clock::Clock, finish: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = finish.cancelled() => return,
+            () = tokio::time::sleep(RETENTION_EVERY) => {}
+        }
+        if let Err(error) = output.tick(clock.now().wall.0).await {
+            warn!(%error, "output retention did not run");
+        }
+    }
+}
+
+/// Every limit is set here; tonic's own defaults are not relied upon.
+fn server(network: &NetworkLimits, tls: Option<ServerTlsConfig>) -> Result<Server, RelayError> {
+    let server = Server::builder()
+        .accept_http1(false)
+        .max_concurrent_streams(network.streams_per_connection)
+        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS))
+        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS))
+        .http2_max_header_list_size(limits::HEADER_LIST_BYTES)
+        .max_frame_size(16 * 1024)
+        .initial_stream_window_size(network.stream_window)
+        .initial_connection_window_size(network.connection_window)
+        .http2_adaptive_window(Some(false))
+        .http2_keepalive_interval(Some(network.keepalive_interval))
+        .http2_keepalive_timeout(Some(network.keepalive_timeout));
+    match tls {
+        Some(tls) => server
+            .tls_config(tls.timeout(network.handshake_timeout))
+            .map_err(RelayError::Tls),
+        None => Ok(server),
+    }
+}
+
+type Layers = ServiceBuilder<
+    tower::layer::util::Stack<
+        TimeoutLayer,
+        tower::layer::util::Stack<
+            GlobalConcurrencyLimitLayer,
+            tower::layer::util::Stack<
+                LoadShedLayer,
+                tower::layer::util::Stack<
+                    AuthLayer,
+                    tower::layer::util::Stack<EdgeLayer, tower::layer::util::Identity>,
+                >,
+            >,
+        >,
+    >,
+>;
+
+/// Outside in. The limit and the timeout end with a response's head, so they bind unary calls and never a stream.
+fn layers(network: &NetworkLimits, api: &Api) -> Layers {
+    ServiceBuilder::new()
+        .layer(EdgeLayer)
+        .layer(AuthLayer::new(api.tokens.clone()))
+        .layer(LoadShedLayer::new())
+        .layer(GlobalConcurrencyLimitLayer::new(network.unary_in_flight))
+        .layer(TimeoutLayer::new(network.unary_timeout))
+}
+
+fn routes(api: &Api) -> Result<Routes, RelayError> {
+    macro_rules! service {
+        ($server:ty) => {
+            <$server>::new(api.clone())
+                .max_decoding_message_size(limits::WIRE_BYTES)
+                .max_encoding_message_size(limits::WIRE_BYTES)
+        };
+    }
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(baton_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    Ok(Routes::new(service!(v1::tasks_server::TasksServer<Api>))
+        .add_service(service!(v1::inputs_server::InputsServer<Api>))
+        .add_service(service!(v1::fleet_server::FleetServer<Api>))
+        .add_service(service!(v1::operator_server::OperatorServer<Api>))
+        .add_service(service!(v1::daemon_link_server::DaemonLinkServer<Api>))
+        .add_service(reflection().build_v1()?)
+        .add_service(reflection().build_v1alpha()?))
+}
+
+fn tls(files: &TlsFiles) -> Result<ServerTlsConfig, ConfigError> {
+    let read = |what: &'static str, path: &Path| {
+        std::fs::read(path).map_err(|source| ConfigError::TlsFile {
+            what,
+            path: path.to_owned(),
+            source,
+        })
+    };
+    let identity = Identity::from_pem(read("certificate", &files.cert)?, read("key", &files.key)?);
+    Ok(ServerTlsConfig::new().identity(identity))
+}
+
+/// Why a relay did not start, or ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(
+        "cannot listen on {address}: {source}; choose another --listen, or stop who listens there"
+    )]
+    Listen {
+        address: SocketAddr,
+        source: std::io::Error,
+    },
+    #[error("cannot use the data directory {}: {source}; give a directory that the relay may write", path.display())]
+    Data {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error(transparent)]
+    Store(#[from] store::OpenError),
+    #[error("the stored tokens cannot be read: {0}")]
+    Tokens(#[from] store::ReadError),
+    #[error(transparent)]
+    Output(#[from] crate::output::OutputError),
+    #[error("the TLS certificate and key do not fit: {0}; give PEM files that belong together")]
+    Tls(tonic::transport::Error),
+    #[error("reflection cannot describe the protocol: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    #[error("the server failed: {0}")]
+    Serve(tonic::transport::Error),
+    #[error(
+        "the relay stopped because its store can no longer be written; see its log, then start it again"
+    )]
+    Stopped,
+}
