@@ -111,6 +111,8 @@ pub enum Unreadable {
     NewerSchema(u16),
     #[error("a part of it is missing or of another write")]
     Parts,
+    #[error("the page of the database on which it stands is damaged")]
+    Page,
 }
 
 /// Why an append was refused. Nothing of it was taken.

@@ -89,7 +89,9 @@ pub(super) fn read_all(tree: &sled::Tree) -> Result<Vec<Met>, JournalError> {
             Ok(sealed) => Part::read(index, sealed),
             // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
             Err(Unreadable::NewerSchema(newer)) => return Err(JournalError::NewerSchema(newer)),
-            Err(Unreadable::Checksum | Unreadable::Short | Unreadable::Parts) => None,
+            Err(
+                Unreadable::Checksum | Unreadable::Short | Unreadable::Parts | Unreadable::Page,
+            ) => None,
         };
         match parts.last_mut() {
             Some((same, list)) if *same == first => list.push(part),

@@ -22,6 +22,7 @@ mod records;
 mod recover;
 mod value;
 mod verify;
+mod walk;
 mod watermark;
 mod writer;
 
@@ -107,7 +108,8 @@ pub struct Recovery {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     pub entries: Vec<(Key, Bytes)>,
-    /// Records in this page's range that could not be read, and were passed over.
+    /// Records in this page's range that could not be read, and were passed over; a damaged page of sled's, with all its
+    /// records, counts once.
     pub unreadable: u64,
     /// There are more records behind the last one.
     pub more: bool,

@@ -12,6 +12,9 @@ use super::CommitSeq;
 /// Bookkeeping bytes counted per change, so that many small ones are bounded too.
 pub(super) const PER_CHANGE: usize = 96;
 
+/// Appends looked at under one lock: a cycle has thousands, and the writer must not wait for all of them.
+const SLICE: usize = 128;
+
 /// One change as it travels from append to journal to record: encoded key, and the body or nothing for a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RawChange {
@@ -112,14 +115,28 @@ impl Overlay {
     /// The newest values of all keys touched by appends up to `durable`. Newer ones stay out: their journal entry could
     /// still be lost, and half of an append must never be in the records.
     pub(super) fn due(&self, durable: CommitSeq) -> Due {
+        let (mut due, mut seen, mut looked_at) = (Due::default(), HashSet::new(), 0);
+        // Only the caller takes away at the front, so that places stay the same between two slices.
+        while self.due_slice(durable, looked_at, &mut due, &mut seen) {
+            looked_at += SLICE;
+        }
+        due
+    }
+
+    /// False when there is nothing further.
+    fn due_slice(
+        &self,
+        durable: CommitSeq,
+        from: usize,
+        due: &mut Due,
+        seen: &mut HashSet<Bytes>,
+    ) -> bool {
         let state = self.read();
-        let (mut due, mut seen) = (Due::default(), HashSet::new());
-        for touched in state
-            .appended
-            .iter()
-            .take_while(|touched| touched.seq <= durable)
-        {
-            for key in touched
+        let slice = state.appended.iter().skip(from).take(SLICE);
+        let mut touched = 0;
+        for append in slice.take_while(|append| append.seq <= durable) {
+            touched += 1;
+            for key in append
                 .keys
                 .iter()
                 .filter(|key| seen.insert(Bytes::clone(key)))
@@ -133,17 +150,21 @@ impl Overlay {
                 }
             }
         }
-        due
+        touched == SLICE
     }
 
     /// Forgets what is now in the records: changes up to `applied`, where nothing newer came since.
     pub(super) fn forget(&self, applied: CommitSeq) {
+        while self.forget_slice(applied) {}
+    }
+
+    /// False when there is nothing further.
+    fn forget_slice(&self, applied: CommitSeq) -> bool {
         let mut state = self.write();
-        while let Some(touched) = state
-            .appended
-            .pop_front_if(|touched| touched.seq <= applied)
-        {
-            for key in &touched.keys {
+        for _ in 0..SLICE {
+            let front = state.appended.pop_front_if(|append| append.seq <= applied);
+            let Some(append) = front else { return false };
+            for key in &append.keys {
                 if state
                     .newest
                     .get(key)
@@ -152,8 +173,9 @@ impl Overlay {
                     state.newest.remove(key);
                 }
             }
-            state.bytes -= touched.bytes;
+            state.bytes -= append.bytes;
         }
+        true
     }
 
     // Every change to the state is complete before the guard is dropped or a panic can happen.

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use super::committer::Shared;
 use super::records::Found;
 use super::value::chunk_key;
+use super::walk::Walk;
 use super::{
     CommitSeq, Key, KeyRange, KeyText, OpenError, Opened, Page, ReadError, Scan, Stopped,
     StoreConfig, Unreadable,
@@ -114,7 +115,7 @@ impl Store {
     }
 
     /// A record that is being replaced looks torn for a moment; then memory has it, or the next look finds it whole.
-    fn find(&self, key: &[u8]) -> Result<Found, ReadError> {
+    pub(super) fn find(&self, key: &[u8]) -> Result<Found, ReadError> {
         let mut found = self.look(key)?;
         for _ in 0..2 {
             if found.is_ok() {
@@ -150,14 +151,13 @@ impl Merge<'_> {
     ) -> Result<bool, ReadError> {
         let records = &self.store.shared.disk.records;
         let mut memory = memory.into_iter().peekable();
-        let mut disk = records.tree.range(window.chunk_bounds());
+        let mut disk = Walk::new(&records.tree, window.chunk_bounds(), reverse);
         let mut last: Option<Bytes> = None;
-        while let Some(item) = if reverse {
-            disk.next_back()
-        } else {
-            disk.next()
-        } {
-            let (raw_key, value) = item.map_err(disk_error)?;
+        while let Some(item) = disk.next().map_err(disk_error)? {
+            let Ok((raw_key, value)) = item else {
+                self.pass_over(None, Unreadable::Page);
+                continue;
+            };
             let met = records
                 .met(last.as_deref(), &raw_key, &value)
                 .map_err(disk_error)?;
@@ -196,12 +196,14 @@ impl Merge<'_> {
         }
         match entry {
             Ok(entry) => self.scan.entries.push(entry),
-            Err(why) => {
-                tracing::error!(key = ?Key::decode(key), %why, "passing over an unreadable record");
-                self.scan.unreadable += 1;
-            }
+            Err(why) => self.pass_over(Key::decode(key), why),
         }
         true
+    }
+
+    fn pass_over(&mut self, key: Option<Key>, why: Unreadable) {
+        tracing::error!(?key, %why, "passing over an unreadable record");
+        self.scan.unreadable += 1;
     }
 }
 

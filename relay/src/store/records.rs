@@ -99,15 +99,27 @@ impl Records {
         let mut body = BytesMut::from(first.body);
         for index in 1..first.count {
             let raw_key = chunk_key(key, index);
-            let value = self.tree.get(&raw_key)?;
-            match value.as_ref().map(|value| Chunk::read(&raw_key, value)) {
-                Some(Ok(chunk)) if (chunk.count, chunk.seq) == (first.count, first.seq) => {
+            let value = match self.piece(&raw_key)? {
+                Ok(Some(value)) => value,
+                Ok(None) => return Ok(Err(Unreadable::Parts)),
+                Err(why) => return Ok(Err(why)),
+            };
+            match Chunk::read(&raw_key, &value) {
+                Ok(chunk) if (chunk.count, chunk.seq) == (first.count, first.seq) => {
                     body.extend_from_slice(chunk.body);
                 }
-                Some(Err(why)) => return Ok(Err(why)),
-                Some(Ok(_)) | None => return Ok(Err(Unreadable::Parts)),
+                Ok(_) => return Ok(Err(Unreadable::Parts)),
+                Err(why) => return Ok(Err(why)),
             }
         }
         Ok(Ok(body.freeze()))
+    }
+
+    fn piece(&self, raw_key: &[u8]) -> sled::Result<Result<Option<IVec>, Unreadable>> {
+        match self.tree.get(raw_key) {
+            Ok(value) => Ok(Ok(value)),
+            Err(sled::Error::Corruption { .. }) => Ok(Err(Unreadable::Page)),
+            Err(other) => Err(other),
+        }
     }
 }

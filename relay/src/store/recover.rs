@@ -130,7 +130,10 @@ impl Facts {
         let newer = match self.schema {
             Ok(Some(found)) => u16::try_from(found).ok().filter(|found| *found > SCHEMA),
             Err(Unreadable::NewerSchema(found)) => Some(found),
-            Ok(None) | Err(Unreadable::Checksum | Unreadable::Short | Unreadable::Parts) => None,
+            Ok(None)
+            | Err(
+                Unreadable::Checksum | Unreadable::Short | Unreadable::Parts | Unreadable::Page,
+            ) => None,
         };
         newer.map_or(Ok(()), |found| {
             Err(OpenError::NewerSchema {

@@ -1,10 +1,12 @@
 //! Walks everything that is stored and counts it, without changing anything. Works beside a running relay.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use super::config::MAX_VALUE;
 use super::reader::disk_error;
-use super::{CommitSeq, Key, Kind, MetaKey, ReadError, Store, journal};
+use super::walk::Walk;
+use super::{CommitSeq, Key, KeyRange, Kind, MetaKey, ReadError, Store, Unreadable, journal};
 
 /// Unreadable records listed by name; more are only counted.
 const LISTED: usize = 100;
@@ -37,14 +39,28 @@ impl Store {
 
     fn walk_records(&self, verified: &mut Verified) -> Result<(), ReadError> {
         let records = &self.shared.disk.records;
+        let bounds = (
+            Bound::Included(Vec::new()),
+            Bound::Excluded(KeyRange::everything().end),
+        );
+        let mut walk = Walk::new(&records.tree, bounds, false);
         let mut last = None;
-        for item in records.tree.iter() {
-            let (raw_key, value) = item.map_err(disk_error)?;
+        while let Some(item) = walk.next().map_err(disk_error)? {
+            let Ok((raw_key, value)) = item else {
+                verified.list(None, Unreadable::Page.to_string());
+                continue;
+            };
             verified.too_long += u64::from(value.len() > MAX_VALUE);
             let met = records
                 .met(last.as_deref(), &raw_key, &value)
                 .map_err(disk_error)?;
-            let Some((key, found)) = met else { continue };
+            let Some((key, mut found)) = met else {
+                continue;
+            };
+            if found.is_err() {
+                // It may just be in the middle of being replaced.
+                found = self.find(&key)?;
+            }
             match (Key::decode(&key), found) {
                 (Some(known), Ok(Some(body))) => verified.count(&known, body.len()),
                 (Some(_), Ok(None)) => {}

@@ -254,6 +254,61 @@ fn an_unreadable_record_is_counted_and_passed_over() {
 }
 
 #[test]
+fn a_damaged_page_costs_its_own_records_only() {
+    let rig = Rig::new();
+    let mut opened = rig.open();
+    for number in 0..300_u128 {
+        let body = format!("the body of record {number:04} ").repeat(40);
+        opened
+            .journal
+            .append(vec![put(number, body.as_bytes())])
+            .unwrap();
+    }
+    opened.journal.close().unwrap();
+    drop(opened.store);
+    // A start writes sled's snapshot: from then on it no longer reads the old part of its log when it opens.
+    drop(rig.open());
+    drop(rig.open());
+    let path = rig.sled().join("db");
+    let mut bytes = fs::read(&path).unwrap();
+    let wanted = b"the body of record 0150";
+    let hits: Vec<usize> = (0..bytes.len() - wanted.len())
+        .filter(|at| bytes[*at..].starts_with(wanted))
+        .collect();
+    hits.iter().for_each(|at| bytes[*at] ^= 1);
+    fs::write(&path, bytes).unwrap();
+
+    let mut opened = rig.open();
+    let lost = |number: &u128| opened.store.get(&done(*number)).is_err();
+    let lost: Vec<u128> = (0..300).filter(lost).collect();
+    assert!(lost.contains(&150) && lost.len() < 60, "{lost:?}");
+    let expected: Vec<Key> = (0..300)
+        .filter(|number| !lost.contains(number))
+        .map(done)
+        .collect();
+    let range = KeyRange::of(&tenant("acme"), Kind::Done);
+    for reverse in [false, true] {
+        let scan = opened
+            .store
+            .scan(
+                &range,
+                &Page {
+                    reverse,
+                    ..Page::first(1_000)
+                },
+            )
+            .unwrap();
+        assert_eq!(scan.unreadable, 1);
+        let mut found: Vec<Key> = scan.entries.into_iter().map(|(key, _)| key).collect();
+        found.sort();
+        assert!(found == expected, "only the damaged page is missing");
+    }
+    assert_eq!(opened.store.verify().unwrap().unreadable, 1);
+    commit(&mut opened, vec![put(1_000, b"elsewhere")]);
+    opened.journal.close().unwrap();
+}
+
+#[test]
 fn a_flipped_bit_is_never_a_silent_loss() {
     let rig = Rig::new();
     for turn in 0..3 {
