@@ -12,7 +12,7 @@ use tonic::Streaming;
 
 use crate::client::Relay;
 use crate::clock;
-use crate::errors::CliError;
+use crate::errors::{CliError, Story};
 use crate::exit::Exit;
 use crate::output_reader::{OutputReader, Piece};
 
@@ -118,6 +118,13 @@ impl Follow {
                 }
             };
             match result {
+                Ok(Some(Step::Ended)) => {
+                    self.events = None;
+                    if self.is_over().await? {
+                        return Ok(Step::Ended);
+                    }
+                    self.patience.wait(ended_early()).await?;
+                }
                 Ok(Some(step)) => return Ok(self.stepped(step)),
                 Ok(None) => {}
                 Err(error) if error.is_transient() => {
@@ -136,6 +143,15 @@ impl Follow {
             stream: &mut self.events,
         };
         events.next().await
+    }
+
+    /// A stream also ends when the relay stops; only a finished task has no more events.
+    async fn is_over(&self) -> Result<bool, CliError> {
+        if self.request.history_only {
+            return Ok(true);
+        }
+        let state = get(&self.relay, &self.request.task_id).await?.state();
+        Ok(Exit::of_task(state).is_some_and(|exit| exit != Exit::NeedsAttention))
     }
 
     fn stepped(&mut self, step: Step) -> Step {
@@ -254,6 +270,14 @@ impl Events<'_> {
             None => None,
         })
     }
+}
+
+pub(crate) fn ended_early() -> CliError {
+    CliError::Unreachable(Story {
+        what: "the relay closed the stream".to_owned(),
+        why: "it may be stopping".to_owned(),
+        hint: "see whether the relay is up, then repeat the command".to_owned(),
+    })
 }
 
 /// The task as it is now.

@@ -21,6 +21,7 @@ mod stop;
 mod style;
 mod submission;
 mod table;
+mod task_flags;
 mod task_view;
 
 use std::process::ExitCode;

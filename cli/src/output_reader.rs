@@ -6,7 +6,7 @@ use tonic::Streaming;
 
 use crate::client::Relay;
 use crate::errors::CliError;
-use crate::follow::Patience;
+use crate::follow::{Patience, ended_early};
 
 #[derive(Debug)]
 pub(crate) struct OutputReader {
@@ -72,6 +72,8 @@ impl OutputReader {
                 Piece::Cut(cut)
             }
             Some(Item::End(end)) => Piece::End(end),
+            // A followed stream says why it ends; without that the relay went away.
+            None if self.request.follow => return Err(ended_early()),
             None => Piece::End(OutputEnd {
                 attempt_id: self.request.attempt_id.clone(),
                 offset: self.request.from_offset,

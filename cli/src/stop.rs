@@ -1,7 +1,7 @@
-//! SIGINT and SIGTERM for the commands that run until told otherwise: the first one stops gently and says so, a second
-//! one stops at once.
+//! SIGINT and SIGTERM. Servers: the first one stops gently and says so, a second one stops at once. Commands that look at a
+//! task: Ctrl-C ends the looking.
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::console::Console;
@@ -10,7 +10,6 @@ use crate::exit::Exit;
 
 /// A token that the first signal cancels.
 pub(crate) fn on_signals() -> Result<CancellationToken, CliError> {
-    let listen = |kind| signal(kind).map_err(|error| CliError::local("listen for signals", error));
     let (mut interrupt, mut terminate) = (
         listen(SignalKind::interrupt())?,
         listen(SignalKind::terminate())?,
@@ -25,4 +24,24 @@ pub(crate) fn on_signals() -> Result<CancellationToken, CliError> {
         std::process::exit(i32::from(Exit::Interrupted.code()));
     });
     Ok(stop)
+}
+
+fn listen(kind: SignalKind) -> Result<Signal, CliError> {
+    signal(kind).map_err(|error| CliError::local("listen for signals", error))
+}
+
+/// Ctrl-C for a command that only looks. Remembers one that came while nobody waited.
+#[derive(Debug)]
+pub(crate) struct Interrupt(Signal);
+
+impl Interrupt {
+    pub(crate) fn listen() -> Result<Self, CliError> {
+        listen(SignalKind::interrupt()).map(Self)
+    }
+
+    pub(crate) async fn pressed(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use baton_proto::v1::{CreateTokenRequest, Role};
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 
 use self::completions::Completions;
 use self::load::Load;
@@ -47,7 +48,8 @@ pub(crate) async fn tasks(plan: &Plan, console: &Console) -> Result<Report, CliE
     let data = directory(&plan.parent)?;
     let relay = RelayProcess::start(data.path()).await?;
     let completions = Arc::new(Completions::new());
-    let load = connect(plan, &relay, completions).await?;
+    let mut fleet = JoinSet::new();
+    let load = connect(plan, &relay, completions, &mut fleet).await?;
 
     console.note(&format!(
         "saturation: {} submits in flight",
@@ -69,6 +71,7 @@ pub(crate) async fn tasks(plan: &Plan, console: &Console) -> Result<Report, CliE
 
     let tasks = load.acknowledged();
     let disk_bytes = relay.disk_bytes();
+    fleet.shutdown().await;
     relay.stop().await?;
     Ok(Report {
         plan: plan.clone(),
@@ -96,6 +99,7 @@ async fn connect(
     plan: &Plan,
     relay: &RelayProcess,
     completions: Arc<Completions>,
+    fleet: &mut JoinSet<()>,
 ) -> Result<Load, CliError> {
     let admin = Relay::connect(&relay.url, &relay.admin_token()?, None).await?;
     for number in 1..=plan.daemons {
@@ -103,7 +107,8 @@ async fn connect(
         // A daemon's id is bound to its credential, so each one has its own.
         let secret = mint(&admin, &name, Role::Daemon).await?;
         let link = Relay::connect(&relay.url, &secret, None).await?;
-        SimulatedDaemon::start(&link, name, plan.slots, completions.clone()).await?;
+        let daemon = SimulatedDaemon::start(&link, name, plan.slots, completions.clone()).await?;
+        fleet.spawn(daemon.serve());
     }
     let secret = mint(&admin, "bench-submitter", Role::Submitter).await?;
     let mut connections = Vec::with_capacity(plan.connections);

@@ -12,8 +12,6 @@ use baton_proto::v1::{
     command_result, daemon_frame, relay_frame,
 };
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
@@ -28,9 +26,10 @@ const OUTGOING_FRAMES: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct SimulatedDaemon {
-    name: String,
     slots: u32,
     outgoing: mpsc::Sender<DaemonFrame>,
+    incoming: Streaming<RelayFrame>,
+    heartbeat: Duration,
     held: HashMap<String, Held>,
     completions: Arc<Completions>,
     heartbeats: u64,
@@ -43,67 +42,42 @@ struct Held {
 }
 
 impl SimulatedDaemon {
-    /// Connects, introduces itself, and serves until the relay closes the stream.
+    /// Connects and introduces itself.
     pub(crate) async fn start(
         relay: &Relay,
         name: String,
         slots: u32,
         completions: Arc<Completions>,
-    ) -> Result<JoinHandle<Result<(), CliError>>, CliError> {
+    ) -> Result<Self, CliError> {
         let (outgoing, queue) = mpsc::channel(OUTGOING_FRAMES);
-        let mut daemon = Self {
-            name,
-            slots,
-            outgoing,
-            held: HashMap::new(),
-            completions,
-            heartbeats: 0,
-        };
-        daemon
-            .send(daemon_frame::Frame::Hello(daemon.hello()))
-            .await;
+        let hello = daemon_frame::Frame::Hello(hello(&name, slots));
+        drop(outgoing.send(DaemonFrame { frame: Some(hello) }).await);
         let mut incoming = relay
             .link()
             .link(ReceiverStream::new(queue))
             .await?
             .into_inner();
         let heartbeat = welcome(&mut incoming).await?;
-        Ok(tokio::spawn(async move {
-            daemon.serve(incoming, heartbeat).await
-        }))
+        Ok(Self {
+            slots,
+            outgoing,
+            incoming,
+            heartbeat,
+            held: HashMap::new(),
+            completions,
+            heartbeats: 0,
+        })
     }
 
-    fn hello(&self) -> Hello {
-        Hello {
-            instance_id: uuid::Uuid::now_v7().to_string(),
-            boot_id: uuid::Uuid::now_v7().to_string(),
-            name: self.name.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol_version: 1,
-            os: std::env::consts::OS.to_owned(),
-            arch: std::env::consts::ARCH.to_owned(),
-            slots: self.slots,
-            agents: vec![AgentInfo {
-                name: AGENT.to_owned(),
-                kind: AgentKind::Command.into(),
-                ..AgentInfo::default()
-            }],
-            ..Hello::default()
-        }
-    }
-
-    async fn serve(
-        &mut self,
-        mut incoming: Streaming<RelayFrame>,
-        heartbeat: Duration,
-    ) -> Result<(), CliError> {
-        let mut beat = tokio::time::interval(heartbeat);
+    /// Until the relay closes the stream. A broken stream shows as work that does not complete.
+    pub(crate) async fn serve(mut self) {
+        let mut beat = tokio::time::interval(self.heartbeat);
         loop {
             tokio::select! {
                 _ = beat.tick() => self.beat().await,
-                frame = incoming.next() => match frame {
-                    Some(frame) => self.frame(frame?).await,
-                    None => return Ok(()),
+                frame = self.incoming.message() => match frame {
+                    Ok(Some(frame)) => self.frame(frame).await,
+                    Ok(None) | Err(_) => return,
                 },
             }
         }
@@ -183,6 +157,25 @@ impl SimulatedDaemon {
     /// A closed stream shows in `serve`, so a frame that nobody takes is no error here.
     async fn send(&self, frame: daemon_frame::Frame) {
         drop(self.outgoing.send(DaemonFrame { frame: Some(frame) }).await);
+    }
+}
+
+fn hello(name: &str, slots: u32) -> Hello {
+    Hello {
+        instance_id: uuid::Uuid::now_v7().to_string(),
+        boot_id: uuid::Uuid::now_v7().to_string(),
+        name: name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_version: baton_proto::PROTOCOL_VERSION,
+        os: std::env::consts::OS.to_owned(),
+        arch: std::env::consts::ARCH.to_owned(),
+        slots,
+        agents: vec![AgentInfo {
+            name: AGENT.to_owned(),
+            kind: AgentKind::Command.into(),
+            ..AgentInfo::default()
+        }],
+        ..Hello::default()
     }
 }
 

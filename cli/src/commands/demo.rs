@@ -34,11 +34,9 @@ pub(crate) async fn run(relay: &Relay, console: &Console) -> Result<Exit, CliErr
     let response = relay.tasks().submit(request).await?.into_inner();
     let task_id = response.task.ok_or_else(no_task)?.task_id;
     console.line(&format!("task {task_id}"))?;
-    let end = watch::until_settled(relay, &task_id, Show::Output, console).await?;
-    if let Some(task) = &end.task {
-        console.line(task.state().short_name())?;
-    }
-    Ok(end.exit)
+    let task = watch::settle(relay, &task_id, Show::Output, console).await?;
+    console.line(task.state().short_name())?;
+    Ok(Exit::of_task(task.state()).unwrap_or(Exit::NotCompleted))
 }
 
 /// Commands to paste into a second shell.

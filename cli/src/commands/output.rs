@@ -5,13 +5,14 @@ use baton_proto::v1::ReadOutputRequest;
 use clap::Args;
 
 use crate::client::Relay;
-use crate::commands::watch::{cut_text, interrupted};
+use crate::commands::watch::cut_text;
 use crate::console::{Console, OutputSink};
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow;
 use crate::output_reader::{OutputReader, Piece};
+use crate::stop::Interrupt;
 
 #[derive(Args, Debug)]
 pub(crate) struct OutputArgs {
@@ -50,10 +51,11 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
     };
     let mut reader = OutputReader::new(relay, request);
     let mut sink = OutputSink::new(console);
+    let mut interrupt = Interrupt::listen()?;
     loop {
         let piece = tokio::select! {
             piece = reader.next() => piece?,
-            () = interrupted() => {
+            () = interrupt.pressed() => {
                 sink.finish()?;
                 console.note(&format!("detached; come back with: baton output {} --follow", args.task_id));
                 return Ok(Exit::Interrupted);

@@ -15,7 +15,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
-use crate::submission::SubmissionArgs;
+use crate::task_flags::SubmissionArgs;
 
 #[derive(Args, Debug)]
 pub(crate) struct SubmitArgs {

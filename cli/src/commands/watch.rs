@@ -12,6 +12,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::{self, Follow, Step};
 use crate::output_reader::{OutputReader, Piece};
+use crate::stop::Interrupt;
 use crate::task_view::{self, Progress};
 
 #[derive(Args, Debug)]
@@ -44,10 +45,11 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
         history_only: args.history,
     };
     let mut follow = Follow::new(&relay, request);
+    let mut interrupt = Interrupt::listen()?;
     loop {
         let step = tokio::select! {
             step = follow.next() => step?,
-            () = interrupted() => return Ok(detached(&args.task_id, console)),
+            () = interrupt.pressed() => return Ok(detached(&args.task_id, console)),
         };
         match &step {
             Step::Event(event) if args.json => console.json(&to_json(&**event))?,
@@ -84,13 +86,37 @@ pub(crate) struct Settled {
     pub task: Option<Task>,
 }
 
-/// Waits until the task has ended or needs attention.
+/// Waits until the task has ended or needs attention; Ctrl-C ends the waiting only.
 pub(crate) async fn until_settled(
     relay: &Relay,
     task_id: &str,
     show: Show,
     console: &Console,
 ) -> Result<Settled, CliError> {
+    let mut interrupt = Interrupt::listen()?;
+    let task = tokio::select! {
+        task = settle(relay, task_id, show, console) => task?,
+        () = interrupt.pressed() => {
+            return Ok(Settled { exit: detached(task_id, console), task: None });
+        }
+    };
+    let exit = Exit::of_task(task.state()).unwrap_or(Exit::NotCompleted);
+    if exit == Exit::NeedsAttention {
+        console.note(&format!("see what it needs with: baton show {task_id}"));
+    }
+    Ok(Settled {
+        exit,
+        task: Some(task),
+    })
+}
+
+/// The task as it settled.
+pub(crate) async fn settle(
+    relay: &Relay,
+    task_id: &str,
+    show: Show,
+    console: &Console,
+) -> Result<Task, CliError> {
     let request = WatchTaskRequest {
         task_id: task_id.to_owned(),
         ..WatchTaskRequest::default()
@@ -106,28 +132,21 @@ pub(crate) async fn until_settled(
         sink: OutputSink::new(console),
     };
     loop {
-        let step = tokio::select! {
-            step = follow.next() => step?,
-            () = interrupted() => {
-                return Ok(Settled { exit: detached(task_id, console), task: None });
-            }
-        };
+        let step = follow.next().await?;
         printer.step(&step)?;
-        if follow.settled(&step).is_some() || step == Step::Ended {
+        let settled = match follow.settled(&step) {
+            // Who reads events wants all of them, and the last one of a finished task is still to come.
+            Some(exit) => show != Show::Events || exit == Exit::NeedsAttention,
+            None => step == Step::Ended,
+        };
+        if settled {
             break;
         }
     }
     printer.finish(follow.unread()).await?;
     let task = follow::get(relay, task_id).await?;
     console.note(&task_view::ending(&task, console.note_style()));
-    let exit = Exit::of_task(task.state()).unwrap_or(Exit::NotCompleted);
-    if exit == Exit::NeedsAttention {
-        console.note(&format!("see what it needs with: baton show {task_id}"));
-    }
-    Ok(Settled {
-        exit,
-        task: Some(task),
-    })
+    Ok(task)
 }
 
 struct Printer<'a> {
@@ -194,13 +213,6 @@ pub(crate) fn cut_text(cut: &OutputCut) -> String {
         "[{} bytes of output at offset {} are missing: {reason}]",
         cut.length, cut.offset
     )
-}
-
-pub(crate) async fn interrupted() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Without a signal handler nobody can interrupt us this way; the default action still ends the process.
-        std::future::pending::<()>().await;
-    }
 }
 
 /// Ctrl-C ends the looking, never the task.

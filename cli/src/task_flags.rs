@@ -1,0 +1,193 @@
+//! The flags that shape a task, in the groups that `baton submit --help` shows them in. What they send is decided in
+//! `submission.rs`.
+
+use std::time::Duration;
+
+use baton_proto::v1::{TurnKind, WhenUnsafe};
+use clap::{Args, ValueEnum};
+
+use crate::duration;
+use crate::pairs::{self, Deadline};
+
+/// What the task is.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct TaskArgs {
+    /// Name of the agent that does the work, as daemons have it configured. With a command after `--` the default is
+    /// `command`.
+    #[arg(long, value_name = "NAME")]
+    pub agent: Option<String>,
+
+    /// What the task is for, in one sentence, for people and for listings.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub goal: String,
+
+    /// Working directory on the worker. Without it the daemon's workspace is used.
+    #[arg(long, value_name = "DIR", default_value = "")]
+    pub cwd: String,
+
+    /// Environment variable for the agent, if the daemon's allow-list takes its name. May be repeated.
+    #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    pub env: Vec<(String, String)>,
+
+    /// Note on the task, for listings. It has no influence on placement; see --require. May be repeated.
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    pub labels: Vec<(String, String)>,
+
+    /// What kind of turn it is, which selects the default deadlines.
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub turn_kind: Option<TurnKindName>,
+
+    /// Name of the conversation that this turn belongs to. Its turns run one at a time, on the same daemon while that is there.
+    #[arg(long, value_name = "ID", default_value = "")]
+    pub conversation: String,
+
+    /// Program and arguments for an agent of kind command. It is run directly, without a shell; the prompt is its
+    /// standard input.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Options that are handed to the agent; one that it cannot take refuses the task.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Agent options")]
+pub(crate) struct OptionArgs {
+    /// Model, as the agent spells it.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub model: String,
+
+    /// Reasoning effort, for example low, medium or high.
+    #[arg(long, value_name = "WORD", default_value = "")]
+    pub effort: String,
+
+    /// Permission mode, as the agent spells it.
+    #[arg(long, value_name = "MODE", default_value = "")]
+    pub permission_mode: String,
+
+    /// File or, with a trailing slash, folder that the agent should look at, by path in its workspace. May be repeated.
+    #[arg(long, value_name = "PATH")]
+    pub context: Vec<String>,
+}
+
+/// Where and when it may run.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Placement")]
+pub(crate) struct PlacementArgs {
+    /// Only run on daemons with this label and value. May be repeated; all must match.
+    #[arg(long = "require", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    pub require: Vec<(String, String)>,
+
+    /// Only run on daemons with this capability. May be repeated; all must match.
+    #[arg(long = "capability", value_name = "WORD")]
+    pub capabilities: Vec<String>,
+
+    /// Only run on this daemon, given by id or by name.
+    #[arg(long, value_name = "DAEMON", default_value = "")]
+    pub daemon: String,
+
+    /// From 0 to 100; higher ones are dispatched first. The relay's default is 50.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub priority: Option<u32>,
+
+    /// Refuse the task at once if no daemon can take it now, instead of queueing it.
+    #[arg(long)]
+    pub fail_fast: bool,
+}
+
+/// How long things may take.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Deadlines")]
+pub(crate) struct DeadlineArgs {
+    /// Deadline by name: process_start, prompt_write, first_event, first_visible_event, stream_idle, tool_idle,
+    /// user_input or cleanup_term. Giving one of these replaces the default profile: only those given are armed.
+    /// queue and total stand outside the profile. May be repeated.
+    #[arg(
+        long = "deadline",
+        value_name = "NAME=DURATION",
+        value_parser = pairs::deadline,
+        conflicts_with = "profile"
+    )]
+    pub deadlines: Vec<Deadline>,
+
+    /// Send an empty profile: none of the eight phase deadlines is armed.
+    #[arg(long, conflicts_with = "profile")]
+    pub no_deadlines: bool,
+
+    /// Named profile that the relay has stored; see `baton profile`.
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
+
+    /// Lease duration, from 5s to 24h: how long a daemon may be out of reach before its attempt is given up.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub lease: Option<Duration>,
+}
+
+/// What happens when an attempt does not succeed.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Retries")]
+pub(crate) struct RetryPolicyArgs {
+    /// How many attempts may end as failed or timed out, from 1 to 10.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub max_attempts: Option<u32>,
+
+    /// How many attempts may end as lost, from 1 to 10.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub max_losses: Option<u32>,
+
+    /// What to do after a loss that may already have had effects: park it for a person, retry it, or fail it.
+    #[arg(long, value_enum, value_name = "CHOICE")]
+    pub when_unsafe: Option<WhenUnsafeName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum TurnKindName {
+    User,
+    SessionTitle,
+    ContextStats,
+    Compact,
+    Control,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WhenUnsafeName {
+    Park,
+    Retry,
+    Fail,
+}
+
+/// All flags that shape a task.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct SubmissionArgs {
+    #[command(flatten)]
+    pub task: TaskArgs,
+    #[command(flatten)]
+    pub options: OptionArgs,
+    #[command(flatten)]
+    pub placement: PlacementArgs,
+    #[command(flatten)]
+    pub deadlines: DeadlineArgs,
+    #[command(flatten)]
+    pub retry: RetryPolicyArgs,
+}
+
+impl From<TurnKindName> for TurnKind {
+    fn from(name: TurnKindName) -> Self {
+        match name {
+            TurnKindName::User => TurnKind::User,
+            TurnKindName::SessionTitle => TurnKind::SessionTitle,
+            TurnKindName::ContextStats => TurnKind::ContextStats,
+            TurnKindName::Compact => TurnKind::Compact,
+            TurnKindName::Control => TurnKind::Control,
+        }
+    }
+}
+
+impl From<WhenUnsafeName> for WhenUnsafe {
+    fn from(name: WhenUnsafeName) -> Self {
+        match name {
+            WhenUnsafeName::Park => WhenUnsafe::Park,
+            WhenUnsafeName::Retry => WhenUnsafe::Retry,
+            WhenUnsafeName::Fail => WhenUnsafe::Fail,
+        }
+    }
+}
