@@ -308,3 +308,101 @@ pub(crate) fn no_task() -> CliError {
         "it may speak another version",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1::{CaughtUp, Lagged};
+    use tonic::Status;
+
+    use super::*;
+    use crate::scripted_relay::ScriptedRelay;
+
+    fn event(revision: u64, task_state: TaskState) -> Result<WatchTaskResponse, Status> {
+        let event = TaskEvent {
+            revision,
+            task_state: task_state.into(),
+            ..TaskEvent::default()
+        };
+        Ok(WatchTaskResponse {
+            item: Some(Item::Event(event)),
+        })
+    }
+
+    fn caught_up(state: TaskState) -> Result<WatchTaskResponse, Status> {
+        let caught_up = CaughtUp {
+            revision: 0,
+            state: state.into(),
+        };
+        Ok(WatchTaskResponse {
+            item: Some(Item::CaughtUp(caught_up)),
+        })
+    }
+
+    fn lagged(from_revision: u64) -> Result<WatchTaskResponse, Status> {
+        let lagged = Lagged {
+            from_revision,
+            ..Lagged::default()
+        };
+        Ok(WatchTaskResponse {
+            item: Some(Item::Lagged(lagged)),
+        })
+    }
+
+    async fn revisions(follow: &mut Follow) -> Vec<u64> {
+        let mut seen = Vec::new();
+        loop {
+            match follow.next().await.unwrap() {
+                Step::Event(event) => seen.push(event.revision),
+                Step::Ended => return seen,
+                Step::Output(_) | Step::CaughtUp(_) | Step::HistoryCut { .. } => {}
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn broken_lagging_and_stopping_streams_leave_no_gap_and_no_duplicate() {
+        let running = TaskState::Running;
+        let relay = ScriptedRelay::default()
+            .watch(vec![
+                event(1, running),
+                event(2, running),
+                Err(Status::unavailable("gone")),
+            ])
+            .watch(vec![event(3, running), lagged(3)])
+            .watch(vec![event(4, running)])
+            .watch(vec![event(5, TaskState::Completed)])
+            .state(running)
+            .state(TaskState::Completed);
+        let client = relay.serve().await;
+        let mut follow = Follow::new(&client, WatchTaskRequest::default());
+        assert_eq!(revisions(&mut follow).await, [1, 2, 3, 4, 5]);
+        assert_eq!(relay.asked(), [0, 2, 3, 4]);
+    }
+
+    #[tokio::test]
+    async fn an_old_park_in_the_history_does_not_end_the_waiting() {
+        let relay = ScriptedRelay::default().watch(vec![
+            event(1, TaskState::NeedsAttention),
+            event(2, TaskState::Running),
+            caught_up(TaskState::Running),
+            event(3, TaskState::NeedsAttention),
+        ]);
+        let client = relay.serve().await;
+        let mut follow = Follow::new(&client, WatchTaskRequest::default());
+        let mut settled = Vec::new();
+        for _ in 0..4 {
+            let step = follow.next().await.unwrap();
+            settled.push(follow.settled(&step));
+        }
+        assert_eq!(settled, [None, None, None, Some(Exit::NeedsAttention)]);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_not_tried_again() {
+        let relay = ScriptedRelay::default().watch(vec![Err(Status::not_found("no such task"))]);
+        let client = relay.serve().await;
+        let mut follow = Follow::new(&client, WatchTaskRequest::default());
+        assert_eq!(follow.next().await.unwrap_err().exit(), Exit::NotCompleted);
+        assert_eq!(relay.asked(), [0]);
+    }
+}

@@ -16,6 +16,8 @@ mod logging;
 mod output_reader;
 mod pairs;
 mod sanitize;
+#[cfg(test)]
+mod scripted_relay;
 mod servers;
 mod stop;
 mod style;

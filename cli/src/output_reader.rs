@@ -91,3 +91,56 @@ impl OutputReader {
         OutputReader::new(self.relay, request)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tonic::Status;
+
+    use super::*;
+    use crate::scripted_relay::ScriptedRelay;
+
+    fn item(item: Item) -> Result<ReadOutputResponse, Status> {
+        Ok(ReadOutputResponse { item: Some(item) })
+    }
+
+    fn chunk(offset: u64, data: &'static [u8]) -> Result<ReadOutputResponse, Status> {
+        item(Item::Chunk(OutputChunk {
+            offset,
+            data: data.into(),
+            end_offset: offset + data.len() as u64,
+            ..OutputChunk::default()
+        }))
+    }
+
+    #[tokio::test]
+    async fn output_goes_on_at_the_same_byte_after_a_break() {
+        let cut = OutputCut {
+            offset: 4,
+            length: 6,
+            ..OutputCut::default()
+        };
+        let relay = ScriptedRelay::default()
+            .output(vec![chunk(0, b"ab"), Err(Status::unavailable("gone"))])
+            .output(vec![chunk(2, b"cd"), item(Item::Cut(cut))])
+            .output(vec![
+                chunk(10, b"ef"),
+                item(Item::End(OutputEnd::default())),
+            ]);
+        let client = relay.serve().await;
+        let request = ReadOutputRequest {
+            follow: true,
+            ..ReadOutputRequest::default()
+        };
+        let mut reader = OutputReader::new(client, request);
+        let (mut text, mut missing) = (Vec::new(), 0);
+        loop {
+            match reader.next().await.unwrap() {
+                Piece::Bytes(chunk) => text.extend_from_slice(&chunk.data),
+                Piece::Cut(cut) => missing += cut.length,
+                Piece::End(_) => break,
+            }
+        }
+        assert_eq!((text.as_slice(), missing), (b"abcdef".as_slice(), 6));
+        assert_eq!(relay.asked(), [0, 2, 10]);
+    }
+}

@@ -5,16 +5,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use baton_daemon::{ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, read_agents};
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::RELAY_URL_FILE;
-use crate::errors::CliError;
+use crate::errors::{CliError, Story};
 
 /// The local daemon's token that a relay makes for `baton up` (mode 0600).
 pub(crate) const DAEMON_TOKEN_FILE: &str = "daemon.token";
 
 /// What a relay is started with.
-#[expect(dead_code, reason = "read once the servers' libraries are here")]
 #[derive(Clone, Debug)]
 pub(crate) struct RelayPlan {
     pub data: PathBuf,
@@ -28,7 +28,6 @@ pub(crate) struct RelayPlan {
 }
 
 /// What a daemon is started with.
-#[expect(dead_code, reason = "read once the servers' libraries are here")]
 #[derive(Clone, Debug)]
 pub(crate) struct DaemonPlan {
     pub relay: String,
@@ -42,6 +41,8 @@ pub(crate) struct DaemonPlan {
     pub ca: Option<PathBuf>,
     pub drain: Duration,
     pub config: Option<PathBuf>,
+    /// Where a child runs when its task names no directory; `work` in the data directory if absent.
+    pub work_dir: Option<PathBuf>,
 }
 
 /// A relay that listens.
@@ -81,8 +82,71 @@ fn announce(data: &Path, url: &str) -> Result<(), CliError> {
         .map_err(|error| CliError::local(format!("write {}", path.display()), error))
 }
 
-/// Runs until `stop`, then drains.
-pub(crate) async fn run_daemon(_plan: DaemonPlan, stop: CancellationToken) -> Result<(), CliError> {
-    stop.cancelled().await;
-    Ok(())
+/// A daemon whose configuration holds and whose directory is its own; it has not dialed yet.
+#[derive(Debug)]
+pub(crate) struct ReadyDaemon(Daemon);
+
+impl ReadyDaemon {
+    pub(crate) fn open(plan: DaemonPlan) -> Result<Self, CliError> {
+        let config = daemon_config(plan)?;
+        let daemon = Daemon::open(config).map_err(|error| {
+            CliError::usage(
+                format!("start the daemon: {error}"),
+                "correct it and start again",
+            )
+        })?;
+        Ok(Self(daemon))
+    }
+
+    /// Resolves when the relay has welcomed it.
+    pub(crate) fn welcomed(&self) -> impl Future<Output = ()> + use<> {
+        let mut status = self.0.status();
+        async move {
+            if status.wait_for(|status| status.connected).await.is_err() {
+                // It ended before; whoever runs it says why.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Runs until `stop`, then drains.
+    pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
+        self.0.run(stop).await.map_err(|error| {
+            CliError::Unreachable(Story {
+                what: "the daemon had to stop".to_owned(),
+                why: error.to_string(),
+                hint: "see whether its token is still valid: baton token list".to_owned(),
+            })
+        })
+    }
+}
+
+fn daemon_config(plan: DaemonPlan) -> Result<DaemonConfig, CliError> {
+    let agents = plan.config.as_deref().map(read_agents).transpose();
+    let mut agents = agents
+        .map_err(|error| {
+            CliError::usage(error.to_string(), "correct the file named with --config")
+        })?
+        .unwrap_or_default();
+    if plan.allow_command {
+        agents.insert(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand);
+    }
+    let work_dir = plan.work_dir.unwrap_or_else(|| plan.data.join("work"));
+    fs::create_dir_all(&work_dir)
+        .map_err(|error| CliError::local(format!("make {}", work_dir.display()), error))?;
+    Ok(DaemonConfig {
+        relay: plan.relay,
+        token_file: plan.token_file,
+        ca_file: plan.ca,
+        data_dir: plan.data,
+        name: plan.name,
+        slots: plan.slots,
+        labels: plan.labels.into_iter().collect(),
+        capabilities: plan.capabilities,
+        agents,
+        work_dir,
+        drain: plan.drain,
+        adopt_orphans: true,
+        clock: Clock::boot(),
+    })
 }

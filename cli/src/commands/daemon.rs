@@ -10,7 +10,7 @@ use crate::discovery::{self, DEFAULT_RELAY};
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{self, DaemonPlan};
+use crate::servers::{DaemonPlan, ReadyDaemon};
 use crate::{duration, pairs, stop};
 
 #[derive(Args, Debug)]
@@ -61,6 +61,10 @@ pub(crate) struct DaemonArgs {
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Directory in which an agent runs if its task names none. The default is `work` in the data directory.
+    #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
+    work_dir: Option<PathBuf>,
+
     #[command(flatten)]
     log: LogArgs,
 }
@@ -71,14 +75,16 @@ pub(crate) async fn run(args: DaemonArgs, console: &Console) -> Result<Exit, Cli
     args.log.init(None)?;
     let stop = stop::on_signals()?;
     let plan = plan(args);
-    console.note(&format!(
+    let started = format!(
         "baton daemon {} called {} for {}, data in {}",
         env!("CARGO_PKG_VERSION"),
         plan.name,
         plan.relay,
         plan.data.display()
-    ));
-    servers::run_daemon(plan, stop).await?;
+    );
+    let daemon = ReadyDaemon::open(plan)?;
+    console.note(&started);
+    daemon.run(stop).await?;
     Ok(Exit::Done)
 }
 
@@ -97,6 +103,7 @@ fn plan(args: DaemonArgs) -> DaemonPlan {
         ca: args.ca,
         drain: args.drain,
         config: args.config,
+        work_dir: args.work_dir,
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::Relay;
@@ -16,7 +16,7 @@ use crate::discovery::{self, DEFAULT_LISTEN, RelayArgs};
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{self, DAEMON_TOKEN_FILE, DaemonPlan, RelayPlan, RunningRelay};
+use crate::servers::{DAEMON_TOKEN_FILE, DaemonPlan, ReadyDaemon, RelayPlan, RunningRelay};
 use crate::stop;
 
 /// Stopping a laptop's relay and daemon should not keep a person waiting.
@@ -40,7 +40,7 @@ pub(crate) struct UpArgs {
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// TOML file that names the agents the daemon can run.
+    /// TOML file that names further agents the daemon can run; plain commands are always allowed here.
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -61,23 +61,34 @@ pub(crate) async fn run(args: UpArgs, console: &Console) -> Result<Exit, CliErro
     let stop = stop::on_signals()?;
     let place = Place::choose(&args)?;
     let plan = relay_plan(place.path(), args.listen, args.exit)?;
-    let mut running = RunningRelay::start(&plan).await?;
-    console.note(&relay::started(&running.url, &plan));
-    let daemon_stop = CancellationToken::new();
-    let url = running.url.clone();
-    let daemon = start_daemon(&args, &url, place.path(), daemon_stop.clone());
+    let mut relay = RunningRelay::start(&plan).await?;
+    console.note(&relay::started(&relay.url, &plan));
+    let result = with_daemon(&args, &mut relay, place.path(), &stop, console).await;
+    relay.stop().await?;
+    result
+}
 
-    let exit = tokio::select! {
-        ended = running.ended() => ended.map(|()| Exit::NotCompleted),
-        exit = stay(&args, &url, place.path(), &stop, console) => exit,
+/// Runs the daemon beside what the person wants, and stops it in any case.
+async fn with_daemon(
+    args: &UpArgs,
+    relay: &mut RunningRelay,
+    data: &Path,
+    stop: &CancellationToken,
+    console: &Console,
+) -> Result<Exit, CliError> {
+    let url = relay.url.clone();
+    let daemon = ReadyDaemon::open(daemon_plan(args, &url, data))?;
+    let welcomed = daemon.welcomed();
+    let daemon_stop = CancellationToken::new();
+    let mut running = pin!(daemon.run(daemon_stop.clone()));
+    let result = tokio::select! {
+        ended = relay.ended() => ended.map(|()| Exit::NotCompleted),
+        ended = &mut running => return ended.map(|()| Exit::NotCompleted),
+        result = stay(args, &url, data, welcomed, stop, console) => result,
     };
     daemon_stop.cancel();
-    let drained = daemon
-        .await
-        .unwrap_or_else(|error| Err(CliError::local("stop the daemon", error)));
-    running.stop().await?;
-    drained?;
-    exit
+    running.await?;
+    result
 }
 
 /// Where the data is, and whether it goes away again.
@@ -129,13 +140,8 @@ fn relay_plan(data: &Path, listen: Option<SocketAddr>, exit: bool) -> Result<Rel
     })
 }
 
-fn start_daemon(
-    args: &UpArgs,
-    url: &str,
-    data: &Path,
-    stop: CancellationToken,
-) -> JoinHandle<Result<(), CliError>> {
-    let plan = DaemonPlan {
+fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
+    DaemonPlan {
         relay: url.to_owned(),
         token_file: data.join(DAEMON_TOKEN_FILE),
         data: data.join("daemon"),
@@ -148,8 +154,8 @@ fn start_daemon(
         ca: None,
         drain: DRAIN,
         config: args.config.clone(),
-    };
-    tokio::spawn(servers::run_daemon(plan, stop))
+        work_dir: None,
+    }
 }
 
 /// The demo if wanted, then up until a signal.
@@ -157,18 +163,17 @@ async fn stay(
     args: &UpArgs,
     url: &str,
     data: &Path,
+    welcomed: impl Future<Output = ()>,
     stop: &CancellationToken,
     console: &Console,
 ) -> Result<Exit, CliError> {
+    tokio::select! {
+        () = welcomed => {}
+        () = stop.cancelled() => return Ok(Exit::Done),
+    }
     if args.demo {
-        let connection = RelayArgs {
-            relay: Some(url.to_owned()),
-            data: Some(data.to_owned()),
-            ..RelayArgs::default()
-        };
-        let relay = Relay::discover(&connection).await?;
         let exit = tokio::select! {
-            exit = demo::run(&relay, console) => exit?,
+            exit = show_demo(url, data, console) => exit?,
             () = stop.cancelled() => Exit::Interrupted,
         };
         if args.exit || exit != Exit::Done {
@@ -178,4 +183,13 @@ async fn stay(
     console.note(&demo::where_to_look(args.data.as_deref()));
     stop.cancelled().await;
     Ok(Exit::Done)
+}
+
+async fn show_demo(url: &str, data: &Path, console: &Console) -> Result<Exit, CliError> {
+    let connection = RelayArgs {
+        relay: Some(url.to_owned()),
+        data: Some(data.to_owned()),
+        ..RelayArgs::default()
+    };
+    demo::run(&Relay::discover(&connection).await?, console).await
 }

@@ -1,0 +1,314 @@
+//! The executable against a real relay and daemon, started with `baton up` in a directory of their own.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+struct Up {
+    child: Child,
+    data: TempDir,
+}
+
+impl Up {
+    fn start() -> Self {
+        let data = tempfile::tempdir().expect("a temporary directory");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args(["up", "--listen", "127.0.0.1:0", "--data"])
+            .arg(data.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the executable runs");
+        let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let mut said = String::new();
+        while !said.contains("baton is up") {
+            let read = stderr.read_line(&mut said).expect("readable");
+            assert_ne!(read, 0, "it ended: {said}");
+        }
+        // Somebody has to read on, or a chatty process would stop at a full pipe.
+        std::thread::spawn(move || stderr.read_to_end(&mut Vec::new()));
+        Self { child, data }
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command
+            .args(args)
+            .env("BATON_DATA", self.data.path())
+            .stdin(Stdio::null());
+        for name in ["BATON_RELAY", "BATON_TOKEN_FILE", "TRACEPARENT"] {
+            command.env_remove(name);
+        }
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("the executable runs")
+    }
+
+    /// Runs a command that must end with `code`, and gives its stdout.
+    fn ends(&self, code: i32, args: &[&str]) -> String {
+        let run = self.run(args);
+        let (out, err) = (text(&run.stdout), text(&run.stderr));
+        assert_eq!(run.status.code(), Some(code), "{args:?}\n{out}\n{err}");
+        out
+    }
+
+    fn json(&self, code: i32, args: &[&str]) -> Value {
+        let out = self.ends(code, args);
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{args:?}: {error}: {out}"))
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        signal(&self.child, rustix::process::Signal::TERM);
+        drop(self.child.wait());
+    }
+}
+
+fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child);
+    let sent = rustix::process::kill_process(pid, signal);
+    sent.expect("it is our child and was not waited for");
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_demo_shows_a_whole_task_and_leaves_nothing_behind() {
+    let home = tempfile::tempdir().expect("a temporary directory");
+    let run = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(["up", "--demo", "--exit"])
+        .env("HOME", home.path())
+        .env("TMPDIR", home.path())
+        .env_remove("XDG_DATA_HOME")
+        .env_remove("BATON_DATA")
+        .env_remove("BATON_LISTEN")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the executable runs");
+    let out = text(&run.stdout);
+    assert_eq!(run.status.code(), Some(0), "{out}\n{}", text(&run.stderr));
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].starts_with("task "), "{out}");
+    assert!(
+        out.contains("step 3 of 3") && out.contains("the prompt was: hello from Baton"),
+        "{out}"
+    );
+    assert_eq!(lines.last(), Some(&"completed"), "{out}");
+    let left: Vec<_> = std::fs::read_dir(home.path()).expect("readable").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn submit_wait_ends_with_the_tasks_code_and_one_json_object() {
+    let up = Up::start();
+    let done = up.json(
+        0,
+        &[
+            "submit", "--agent", "command", "--json", "--wait", "--", "sh", "-c", "echo hi",
+        ],
+    );
+    assert_eq!(done["state"], "completed");
+    let attempt = &done["attempts"][0];
+    assert_eq!(
+        (&attempt["attemptNumber"], &attempt["state"]),
+        (&1.into(), &"completed".into())
+    );
+    assert_eq!(attempt["endedBy"], "daemon");
+    let id = done["taskId"].as_str().expect("an id");
+    assert_eq!(up.ends(0, &["output", id]), "hi\n");
+    assert_eq!(
+        up.ends(
+            0,
+            &["submit", "--follow", "--", "sh", "-c", "echo a; echo b"]
+        ),
+        "a\nb\n"
+    );
+
+    let failed = up.json(
+        1,
+        &[
+            "submit",
+            "--json",
+            "--wait",
+            "--max-attempts",
+            "1",
+            "--",
+            "sh",
+            "-c",
+            "exit 3",
+        ],
+    );
+    assert_eq!(
+        (&failed["state"], &failed["attempts"][0]["failureCode"]),
+        (&"failed".into(), &"agent_exit".into())
+    );
+    let parked = up.json(
+        4,
+        &[
+            "submit",
+            "--json",
+            "--wait",
+            "--capability",
+            "wings",
+            "--deadline",
+            "queue=1s",
+            "--",
+            "true",
+        ],
+    );
+    assert_eq!(parked["attention"]["cause"], "starved");
+}
+
+#[test]
+fn watch_prints_one_event_per_line_and_cancel_ends_it_with_3() {
+    let up = Up::start();
+    let id = up.ends(
+        0,
+        &["submit", "--", "sh", "-c", "echo ready; exec sleep 600"],
+    );
+    let id = id.trim();
+    let mut watch = up
+        .command(&["watch", id, "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    let mut canceled = false;
+    for line in BufReader::new(watch.stdout.take().expect("piped")).lines() {
+        let event: Value = serde_json::from_str(&line.expect("text")).expect("one object per line");
+        assert_eq!(event["taskId"], id);
+        if !event["attemptId"].as_str().expect("text").is_empty() {
+            for field in ["phase", "state", "observedAt", "deadlineAt"] {
+                assert!(event.get(field).is_some(), "{field} in {event}");
+            }
+        }
+        if event["state"] == "streaming" && !canceled {
+            canceled = true;
+            up.ends(0, &["cancel", id, "--reason", "enough"]);
+        }
+    }
+    assert!(canceled, "it was seen streaming");
+    assert_eq!(watch.wait().expect("ends").code(), Some(3));
+    assert_eq!(up.json(0, &["show", id, "--json"])["state"], "canceled");
+    assert!(
+        up.ends(0, &["cancel", id]).contains("canceled"),
+        "a second cancel changes nothing"
+    );
+}
+
+#[test]
+fn ctrl_c_detaches_and_says_how_to_come_back() {
+    let up = Up::start();
+    let mut follow = up
+        .command(&[
+            "submit",
+            "--follow",
+            "--",
+            "sh",
+            "-c",
+            "echo ready; exec sleep 600",
+        ])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("runs");
+    let mut line = String::new();
+    BufReader::new(follow.stdout.take().expect("piped"))
+        .read_line(&mut line)
+        .expect("readable");
+    assert_eq!(line, "ready\n");
+    signal(&follow, rustix::process::Signal::INT);
+    let end = follow.wait_with_output().expect("ends");
+    assert_eq!(end.status.code(), Some(130));
+    let said = text(&end.stderr);
+    let id = said
+        .lines()
+        .find_map(|line| line.strip_prefix("task "))
+        .expect("names the task");
+    assert!(said.contains(&format!("baton watch {id}")), "{said}");
+    assert_eq!(up.json(0, &["show", id, "--json"])["state"], "running");
+    up.ends(0, &["cancel", id]);
+}
+
+#[test]
+fn listings_and_profiles_answer_with_no_flags_at_all() {
+    let up = Up::start();
+    up.ends(
+        0,
+        &["profile", "put", "patient", "--deadline", "stream_idle=10m"],
+    );
+    let listed = up.json(0, &["profile", "list", "--json"]);
+    assert_eq!(listed["profiles"][0]["profile"]["streamIdleMs"], 600_000);
+    let id = up.ends(
+        0,
+        &[
+            "submit",
+            "--profile",
+            "patient",
+            "--label",
+            "team=core",
+            "--",
+            "true",
+        ],
+    );
+    let id = id.trim();
+    let task = up.json(0, &["show", id, "--json"]);
+    assert_eq!(task["profileName"], "patient");
+    assert_eq!(task["effectiveProfile"]["streamIdleMs"], 600_000);
+    assert!(up.ends(0, &["show", id]).contains("stream_idle=10m"));
+    assert!(up.ends(0, &["tasks", "--label", "team=core"]).contains(id));
+    let none = up.json(0, &["tasks", "--label", "team=other", "--json"]);
+    assert_eq!(none["tasks"], Value::Array(Vec::new()));
+    up.ends(0, &["profile", "rm", "patient"]);
+    up.ends(1, &["profile", "rm", "patient"]);
+    assert_eq!(
+        up.json(0, &["daemons", "--json"])["daemons"][0]["state"],
+        "online"
+    );
+    let unknown = up.run(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(
+        text(&unknown.stderr).contains("NOT_FOUND"),
+        "{}",
+        text(&unknown.stderr)
+    );
+}
+
+#[test]
+fn a_token_does_what_its_role_says_until_it_is_revoked() {
+    let up = Up::start();
+    let file = up.data.path().join("reader.token");
+    let file = file.to_str().expect("UTF-8");
+    up.ends(
+        0,
+        &[
+            "token",
+            "create",
+            "--role",
+            "read-only",
+            "--name",
+            "reader",
+            "--out",
+            file,
+        ],
+    );
+    up.ends(0, &["tasks", "--token-file", file]);
+    up.ends(1, &["submit", "--token-file", file, "--", "true"]);
+    let listed = up.json(0, &["token", "list", "--json"]);
+    let mut tokens = listed["tokens"].as_array().expect("a list").iter();
+    let reader = tokens
+        .find(|token| token["name"] == "reader")
+        .expect("it is listed");
+    up.ends(
+        0,
+        &["token", "revoke", reader["tokenId"].as_str().expect("text")],
+    );
+    up.ends(2, &["tasks", "--token-file", file]);
+}
