@@ -1,18 +1,22 @@
 //! The only file that touches the two servers' libraries: from what the command line says to what they are started with.
 
 use std::fs;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
+
 use baton_daemon::{ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, read_agents};
+use baton_relay::auth::bootstrap::Bootstrap;
+use baton_relay::config::{RelayConfig, TlsFiles};
+use baton_relay::server::{self, Relay, RelayError};
+use baton_relay::telemetry::Telemetry;
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::RELAY_URL_FILE;
 use crate::errors::{CliError, Story};
-
-/// The local daemon's token that a relay makes for `baton up` (mode 0600).
-pub(crate) const DAEMON_TOKEN_FILE: &str = "daemon.token";
 
 /// What a relay is started with.
 #[derive(Clone, Debug)]
@@ -49,37 +53,69 @@ pub(crate) struct DaemonPlan {
 #[derive(Debug)]
 pub(crate) struct RunningRelay {
     pub url: String,
-    data: PathBuf,
+    relay: Relay,
+    announced: Option<PathBuf>,
 }
 
 impl RunningRelay {
     pub(crate) async fn start(plan: &RelayPlan) -> Result<Self, CliError> {
-        std::future::ready(()).await;
-        let url = format!("http://{}", plan.listen);
-        announce(&plan.data, &url)?;
-        Ok(Self {
-            url,
-            data: plan.data.clone(),
-        })
+        let relay = server::start(relay_config(plan)?).await.map_err(|error| not_started(&error))?;
+        let address = relay.address();
+        let scheme = if plan.tls.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://{address}");
+        // A certificate names a host, not an address: only a plain local relay can be found this way.
+        let found_locally = address.ip().is_loopback() && plan.tls.is_none();
+        let announced = found_locally.then(|| announce(&plan.data, &url)).transpose()?;
+        Ok(Self { url, relay, announced })
     }
 
-    /// Returns only if the relay ends by itself.
+    /// Returns only if the relay ends by itself, which it does when its store fails.
     pub(crate) async fn ended(&mut self) -> Result<(), CliError> {
-        std::future::pending().await
+        self.relay.ended().await.map_err(|error| CliError::local("the relay ended", error))
     }
 
     pub(crate) async fn stop(self) -> Result<(), CliError> {
-        std::future::ready(()).await;
-        drop(fs::remove_file(self.data.join(RELAY_URL_FILE)));
-        Ok(())
+        let stopped = self.relay.stop().await;
+        if let Some(file) = &self.announced {
+            drop(fs::remove_file(file));
+        }
+        stopped.map_err(|error| CliError::local("stop the relay", error))
     }
 }
 
+fn relay_config(plan: &RelayPlan) -> Result<RelayConfig, CliError> {
+    let mut config = RelayConfig::new(plan.data.clone(), plan.listen);
+    config.tls = plan.tls.clone().map(|(cert, key)| TlsFiles { cert, key });
+    config.insecure = plan.insecure;
+    config.drain = plan.drain;
+    if plan.with_daemon {
+        config.bootstrap = Bootstrap::AdminAndDaemon;
+    }
+    config.telemetry = Telemetry::start(plan.otlp.as_deref(), &config.clock).map_err(|error| {
+        CliError::usage(format!("set up trace export: {error}"), "write the collector like http://127.0.0.1:4317")
+    })?;
+    Ok(config)
+}
+
+/// A wrong address, certificate or directory is the caller's to correct; the library's text says how.
+fn not_started(error: &RelayError) -> CliError {
+    let text = error.to_string();
+    let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
+    let mut story = Story { what: what.to_owned(), why: String::new(), hint: hint.to_owned() };
+    if let RelayError::Listen { source, .. } = error
+        && source.kind() == io::ErrorKind::AddrInUse
+    {
+        "another port with --listen 127.0.0.1:7071, or 127.0.0.1:0 for a free one".clone_into(&mut story.hint);
+    }
+    CliError::Usage(story)
+}
+
 /// Other commands with the same data directory find the relay by this file.
-fn announce(data: &Path, url: &str) -> Result<(), CliError> {
+fn announce(data: &Path, url: &str) -> Result<PathBuf, CliError> {
     let path = data.join(RELAY_URL_FILE);
     fs::write(&path, format!("{url}\n"))
-        .map_err(|error| CliError::local(format!("write {}", path.display()), error))
+        .map_err(|error| CliError::local(format!("write {}", path.display()), error))?;
+    Ok(path)
 }
 
 /// A daemon whose configuration holds and whose directory is its own; it has not dialed yet.

@@ -40,6 +40,7 @@ impl RelayProcess {
             .args(["relay", "--listen", "127.0.0.1:0", "--data"])
             .arg(data)
             .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT")
+            .env_remove("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
             .env("RUST_LOG", "warn")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
