@@ -12,7 +12,6 @@ use baton_daemon::{ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, read_a
 use baton_relay::auth::bootstrap::Bootstrap;
 use baton_relay::config::{RelayConfig, TlsFiles};
 use baton_relay::server::{self, Relay, RelayError};
-use baton_relay::telemetry::Telemetry;
 use tokio_util::sync::CancellationToken;
 
 use crate::discovery::RELAY_URL_FILE;
@@ -59,19 +58,30 @@ pub(crate) struct RunningRelay {
 
 impl RunningRelay {
     pub(crate) async fn start(plan: &RelayPlan) -> Result<Self, CliError> {
-        let relay = server::start(relay_config(plan)?).await.map_err(|error| not_started(&error))?;
+        let relay = server::start(relay_config(plan)?)
+            .await
+            .map_err(|error| not_started(&error))?;
         let address = relay.address();
         let scheme = if plan.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{address}");
         // A certificate names a host, not an address: only a plain local relay can be found this way.
         let found_locally = address.ip().is_loopback() && plan.tls.is_none();
-        let announced = found_locally.then(|| announce(&plan.data, &url)).transpose()?;
-        Ok(Self { url, relay, announced })
+        let announced = found_locally
+            .then(|| announce(&plan.data, &url))
+            .transpose()?;
+        Ok(Self {
+            url,
+            relay,
+            announced,
+        })
     }
 
     /// Returns only if the relay ends by itself, which it does when its store fails.
     pub(crate) async fn ended(&mut self) -> Result<(), CliError> {
-        self.relay.ended().await.map_err(|error| CliError::local("the relay ended", error))
+        self.relay
+            .ended()
+            .await
+            .map_err(|error| CliError::local("the relay ended", error))
     }
 
     pub(crate) async fn stop(self) -> Result<(), CliError> {
@@ -91,9 +101,12 @@ fn relay_config(plan: &RelayPlan) -> Result<RelayConfig, CliError> {
     if plan.with_daemon {
         config.bootstrap = Bootstrap::AdminAndDaemon;
     }
-    config.telemetry = Telemetry::start(plan.otlp.as_deref(), &config.clock).map_err(|error| {
-        CliError::usage(format!("set up trace export: {error}"), "write the collector like http://127.0.0.1:4317")
-    })?;
+    if let Some(url) = &plan.otlp {
+        return Err(CliError::usage(
+            format!("trace export to {url} is not built yet"),
+            "leave --otlp out",
+        ));
+    }
     Ok(config)
 }
 
@@ -101,11 +114,16 @@ fn relay_config(plan: &RelayPlan) -> Result<RelayConfig, CliError> {
 fn not_started(error: &RelayError) -> CliError {
     let text = error.to_string();
     let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
-    let mut story = Story { what: what.to_owned(), why: String::new(), hint: hint.to_owned() };
+    let mut story = Story {
+        what: what.to_owned(),
+        why: String::new(),
+        hint: hint.to_owned(),
+    };
     if let RelayError::Listen { source, .. } = error
         && source.kind() == io::ErrorKind::AddrInUse
     {
-        "another port with --listen 127.0.0.1:7071, or 127.0.0.1:0 for a free one".clone_into(&mut story.hint);
+        "another port with --listen 127.0.0.1:7071, or 127.0.0.1:0 for a free one"
+            .clone_into(&mut story.hint);
     }
     CliError::Usage(story)
 }
