@@ -275,7 +275,7 @@ fn listings_and_profiles_answer_with_no_flags_at_all() {
     let unknown = up.run(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"]);
     assert_eq!(unknown.status.code(), Some(1));
     assert!(
-        text(&unknown.stderr).contains("NOT_FOUND"),
+        text(&unknown.stderr).contains("try: "),
         "{}",
         text(&unknown.stderr)
     );
