@@ -64,6 +64,9 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StopWhy {
     Canceled(CancelReason),
+    /// The daemon stops and could wait no longer. To the task that is a loss and not a cancel, so only a
+    /// receipt is said: the relay's policy for losses decides how the task goes on.
+    Drained,
     /// No renewal was acknowledged in time. Only a receipt is said, and the result if there was one.
     LeaseEnded,
     /// The relay took the attempt away: only a receipt is wanted.
@@ -73,7 +76,7 @@ pub(crate) enum StopWhy {
 impl StopWhy {
     fn rank(self) -> u8 {
         match self {
-            Self::Canceled(_) => 0,
+            Self::Canceled(_) | Self::Drained => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
         }
@@ -232,6 +235,11 @@ impl Held {
             // It names a finished attempt: nothing to do.
             Stage::Finished { .. } => {}
         }
+    }
+
+    /// The daemon's time to drain is up.
+    pub(crate) fn drain(&mut self, clock: &Clock) {
+        self.order_stop(StopWhy::Drained, clock.now().after(self.cleanup_term));
     }
 
     /// The daemon takes no new work: what has not started goes back.

@@ -139,6 +139,15 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
         });
     }
 
+    /// Only the last control frame is still wanted, and goes out again.
+    pub(crate) fn keep_last_control(&mut self) {
+        let last = self.last_control_seq;
+        self.records
+            .retain(|record| matches!(record, Record::Control { seq, .. } if *seq == last));
+        self.sent = 0;
+        self.held = 0;
+    }
+
     /// Forgets everything and numbers the next control frame `seq`.
     pub(crate) fn restart_at(&mut self, seq: u64) {
         self.drop_unacked();

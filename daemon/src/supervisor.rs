@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use baton_proto::v1::{CancelReason, Hello, RejectCode, RelayFrame};
+use baton_proto::v1::{Hello, RejectCode, RelayFrame};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -207,7 +207,9 @@ impl Supervisor {
             LinkEvent::GivenUp(error) => {
                 error!(error = %error, "the relay will not have this daemon");
                 self.given_up = Some(error);
-                self.begin_drain();
+                if !self.course.is_stopping() {
+                    self.begin_drain();
+                }
             }
         }
         Ok(())
@@ -258,8 +260,8 @@ impl Supervisor {
     }
 
     fn begin_drain(&mut self) {
-        let cancel_at = self.clock.now().after(self.drain);
-        self.course = Course::Draining { cancel_at };
+        let kill_at = self.clock.now().after(self.drain);
+        self.course = Course::Draining { kill_at };
         let refusal = Refusal {
             code: RejectCode::Draining,
             message: "the daemon is stopping".to_owned(),
@@ -291,31 +293,29 @@ impl Supervisor {
         let idle = !self.held.values().any(Held::holds_slot);
         self.course = match self.course {
             Course::Working | Course::Resting => return,
-            Course::Draining { .. } | Course::Canceling if idle => Course::Leaving {
+            Course::Draining { .. } | Course::Killing if idle => Course::Leaving {
                 until: now.after(LEAVE),
             },
-            Course::Draining { cancel_at } if cancel_at <= now => {
-                self.change_all(|held, clock| held.cancel(CancelReason::Drain, None, clock));
-                Course::Canceling
+            Course::Draining { kill_at } if kill_at <= now => {
+                self.change_all(|held, clock| held.drain(clock));
+                Course::Killing
             }
-            Course::Draining { .. } | Course::Canceling | Course::Leaving { .. } => return,
+            Course::Draining { .. } | Course::Killing | Course::Leaving { .. } => return,
         };
     }
 
     fn is_done(&self) -> bool {
         match self.course {
             Course::Leaving { until } => self.held.is_empty() || until <= self.clock.now(),
-            Course::Working | Course::Resting | Course::Draining { .. } | Course::Canceling => {
-                false
-            }
+            Course::Working | Course::Resting | Course::Draining { .. } | Course::Killing => false,
         }
     }
 
     fn next_wake(&self) -> Option<Moment> {
         let course = match self.course {
-            Course::Draining { cancel_at } => Some(cancel_at),
+            Course::Draining { kill_at } => Some(kill_at),
             Course::Leaving { until } => Some(until),
-            Course::Working | Course::Resting | Course::Canceling => None,
+            Course::Working | Course::Resting | Course::Killing => None,
         };
         let heartbeat = self.live.as_ref().map(|live| live.heartbeats.due_at());
         let attempts = self.held.values().filter_map(Held::next_wake).min();

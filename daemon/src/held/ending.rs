@@ -13,21 +13,19 @@ use crate::frames::{self, Closing, Control};
 impl Held {
     /// The relay says that it has no right to go on: kill, drop its frames, send a receipt.
     pub(crate) fn fence(&mut self, clock: &Clock) {
-        self.outbox.drop_unacked();
         match &self.stage {
             Stage::Running { .. } => {
+                self.outbox.drop_unacked();
                 self.order_stop(StopWhy::Fenced, clock.now().after(self.cleanup_term));
             }
             Stage::Accepted { .. } => {
+                self.outbox.drop_unacked();
                 self.stopping = Some(StopWhy::Fenced);
                 let receipt = frames::nothing_ran(clock.wall());
                 self.finish(Body::Receipt(receipt.clone()), receipt, clock);
             }
-            Stage::Finished { receipt, .. } => {
-                self.stopping = Some(StopWhy::Fenced);
-                let receipt = receipt.clone();
-                self.finish(Body::Receipt(receipt.clone()), receipt, clock);
-            }
+            // Its last word is the receipt, and may be a result that is still wanted.
+            Stage::Finished { .. } => self.outbox.keep_last_control(),
         }
     }
 
@@ -40,7 +38,7 @@ impl Held {
                 self.outbox.drop_unacked();
                 only_receipt
             }
-            Some(StopWhy::LeaseEnded) | None => {
+            Some(StopWhy::LeaseEnded | StopWhy::Drained) | None => {
                 frames::terminal(&judge(ending), &ending.stderr_tail, closing)
                     .unwrap_or(only_receipt)
             }

@@ -64,3 +64,6 @@ impl fmt::Display for Exit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

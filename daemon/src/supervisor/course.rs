@@ -10,10 +10,10 @@ pub(super) enum Course {
     Resting,
     /// Ordered to stop: attempts may finish until then.
     Draining {
-        cancel_at: Moment,
+        kill_at: Moment,
     },
-    /// The rest is canceled.
-    Canceling,
+    /// The rest is being killed.
+    Killing,
     /// Nothing runs any more; the relay has until then to take the last frames.
     Leaving {
         until: Moment,
@@ -28,7 +28,7 @@ impl Course {
     pub(super) fn is_stopping(self) -> bool {
         match self {
             Self::Working | Self::Resting => false,
-            Self::Draining { .. } | Self::Canceling | Self::Leaving { .. } => true,
+            Self::Draining { .. } | Self::Killing | Self::Leaving { .. } => true,
         }
     }
 }

@@ -265,6 +265,9 @@ impl Supervisor {
         if error.code == SEQUENCE_GAP || error.code == OUTPUT_GAP {
             held.on_gap(rejected.expected_control_seq, &self.clock);
             self.enqueue(id);
+        } else if error.code == CONTRACT_UNMET {
+            held.on_refused_completion(rejected.control_seq, &error.message, &self.clock);
+            self.enqueue(id);
         } else if held.ends_with(rejected.control_seq)
             || (error.code == NOT_FOUND && !held.holds_slot())
         {

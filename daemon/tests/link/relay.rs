@@ -417,14 +417,14 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn start(url: &str) -> Self {
-        Self::start_with(url, "btn_test")
+        Self::start_with(url, |_| {})
     }
 
-    pub(crate) fn start_with(url: &str, token: &str) -> Self {
+    pub(crate) fn start_with(url: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
         let dir = tempfile::tempdir().expect("the test can set itself up");
         let token_file = dir.path().join("token");
-        std::fs::write(&token_file, format!("{token}\n")).expect("the test can set itself up");
-        let config = DaemonConfig {
+        std::fs::write(&token_file, "btn_test\n").expect("the test can set itself up");
+        let mut config = DaemonConfig {
             relay: url.to_owned(),
             token_file,
             ca_file: None,
@@ -443,6 +443,7 @@ impl Running {
             adopt_orphans: true,
             clock: Clock::boot(),
         };
+        change(&mut config);
         let daemon = Daemon::open(config).expect("the test can set itself up");
         let stop = CancellationToken::new();
         let status = daemon.status();

@@ -228,7 +228,9 @@ async fn what_does_not_fit_is_refused_with_its_reason() {
 #[tokio::test]
 async fn a_token_that_is_refused_at_the_start_ends_the_daemon() {
     let relay = Relay::start().await;
-    let daemon = Running::start_with(&relay.url, "btn_other");
+    let daemon = Running::start_with(&relay.url, |config| {
+        std::fs::write(&config.token_file, "btn_other\n").unwrap();
+    });
     let error = daemon.end().await.unwrap_err();
     assert!(
         matches!(error, DaemonError::Link(LinkError::Refused { .. })),

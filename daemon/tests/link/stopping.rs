@@ -200,3 +200,31 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
     drop(session);
     daemon.end().await.unwrap();
 }
+
+#[tokio::test]
+async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
+    let mut relay = Relay::start().await;
+    let daemon = Running::start_with(&relay.url, |config| {
+        config.drain = Duration::from_millis(200)
+    });
+    let mut session = relay.welcome().await;
+    let stubborn = attempt();
+    session
+        .run(
+            &stubborn,
+            shell("trap '' TERM; echo up; while :; do sleep 1; done"),
+        )
+        .await;
+    session.until_output().await;
+    let pid = session.pid();
+    daemon.stop.cancel();
+    let frame = session.until(|body| matches!(body, Body::Receipt(_))).await;
+    let Some(Body::Receipt(receipt)) = &frame.body else {
+        panic!("{frame:?}")
+    };
+    assert!(receipt.group_empty && receipt.killed && !is_alive(pid));
+    assert_eq!(session.terminals(), 0);
+    session.ack(&stubborn, frame.control_seq, 3).await;
+    session.until_closed().await;
+    daemon.end().await.unwrap();
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame as Down;
 use baton_proto::v1::settlement::Decision;
-use baton_proto::v1::{ActiveState, Adopt, Keep};
+use baton_proto::v1::{Abandon, ActiveState, Adopt, Keep, attempt_command};
 
 use crate::relay::{Relay, Running, attempt, shell};
 
@@ -70,6 +70,44 @@ async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
     drop(session);
     let (_, hello) = relay.accept().await;
     assert!(hello.active.is_empty());
+}
+
+#[tokio::test]
+async fn the_end_of_an_attempt_is_told_even_when_its_other_frames_come_too_late() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session.run(&attempt, shell("echo one")).await;
+    let last = session.until_terminal().await;
+    session.tap.clear();
+    // The relay had given it up: each phase is refused and it is abandoned, but the result is wanted.
+    session.refuse(&attempt, 2, "STALE_ATTEMPT").await;
+    let abandon = attempt_command::Body::Abandon(Abandon::default());
+    session.command(&attempt, abandon).await;
+    let again = session.attempt_frame().await;
+    assert_eq!(
+        (again.control_seq, again.body),
+        (last.control_seq, last.body)
+    );
+}
+
+#[tokio::test]
+async fn a_refused_completion_becomes_a_failure() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session.run(&attempt, shell("true")).await;
+    let last = session.until_terminal().await;
+    session
+        .refuse(&attempt, last.control_seq, "CONTRACT_UNMET")
+        .await;
+    let Some(Body::Error(error)) = session.until_terminal().await.body else {
+        panic!("no failure")
+    };
+    assert_eq!(error.failure_code, "receipts_missing");
+    assert!(error.receipt.unwrap().group_empty);
 }
 
 #[tokio::test]
