@@ -1,0 +1,54 @@
+//! Counts of what no record tells, in memory since the start of this process. Cheap: only odd things are counted.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use baton_core::effects::Count;
+
+/// One number that only rises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Counter {
+    pub name: &'static str,
+    /// Empty for a counter that has only one.
+    pub reason: &'static str,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    values: Mutex<BTreeMap<Counter, u64>>,
+}
+
+impl Counters {
+    pub(super) fn add(&self, name: &'static str, reason: &'static str, amount: u64) {
+        let mut values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        *values.entry(Counter { name, reason }).or_default() += amount;
+    }
+
+    pub(super) fn value(&self, name: &'static str) -> u64 {
+        let values = self.values.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = values.iter().filter(|(counter, _)| counter.name == name);
+        same.map(|(_, value)| value).sum()
+    }
+
+    pub(super) fn snapshot(&self) -> BTreeMap<Counter, u64> {
+        self.values
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(super) fn count(&self, count: &Count) {
+        match count {
+            Count::FrameRejected(rejection) => self.add("frames_rejected", rejection.as_str(), 1),
+            Count::ForeignAttempt { .. } => self.add("foreign_attempts", "", 1),
+            Count::PhaseRegression => self.add("phase_regressions", "", 1),
+            Count::UnknownFrame => self.add("unknown_frames", "", 1),
+            Count::StallCredit { away_ms } => {
+                self.add("stall_credits", "", 1);
+                self.add("stall_credit_ms", "", *away_ms);
+            }
+            Count::LateTerminal => self.add("late_terminals", "", 1),
+            Count::AdoptedLate => self.add("adopted_late", "", 1),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The task that turns finished records into spans and sends them, beside the dispatcher and never in its way.
+//!
+//! Nothing here may block or grow: what does not fit is dropped and counted, and the log says so at most once a
+//! minute. Spans are sent as soon as the last batch is through, so a quick collector gets small batches at once and a
+//! slow one gets large batches.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use baton_core::time::Moment;
+use opentelemetry::InstrumentationScope;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::counters::Counters;
+use super::due::Due;
+use super::names;
+use crate::clock::Clock;
+
+/// Spans of one request: well under the 4 MiB that collectors take by default.
+const BATCH: usize = 512;
+/// Spans that wait for a slow or absent collector, some tens of MiB; the newest are dropped when it is full.
+const WAITING: usize = 16 * 1024;
+const SILENCE_MS: u64 = 60_000;
+
+pub(super) const EXPORTED: &str = "spans_exported";
+pub(super) const DROPPED: &str = "spans_dropped";
+
+type Sending<'a> = Pin<Box<dyn Future<Output = OTelSdkResult> + Send + 'a>>;
+
+/// What the task needs besides the exporter.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) due: mpsc::Receiver<Due>,
+    /// Cancelled when nothing more will come: what waits is sent, then the task ends.
+    pub(super) finish: CancellationToken,
+    pub(super) counters: Arc<Counters>,
+    pub(super) clock: Clock,
+    pub(super) scope: InstrumentationScope,
+    pub(super) waiting: VecDeque<SpanData>,
+    notices: Notices,
+}
+
+impl Worker {
+    pub(super) fn new(
+        due: mpsc::Receiver<Due>,
+        finish: CancellationToken,
+        counters: Arc<Counters>,
+        clock: Clock,
+    ) -> Self {
+        let scope = InstrumentationScope::builder(names::SCOPE);
+        Self {
+            due,
+            finish,
+            counters,
+            clock,
+            scope: scope.with_version(env!("CARGO_PKG_VERSION")).build(),
+            waiting: VecDeque::new(),
+            notices: Notices::default(),
+        }
+    }
+
+    pub(super) async fn run(mut self, exporter: impl SpanExporter) {
+        let mut sending: Option<(usize, Sending<'_>)> = None;
+        let (mut finishing, mut all_in) = (false, false);
+        loop {
+            if sending.is_none() {
+                sending = self.next_batch().map(|batch| {
+                    let spans = batch.len();
+                    (spans, Box::pin(exporter.export(batch)) as Sending<'_>)
+                });
+            }
+            if all_in && sending.is_none() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                (spans, outcome) = sent(&mut sending) => {
+                    sending = None;
+                    self.note_sent(spans, outcome);
+                }
+                () = self.finish.cancelled(), if !finishing => {
+                    finishing = true;
+                    self.due.close();
+                }
+                due = self.due.recv(), if !all_in => match due {
+                    Some(due) => self.take(&due),
+                    None => all_in = true,
+                },
+            }
+        }
+    }
+
+    fn next_batch(&mut self) -> Option<Vec<SpanData>> {
+        let batch = self.waiting.len().min(BATCH);
+        (batch > 0).then(|| self.waiting.drain(..batch).collect())
+    }
+
+    /// Taken even when full: a record must not be kept in memory for want of a collector.
+    fn take(&mut self, due: &Due) {
+        let mut spans = Vec::new();
+        due.build(&self.scope, &mut spans);
+        if self.waiting.len() + spans.len() > WAITING {
+            self.counters.add(DROPPED, "queue_full", spans.len() as u64);
+            self.notices
+                .lost(&self.counters, &self.clock, "the collector is too slow");
+        } else {
+            self.waiting.extend(spans);
+        }
+    }
+
+    fn note_sent(&mut self, spans: usize, outcome: OTelSdkResult) {
+        match outcome {
+            Ok(()) => self.counters.add(EXPORTED, "", spans as u64),
+            Err(error) => {
+                self.counters.add(DROPPED, "not_sent", spans as u64);
+                self.notices
+                    .lost(&self.counters, &self.clock, &error.to_string());
+            }
+        }
+    }
+}
+
+async fn sent(sending: &mut Option<(usize, Sending<'_>)>) -> (usize, OTelSdkResult) {
+    match sending {
+        Some((spans, future)) => (*spans, future.as_mut().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Keeps a collector that is away from filling the log.
+#[derive(Debug, Default)]
+struct Notices {
+    last: Option<Moment>,
+}
+
+impl Notices {
+    fn lost(&mut self, counters: &Counters, clock: &Clock, why: &str) {
+        let now = clock.now().at;
+        if self.last.is_some_and(|last| now.since(last) < SILENCE_MS) {
+            return;
+        }
+        self.last = Some(now);
+        let dropped = counters.value(DROPPED);
+        tracing::warn!(
+            dropped,
+            why,
+            "spans are lost; tasks are not affected; check the OTLP collector"
+        );
+    }
+}

@@ -1,0 +1,301 @@
+//! Spans of one task, built from its stored record and from nothing else.
+//!
+//! Pure: no clock, no fresh ids. The same record gives the same spans, so that a span which is sent again after a
+//! restart is a duplicate that backends recognise, and never a second one. Free text (prompt, output, messages) and
+//! whatever a client put into labels or environment stays out.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use baton_core::id::AttemptId;
+use baton_core::record::{AttemptRecord, End, EndState, Exit, TaskRecord, TaskState, Usage};
+use baton_core::spec::{TaskSpec, TurnKind};
+use baton_core::time::Wall;
+use opentelemetry::trace::{
+    Link, SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
+};
+use opentelemetry::{InstrumentationScope, KeyValue, Value};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+
+use super::{happenings, names, stages};
+
+/// One task's trace: its spans share these.
+pub(super) struct Trace<'a> {
+    pub(super) spec: &'a TaskSpec,
+    pub(super) record: &'a TaskRecord,
+    pub(super) scope: &'a InstrumentationScope,
+}
+
+/// What tells one span from the others of its trace.
+pub(super) struct Shape {
+    pub(super) name: std::borrow::Cow<'static, str>,
+    pub(super) kind: SpanKind,
+    pub(super) id: [u8; 8],
+    /// None only for a task whose caller sent no trace.
+    pub(super) parent: Option<[u8; 8]>,
+    pub(super) from: Wall,
+    pub(super) to: Wall,
+}
+
+impl Trace<'_> {
+    /// The root: from submit to the end, under the caller's span if it named one.
+    pub(super) fn task(&self) -> SpanData {
+        let record = self.record;
+        let mut span = self.span(Shape {
+            name: names::TASK_SPAN.into(),
+            kind: SpanKind::Server,
+            id: record.trace.root_span,
+            parent: record.trace.parent_span,
+            from: record.created,
+            to: record.ended.unwrap_or(record.updated),
+        });
+        span.parent_span_is_remote = record.trace.parent_span.is_some();
+        span.attributes = self.task_attributes();
+        span.events.events = happenings::of_task(record);
+        if is_failure(record.state) {
+            let code = self.failure_code();
+            span.attributes.extend(failure(code));
+            span.status = Status::error(code.unwrap_or(record.state.as_str()).to_owned());
+        }
+        span
+    }
+
+    /// An attempt that has ended, with its stages, tool calls and waits. Appends nothing for one that has not.
+    pub(super) fn attempt(&self, id: AttemptId, spans: &mut Vec<SpanData>) {
+        let attempt = self.record.attempt(id);
+        let Some((attempt, end)) =
+            attempt.and_then(|found| found.state.end().map(|end| (found, end)))
+        else {
+            return;
+        };
+        spans.push(self.attempt_span(attempt, end));
+        stages::append(self, attempt, end, spans);
+    }
+
+    fn attempt_span(&self, attempt: &AttemptRecord, end: &End) -> SpanData {
+        let mut span = self.span(Shape {
+            name: names::ATTEMPT_SPAN.into(),
+            // It asks something on another machine.
+            kind: SpanKind::Client,
+            id: attempt.span_id,
+            parent: Some(self.record.trace.root_span),
+            from: attempt.times.queued.unwrap_or(self.record.created),
+            to: end.at,
+        });
+        span.attributes = self.attempt_ids(attempt);
+        span.attributes.extend(holder_attributes(attempt));
+        span.attributes.extend(end_attributes(attempt, end));
+        span.attributes.extend(self.gen_ai_attributes(attempt));
+        span.events.events = happenings::of_attempt(self.record, attempt);
+        span.links.links.extend(self.link_to_previous(attempt));
+        span.status = status(end);
+        span
+    }
+
+    /// N+1 links to N: they are siblings, and the link says which came of which.
+    fn link_to_previous(&self, attempt: &AttemptRecord) -> Option<Link> {
+        let previous = self.record.attempt(attempt.previous?)?;
+        let context = self.context(previous.span_id);
+        let attributes = vec![text(names::ATTEMPT_ID, previous.id)];
+        Some(Link::new(context, attributes, 0))
+    }
+
+    pub(super) fn span(&self, shape: Shape) -> SpanData {
+        SpanData {
+            span_context: self.context(shape.id),
+            parent_span_id: shape.parent.map_or(SpanId::INVALID, SpanId::from_bytes),
+            parent_span_is_remote: false,
+            span_kind: shape.kind,
+            name: shape.name,
+            start_time: time(shape.from),
+            // The wall clock may have been set back meanwhile; backends refuse a negative duration.
+            end_time: time(shape.to.max(shape.from)),
+            attributes: Vec::new(),
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status: Status::Unset,
+            instrumentation_scope: self.scope.clone(),
+        }
+    }
+
+    fn context(&self, span: [u8; 8]) -> SpanContext {
+        SpanContext::new(
+            TraceId::from_bytes(self.record.trace.trace_id),
+            SpanId::from_bytes(span),
+            TraceFlags::SAMPLED,
+            false,
+            TraceState::NONE,
+        )
+    }
+
+    fn task_attributes(&self) -> Vec<KeyValue> {
+        let record = self.record;
+        let mut attributes = vec![
+            text(names::TASK_ID, record.task),
+            text(names::TENANT, &record.tenant),
+            KeyValue::new(names::AGENT, self.spec.agent.clone()),
+            KeyValue::new(names::TURN_KIND, turn_kind(self.spec.turn_kind)),
+            KeyValue::new(names::STATE, record.state.as_str()),
+            number(names::TASK_ATTEMPTS, record.attempts.len() as u64),
+        ];
+        attributes.extend(optional(
+            names::CONVERSATION_ID,
+            self.spec.conversation_id.clone(),
+        ));
+        attributes.extend(optional(names::RETRY_STOP, record.retry_stop.clone()));
+        attributes
+    }
+
+    /// On every span below the root, so that each can be found by itself.
+    pub(super) fn attempt_ids(&self, attempt: &AttemptRecord) -> Vec<KeyValue> {
+        vec![
+            text(names::TASK_ID, self.record.task),
+            text(names::ATTEMPT_ID, attempt.id),
+            number(names::ATTEMPT_NUMBER, u64::from(attempt.number)),
+            text(names::TENANT, &self.record.tenant),
+        ]
+    }
+
+    fn gen_ai_attributes(&self, attempt: &AttemptRecord) -> Vec<KeyValue> {
+        let mut attributes = vec![
+            KeyValue::new(names::GEN_AI_OPERATION, names::INVOKE_AGENT),
+            KeyValue::new(names::GEN_AI_AGENT_NAME, self.spec.agent.clone()),
+        ];
+        attributes.extend(optional(
+            names::GEN_AI_REQUEST_MODEL,
+            self.spec.options.model.clone(),
+        ));
+        attributes.extend(optional(
+            names::GEN_AI_CONVERSATION_ID,
+            attempt.agent_session_id.clone(),
+        ));
+        attributes.extend(usage_attributes(&attempt.usage));
+        attributes
+    }
+
+    /// The newest attempt's, which is what the task ended with.
+    fn failure_code(&self) -> Option<&str> {
+        let end = self.record.newest()?.state.end()?;
+        end.failure_code.as_ref().map(|code| code.as_str())
+    }
+}
+
+fn holder_attributes(attempt: &AttemptRecord) -> Vec<KeyValue> {
+    let mut attributes = Vec::with_capacity(5);
+    if let Some(holder) = &attempt.holder {
+        attributes.push(text(names::DAEMON_ID, holder.daemon));
+        attributes.push(KeyValue::new(names::DAEMON_NAME, holder.name.clone()));
+    }
+    if let Some(lease) = &attempt.lease {
+        attributes.push(number(names::LEASE_TTL_MS, lease.ttl_ms));
+        attributes.push(number(names::LEASE_RENEWALS, lease.renewals));
+    }
+    attributes.push(number(names::OUTPUT_BYTES, attempt.output_end));
+    attributes
+}
+
+fn end_attributes(attempt: &AttemptRecord, end: &End) -> Vec<KeyValue> {
+    let mut attributes = vec![
+        KeyValue::new(names::STATE, end.state.name().as_str()),
+        KeyValue::new(names::ENDED_BY, end.by.as_str()),
+        KeyValue::new(names::RECEIPT, end.receipt.as_str()),
+        KeyValue::new(names::RETRYABLE, end.retryable),
+        KeyValue::new(names::RETRY_SAFE, attempt.retry_safe),
+    ];
+    let code = end.failure_code.as_ref().map(|code| code.as_str());
+    if is_attempt_failure(end.state) {
+        attributes.extend(failure(code));
+    } else {
+        attributes.extend(optional(names::FAILURE_CODE, code.map(str::to_owned)));
+    }
+    attributes.extend(optional(
+        names::CAUSE_PHASE,
+        end.cause_phase.map(|phase| phase.as_str()),
+    ));
+    attributes.extend(end.exit.map(|exit| match exit {
+        Exit::Code(code) => KeyValue::new(names::PROCESS_EXIT_CODE, i64::from(code)),
+        Exit::Signal(signal) => KeyValue::new(names::EXIT_SIGNAL, i64::from(signal)),
+    }));
+    let flag = |name, set: bool| set.then(|| KeyValue::new(name, true));
+    attributes.extend(flag(names::KILLED_AFTER_RESULT, end.killed_after_result));
+    attributes.extend(flag(names::ADOPTED_LATE, end.adopted_late));
+    attributes
+}
+
+/// Zero is what an agent that tells nothing leaves behind, so zeros are not sent.
+fn usage_attributes(usage: &Usage) -> impl Iterator<Item = KeyValue> {
+    let tokens = [
+        (names::GEN_AI_INPUT_TOKENS, usage.input_tokens),
+        (names::GEN_AI_OUTPUT_TOKENS, usage.output_tokens),
+        (names::GEN_AI_CACHE_READ_TOKENS, usage.cache_read_tokens),
+        (names::GEN_AI_CACHE_WRITE_TOKENS, usage.cache_write_tokens),
+    ];
+    let known = tokens.into_iter().filter(|(_, count)| *count > 0);
+    let cost = optional(names::COST_USD, usage.cost_usd.clone());
+    known.map(|(name, count)| number(name, count)).chain(cost)
+}
+
+pub(super) fn status(end: &End) -> Status {
+    if !is_attempt_failure(end.state) {
+        return Status::Unset;
+    }
+    let code = end.failure_code.as_ref().map(|code| code.as_str());
+    Status::error(code.unwrap_or(end.state.name().as_str()).to_owned())
+}
+
+/// A cancel is what somebody wanted, and a released attempt did nothing: neither is an error.
+fn is_attempt_failure(state: EndState) -> bool {
+    match state {
+        EndState::Failed | EndState::TimedOut | EndState::Lost => true,
+        EndState::Completed | EndState::Canceled | EndState::Released | EndState::HandedOff => {
+            false
+        }
+    }
+}
+
+fn is_failure(state: TaskState) -> bool {
+    match state {
+        TaskState::Failed | TaskState::TimedOut | TaskState::Lost => true,
+        TaskState::Pending
+        | TaskState::Queued
+        | TaskState::Running
+        | TaskState::NeedsAttention
+        | TaskState::Completed
+        | TaskState::Canceled => false,
+    }
+}
+
+fn failure(code: Option<&str>) -> impl Iterator<Item = KeyValue> {
+    let named = [names::FAILURE_CODE, names::ERROR_TYPE];
+    let code = code.map(str::to_owned);
+    named
+        .into_iter()
+        .filter_map(move |name| optional(name, code.clone()))
+}
+
+fn turn_kind(kind: TurnKind) -> &'static str {
+    match kind {
+        TurnKind::User => "user",
+        TurnKind::SessionTitle => "session_title",
+        TurnKind::ContextStats => "context_stats",
+        TurnKind::Compact => "compact",
+        TurnKind::Control => "control",
+    }
+}
+
+pub(super) fn text(name: &'static str, value: impl std::fmt::Display) -> KeyValue {
+    KeyValue::new(name, value.to_string())
+}
+
+/// OpenTelemetry's whole numbers are signed.
+pub(super) fn number(name: &'static str, value: u64) -> KeyValue {
+    KeyValue::new(name, i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+fn optional(name: &'static str, value: Option<impl Into<Value>>) -> Option<KeyValue> {
+    value.map(|value| KeyValue::new(name, value))
+}
+
+pub(super) fn time(wall: Wall) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(wall.0)
+}
