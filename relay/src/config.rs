@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::auth::bootstrap::Bootstrap;
 use crate::clock::Clock;
-use crate::telemetry::Telemetry;
 
 #[derive(Clone, Debug)]
 pub struct RelayConfig {
@@ -26,7 +25,8 @@ pub struct RelayConfig {
     pub max_open_per_tenant: usize,
     /// From the stop signal to the end, peers that never read included.
     pub drain: Duration,
-    pub telemetry: Telemetry,
+    /// The OTLP collector that gets a trace of each task; without one the OTEL_* variables may name it.
+    pub otlp: Option<String>,
     pub clock: Clock,
 }
 
@@ -89,7 +89,7 @@ impl RelayConfig {
             max_open: 100_000,
             max_open_per_tenant: 50_000,
             drain: Duration::from_secs(30),
-            telemetry: Telemetry::default(),
+            otlp: None,
             clock: Clock::system(),
         }
     }

@@ -26,6 +26,7 @@ use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
 use crate::session::{Shell, Stamp};
 use crate::store::{Opened, Store, StoreConfig};
+use crate::telemetry::Telemetry;
 use crate::watch::Watchers;
 
 /// A relay whose dispatcher runs and which listens to nobody yet.
@@ -35,6 +36,7 @@ pub(super) struct Booted {
     /// Ends when `finish` is cancelled, or by itself when the store can no longer be written.
     pub(super) dispatching: JoinHandle<()>,
     pub(super) finish: CancellationToken,
+    pub(super) telemetry: Telemetry,
 }
 
 /// What lies on disk, opened.
@@ -48,6 +50,7 @@ pub(super) async fn boot(
     config: &RelayConfig,
     stop: &CancellationToken,
 ) -> Result<Booted, RelayError> {
+    let telemetry = Telemetry::start(config.otlp.as_deref(), &config.clock)?;
     let Disk {
         opened,
         output,
@@ -61,7 +64,9 @@ pub(super) async fn boot(
         dispatch,
         dispatcher,
         unreadable,
-    } = recover(config, &settings, opened, &reader, bodies, &watchers);
+    } = recover(
+        config, &settings, opened, &reader, bodies, &watchers, &telemetry,
+    );
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = credentials(config, &reader, &dispatcher).await?;
     let shell = Shell {
@@ -95,6 +100,7 @@ pub(super) async fn boot(
         output,
         dispatching,
         finish,
+        telemetry,
     })
 }
 
@@ -113,6 +119,7 @@ fn recover(
     reader: &Reader,
     bodies: Bodies,
     watchers: &Watchers,
+    telemetry: &Telemetry,
 ) -> Recovered {
     let (records, unreadable) = reader.recover();
     if unreadable > 0 {
@@ -130,7 +137,7 @@ fn recover(
         clock: config.clock.clone(),
         mint: Box::new(mint),
         watchers: watchers.clone(),
-        telemetry: config.telemetry.clone(),
+        telemetry: telemetry.clone(),
     });
     Recovered {
         dispatch,

@@ -42,6 +42,8 @@ const LOCAL_RESETS: usize = 1024;
 const RETENTION_EVERY: Duration = Duration::from_secs(5);
 /// After the drain's deadline connections are cut, and this is left for their tasks to notice.
 const AFTER_CUT: Duration = Duration::from_millis(500);
+/// For spans that the collector has not taken yet.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// Serves until `stop` completes, then drains.
 pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<(), RelayError> {
@@ -66,7 +68,8 @@ impl Relay {
         self.address
     }
 
-    /// Drains and ends: at the latest one second after the drain's deadline.
+    /// Drains and ends: at the latest one second after the drain's deadline, or three if a collector does not take
+    /// the last spans.
     pub async fn stop(mut self) -> Result<(), RelayError> {
         self.stop.cancel();
         self.ended().await
@@ -130,6 +133,7 @@ impl Serving {
             output,
             mut dispatching,
             finish,
+            telemetry,
         } = booted;
         let (reporter, health) = tonic_health::server::health_reporter();
         let store = api.reader.store().clone();
@@ -151,6 +155,7 @@ impl Serving {
         finish.cancel();
         let _ = dispatching.await; // It has logged why, if it did not end well.
         output.close().await;
+        telemetry.finish(LAST_SPANS).await;
         info!("relay stopped");
         served
     }
@@ -291,6 +296,8 @@ pub enum RelayError {
     Tokens(#[from] store::ReadError),
     #[error(transparent)]
     Output(#[from] crate::output::OutputError),
+    #[error(transparent)]
+    Telemetry(#[from] crate::telemetry::TelemetryError),
     #[error("the TLS certificate and key do not fit: {0}; give PEM files that belong together")]
     Tls(tonic::transport::Error),
     #[error("reflection cannot describe the protocol: {0}")]

@@ -126,6 +126,7 @@ fn attempt(id: AttemptId, number: u32, times: StageTimes, end: End) -> AttemptRe
         result: Some(PRIVATE.as_bytes().into()),
         artifacts: Vec::new(),
         late_terminal: false,
+        asked: false,
         previous: None,
         successor: None,
         span_id: [u8::try_from(number).unwrap(); 8],
