@@ -8,6 +8,7 @@ mod committer;
 mod config;
 mod disk;
 mod error;
+mod examine;
 mod journal;
 mod keep;
 mod key;

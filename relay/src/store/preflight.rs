@@ -104,12 +104,12 @@ pub(super) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
         path.file_name()
             .is_some_and(|name| name.to_string_lossy().starts_with("snap."))
     };
-    Ok(list(dir)?.into_iter().filter(is_snapshot).collect())
+    Ok(files(dir)?.into_iter().filter(is_snapshot).collect())
 }
 
 /// Files that sled has moved out of its log, which it never syncs. There must be none.
 pub(super) fn blob_files(places: &Places) -> Result<u64, OpenError> {
-    let count = list(&places.sled.join("blobs"))?.len() as u64;
+    let count = files(&places.sled.join("blobs"))?.len() as u64;
     if count > 0 {
         tracing::error!(
             count,
@@ -119,7 +119,8 @@ pub(super) fn blob_files(places: &Places) -> Result<u64, OpenError> {
     Ok(count)
 }
 
-fn list(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+/// Everything in a directory; nothing if it does not exist.
+pub(super) fn files(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -148,6 +149,14 @@ pub(super) fn sync_names(places: &Places) -> Result<(), OpenError> {
         file.sync_all().map_err(io_error("sync", &path))?;
     }
     Ok(())
+}
+
+pub(super) fn remove_dir(dir: &Path) -> Result<(), OpenError> {
+    match fs::remove_dir_all(dir) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io_error("remove", dir)(error)),
+    }
 }
 
 pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {

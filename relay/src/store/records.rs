@@ -57,8 +57,10 @@ impl Records {
 
     pub(super) fn get(&self, key: &[u8]) -> sled::Result<Found> {
         let first_key = chunk_key(key, 0);
-        let Some(first) = self.tree.get(&first_key)? else {
-            return Ok(Ok(None));
+        let first = match self.piece(&first_key)? {
+            Ok(Some(first)) => first,
+            Ok(None) => return Ok(Ok(None)),
+            Err(why) => return Ok(Err(why)),
         };
         match Chunk::read(&first_key, &first) {
             Ok(chunk) if chunk.count == 1 => Ok(Ok(Some(Bytes::copy_from_slice(chunk.body)))),

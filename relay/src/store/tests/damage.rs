@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::super::value::chunk_key;
 use super::super::watermark::{Mark, WatermarkFile};
-use super::super::{KeyRange, Kind, Page, ReadError, journal};
+use super::super::{KeyRange, Kind, Page, ReadError, Unreadable, journal};
 use super::*;
 
 /// Three acknowledged entries that are only in the journal, and a fourth that was never acknowledged.
@@ -279,7 +279,16 @@ fn a_damaged_page_costs_its_own_records_only() {
     fs::write(&path, bytes).unwrap();
 
     let mut opened = rig.open();
-    let lost = |number: &u128| opened.store.get(&done(*number)).is_err();
+    let lost = |number: &u128| match opened.store.get(&done(*number)) {
+        Ok(body) => body.is_none(),
+        Err(error) => matches!(
+            error,
+            ReadError::Unreadable {
+                why: Unreadable::Page,
+                ..
+            }
+        ),
+    };
     let lost: Vec<u128> = (0..300).filter(lost).collect();
     assert!(lost.contains(&150) && lost.len() < 60, "{lost:?}");
     let expected: Vec<Key> = (0..300)
@@ -329,10 +338,14 @@ fn a_flipped_bit_is_never_a_silent_loss() {
         bytes[at] ^= 1 << (turn % 8);
         fs::remove_dir_all(&sled).unwrap();
         copy_files(good.path(), &sled);
-        fs::write(sled.join("db"), bytes).unwrap();
+        fs::write(sled.join("db"), &bytes).unwrap();
         fs::write(rig.dir.path().join("store/watermark"), &watermark).unwrap();
         match Store::open(rig.config()) {
-            Err(_) => refused += 1,
+            Err(_) => {
+                refused += 1;
+                let left = fs::read(sled.join("db")).unwrap();
+                assert!(left == bytes, "flip at {at}: a refusal changed the evidence");
+            }
             Ok(opened) => {
                 let gone =
                     (0..120).filter(|number| matches!(opened.store.get(&done(*number)), Ok(None)));

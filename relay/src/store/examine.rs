@@ -1,0 +1,173 @@
+//! Looks at what a directory holds before anything is decided. sled is opened without its cleaning thread, so that the
+//! only writes are those of its recovery, which `keep.rs` can take back.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::config::SCHEMA;
+use super::disk::{Disk, damaged};
+use super::journal::{self, JournalError};
+use super::keep::Kept;
+use super::overlay::Overlay;
+use super::preflight::{self, Places, io_error};
+use super::recover::{Facts, Tail};
+use super::{CommitSeq, Key, MetaKey, OpenError, StoreConfig, Unreadable};
+
+/// sled's threads may hold its file for a moment after the last handle is gone.
+const SLED_LOCK_TRIES: u32 = 200;
+/// sled cleans its segments only in the thread that this starts.
+const FLUSH_EVERY_MS: u64 = 500;
+
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The changes of the journal's tail, as reads will see them.
+    pub(super) overlay: Overlay,
+    pub(super) applied: CommitSeq,
+    pub(super) tail: Tail,
+    pub(super) facts: Facts,
+}
+
+/// The look itself, and how to take back what sled did meanwhile.
+#[derive(Debug)]
+pub(super) struct Examined {
+    pub(super) found: Result<Found, OpenError>,
+    pub(super) kept: Kept,
+    pub(super) quarantined: Vec<PathBuf>,
+}
+
+pub(super) fn examine(config: &StoreConfig, places: &Places) -> Result<Examined, OpenError> {
+    let mut quarantined = preflight::quarantine_broken_snapshots(places)?;
+    let kept = Kept::make(places)?;
+    let found = guarded(places, || look(config, places));
+    let snapshots = preflight::snapshots(&places.sled)?;
+    if !matches!(found, Err(OpenError::Damaged { .. })) || snapshots.is_empty() {
+        return Ok(Examined {
+            found,
+            kept,
+            quarantined,
+        });
+    }
+    // The damage may be in the snapshot alone, and the log whole. Without a snapshot sled reads all of its log, and may
+    // overwrite any of it.
+    kept.put_back()?;
+    quarantined.extend(preflight::quarantine_all_snapshots(places)?);
+    let kept = Kept::make(places)?;
+    let found = guarded(places, || look(config, places));
+    Ok(Examined {
+        found,
+        kept,
+        quarantined,
+    })
+}
+
+/// sled panics over some damage; here that is an error like any other.
+fn guarded<T>(
+    places: &Places,
+    step: impl FnOnce() -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
+    catch_unwind(AssertUnwindSafe(step)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+        Err(damaged(
+            &places.sled,
+            text.unwrap_or_else(|| "sled panicked".to_owned()),
+        ))
+    })
+}
+
+fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
+    let broken = |error: sled::Error| damaged(&places.sled, error);
+    let disk = open_disk(config, places, None)?;
+    let met = journal::read_all(&disk.journal).map_err(|error| match error {
+        JournalError::Sled(error) => broken(error),
+        JournalError::NewerSchema(found) => OpenError::NewerSchema {
+            found,
+            known: SCHEMA,
+        },
+    })?;
+    let overlay = Overlay::default();
+    let stored = number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
+    // An unreadable record is a loss; if that is accepted, the journal is taken from its beginning.
+    let lowest = met.first().map_or(0, |met| met.first.0.saturating_sub(1));
+    let applied = CommitSeq(stored.unwrap_or(Some(lowest)).unwrap_or(0));
+    let tail = Tail::sort(applied, met);
+    for entry in &tail.entries {
+        overlay.add(entry.last, &entry.changes);
+    }
+    let facts = Facts {
+        applied: stored,
+        schema: number(&overlay, &disk, MetaKey::Schema).map_err(broken)?,
+        incarnation: identity(&overlay, &disk).map_err(broken)?,
+        relay_epoch: number(&overlay, &disk, MetaKey::RelayEpoch).map_err(broken)?,
+    };
+    Ok(Found {
+        overlay,
+        applied,
+        tail,
+        facts,
+    })
+}
+
+/// The database for good, with its cleaning thread.
+pub(super) fn open_for_good(config: &StoreConfig, places: &Places) -> Result<Disk, OpenError> {
+    guarded(places, || open_disk(config, places, Some(FLUSH_EVERY_MS)))
+}
+
+fn open_disk(
+    config: &StoreConfig,
+    places: &Places,
+    flush_every_ms: Option<u64>,
+) -> Result<Disk, OpenError> {
+    let options = sled::Config::new()
+        .path(&places.sled)
+        .cache_capacity(config.cache_bytes)
+        .flush_every_ms(flush_every_ms);
+    let db = open_sled(&options, places)?;
+    let file = File::open(places.db_file()).map_err(io_error("open", &places.db_file()))?;
+    let disk = Disk::new(db, file, Arc::clone(&config.sync));
+    disk.map_err(|error| damaged(&places.sled, error))
+}
+
+fn open_sled(options: &sled::Config, places: &Places) -> Result<sled::Db, OpenError> {
+    for _ in 0..SLED_LOCK_TRIES {
+        match options.open() {
+            Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
+                preflight::pause();
+            }
+            other => return other.map_err(|error| damaged(&places.sled, error)),
+        }
+    }
+    Err(OpenError::Locked {
+        dir: places.dir.clone(),
+    })
+}
+
+type Fact<T> = Result<Option<T>, Unreadable>;
+
+fn meta(overlay: &Overlay, disk: &Disk, key: MetaKey) -> sled::Result<Fact<Bytes>> {
+    let key = Key::Meta(key).encode();
+    match overlay.get(&key) {
+        Some(slot) => Ok(Ok(slot.body)),
+        None => disk.records.get(&key),
+    }
+}
+
+fn number(overlay: &Overlay, disk: &Disk, key: MetaKey) -> sled::Result<Fact<u64>> {
+    Ok(meta(overlay, disk, key)?.and_then(|body| {
+        let bytes = body.map(|body| <[u8; 8]>::try_from(&*body).map_err(|_| Unreadable::Short));
+        Ok(bytes.transpose()?.map(u64::from_be_bytes))
+    }))
+}
+
+fn identity(overlay: &Overlay, disk: &Disk) -> sled::Result<Fact<Uuid>> {
+    Ok(meta(overlay, disk, MetaKey::Incarnation)?.and_then(|body| {
+        body.map(|body| Uuid::from_slice(&body).map_err(|_| Unreadable::Short))
+            .transpose()
+    }))
+}
