@@ -37,9 +37,8 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// What one peer, and all of them together, may take. Memory of connections is at most
-/// `connections` × (`connection_window` + headers), which is about 1 GiB with these defaults and never reached by
-/// well-behaved peers.
+/// What one peer, and all of them together, may take. What connections can make the relay hold is at most
+/// `connections` × `connection_window`: 1 GiB with these defaults, if every peer were hostile.
 #[derive(Clone, Debug)]
 pub struct NetworkLimits {
     pub connections: usize,
@@ -71,7 +70,7 @@ impl Default for NetworkLimits {
             keepalive_interval: Duration::from_secs(15),
             keepalive_timeout: Duration::from_secs(10),
             stream_window: 256 * 1024,
-            connection_window: 1024 * 1024,
+            connection_window: 256 * 1024,
         }
     }
 }

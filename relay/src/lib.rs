@@ -15,3 +15,4 @@ pub mod session;
 pub mod store;
 pub mod telemetry;
 pub mod watch;
+mod wire;

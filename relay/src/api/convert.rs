@@ -6,14 +6,11 @@ use baton_core::record::{
     Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, Pending, Receipt,
     State, TaskRecord, TaskState, TimerKind, Usage,
 };
-use baton_core::spec::{
-    AgentOptions, CompletionContract, Profile, RequestedProfile, RetryPolicy, Target, TaskSpec,
-};
+use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use baton_proto::{TraceParent, v1};
-use prost_types::Timestamp;
 
-use super::words;
+use crate::wire::{self, timestamp, words};
 
 /// How much of a task an answer carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +38,9 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
         priority: spec.priority.into(),
         conversation_id: spec.conversation_id.clone().unwrap_or_default(),
         channel_id: spec.channel_id.clone().unwrap_or_default(),
-        requested_profile: inline(&spec.requested_profile),
-        profile_name: named(&spec.requested_profile),
-        effective_profile: Some(deadlines(&spec.effective_profile)),
+        requested_profile: wire::inline(&spec.requested_profile),
+        profile_name: wire::named(&spec.requested_profile),
+        effective_profile: Some(wire::deadlines(&spec.effective_profile)),
         queue_ms: profile::queue_ms(spec, config),
         total_ms: profile::total_ms(spec, config),
         lease_ttl_ms: spec.lease_ttl_ms,
@@ -56,10 +53,10 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
             .as_ref()
             .map(|attention| self::attention(record, attention)),
         waits_for: waits_for(record).into(),
-        retry_at: record.retry.as_ref().and_then(|retry| timestamp(retry.at)),
-        created_at: timestamp(record.created),
-        updated_at: timestamp(record.updated),
-        ended_at: record.ended.and_then(timestamp),
+        retry_at: record.retry.as_ref().map(|retry| timestamp(retry.at)),
+        created_at: Some(timestamp(record.created)),
+        updated_at: Some(timestamp(record.updated)),
+        ended_at: record.ended.map(timestamp),
         progress: None,
         pending_inputs: open_inputs(record),
         traceparent: traceparent(record, record.trace.root_span),
@@ -74,7 +71,7 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
         created_by: spec.submitted_by.clone(),
         attempt_count: u32::try_from(record.attempts.len()).unwrap_or(u32::MAX),
         success_criteria: spec.success_criteria.clone(),
-        spec: (view == View::WithSpec).then(|| self::spec(spec)),
+        spec: (view == View::WithSpec).then(|| wire::spec(spec)),
         retry_stop: record.retry_stop.as_deref().unwrap_or_default().to_owned(),
         tenant: record.tenant.to_string(),
     }
@@ -102,9 +99,9 @@ fn cancel(cancel: &CancelRecord) -> v1::CancelView {
         by: cancel.by.to_string(),
         reason: cancel.reason.as_deref().unwrap_or_default().to_owned(),
         attempt_id: cancel.attempt.map(|id| id.to_string()).unwrap_or_default(),
-        requested_at: timestamp(cancel.requested),
-        delivered_at: cancel.delivered.and_then(timestamp),
-        confirmed_at: cancel.confirmed.and_then(timestamp),
+        requested_at: Some(timestamp(cancel.requested)),
+        delivered_at: cancel.delivered.map(timestamp),
+        confirmed_at: cancel.confirmed.map(timestamp),
     }
 }
 
@@ -243,9 +240,9 @@ fn ended_by_timer(attempt: &AttemptRecord) -> Option<TimerKind> {
 
 fn times(attempt: &AttemptRecord) -> v1::AttemptTimes {
     let times = &attempt.times;
-    let at = |wall: Option<Wall>| wall.and_then(timestamp);
+    let at = |wall: Option<Wall>| wall.map(timestamp);
     let parked_at = if let State::Parked(parked) = &attempt.state {
-        timestamp(parked.since)
+        Some(timestamp(parked.since))
     } else {
         None
     };
@@ -312,7 +309,7 @@ fn attention(record: &TaskRecord, attention: &Attention) -> v1::Attention {
         cause: words::attention(attention.cause).into(),
         reason: attention.reason.to_string(),
         resume_hint: String::new(),
-        since: timestamp(attention.since),
+        since: Some(timestamp(attention.since)),
         attempt_id: record
             .newest()
             .map(|attempt| attempt.id.to_string())
@@ -352,155 +349,4 @@ fn traceparent(record: &TaskRecord, span: [u8; 8]) -> String {
     TraceParent::new(record.trace.trace_id, span, record.trace.sampled)
         .map(|parent| parent.to_string())
         .unwrap_or_default()
-}
-
-/// What was submitted. Defaults are filled in, so this says what holds, but for the profile, which is as it was sent.
-fn spec(spec: &TaskSpec) -> v1::TaskSpec {
-    v1::TaskSpec {
-        goal: spec.goal.clone(),
-        prompt: spec.prompt.clone(),
-        agent: spec.agent.clone(),
-        options: Some(options(&spec.options)),
-        command: (!spec.argv.is_empty()).then(|| v1::CommandSpec {
-            argv: spec.argv.clone(),
-        }),
-        cwd: spec.cwd.clone().unwrap_or_default(),
-        turn_kind: words::turn_kind(spec.turn_kind).into(),
-        conversation_id: spec.conversation_id.clone().unwrap_or_default(),
-        channel_id: spec.channel_id.clone().unwrap_or_default(),
-        labels: spec.labels.clone(),
-        placement: Some(placement(&spec.target)),
-        priority: Some(spec.priority.into()),
-        dispatch_policy: words::dispatch_policy(spec.dispatch_policy).into(),
-        profile: inline(&spec.requested_profile),
-        profile_name: named(&spec.requested_profile),
-        queue_ms: spec.queue_ms,
-        total_ms: spec.total_ms,
-        lease_ttl_ms: Some(spec.lease_ttl_ms),
-        retry: Some(retry(&spec.retry)),
-        contract: spec.contract.as_ref().map(contract),
-        on_input_timeout: words::on_input_timeout(spec.on_input_timeout).into(),
-        success_criteria: spec.success_criteria.clone(),
-        env: spec.env.clone(),
-        ..v1::TaskSpec::default()
-    }
-}
-
-fn options(options: &AgentOptions) -> v1::AgentOptions {
-    let refs = options.context_refs.iter().map(|path| v1::ContextRef {
-        path: path.clone(),
-        ..v1::ContextRef::default()
-    });
-    v1::AgentOptions {
-        model: options.model.clone().unwrap_or_default(),
-        effort: options.effort.clone().unwrap_or_default(),
-        permission_mode: options.permission_mode.clone().unwrap_or_default(),
-        instructions: options.instructions.clone().unwrap_or_default(),
-        context_refs: refs.collect(),
-    }
-}
-
-fn placement(target: &Target) -> v1::Placement {
-    v1::Placement {
-        daemon: target
-            .daemon
-            .map(|daemon| daemon.to_string())
-            .unwrap_or_default(),
-        labels: target.labels.clone(),
-        capabilities: target.capabilities.clone(),
-        prefer_daemon: String::new(),
-    }
-}
-
-fn retry(retry: &RetryPolicy) -> v1::RetryPolicy {
-    v1::RetryPolicy {
-        max_attempts: Some(retry.max_attempts),
-        max_losses: Some(retry.max_losses),
-        when_unsafe: words::when_unsafe(retry.when_unsafe).into(),
-        backoff_initial_ms: Some(retry.backoff_initial_ms),
-        backoff_max_ms: Some(retry.backoff_max_ms),
-        backoff_factor: None,
-        backoff_jitter: None,
-    }
-}
-
-fn contract(contract: &CompletionContract) -> v1::CompletionContract {
-    let required = contract
-        .artifacts
-        .iter()
-        .map(|artifact| v1::RequiredArtifact {
-            path: artifact.path.clone(),
-            min_size: artifact.min_size,
-            sha256: artifact.sha256.clone().unwrap_or_default(),
-        });
-    v1::CompletionContract {
-        required_artifacts: required.collect(),
-        missing_policy: words::missing_policy(contract.missing_policy).into(),
-    }
-}
-
-/// Absent stays absent, empty stays present and empty.
-fn inline(requested: &RequestedProfile) -> Option<v1::DeadlineProfile> {
-    match requested {
-        RequestedProfile::Inline(profile) => Some(deadlines(profile)),
-        RequestedProfile::Absent | RequestedProfile::Named(_) => None,
-    }
-}
-
-fn named(requested: &RequestedProfile) -> String {
-    match requested {
-        RequestedProfile::Named(name) => name.clone(),
-        RequestedProfile::Absent | RequestedProfile::Inline(_) => String::new(),
-    }
-}
-
-pub(super) fn deadlines(profile: &Profile) -> v1::DeadlineProfile {
-    let Profile {
-        process_start_ms,
-        prompt_write_ms,
-        first_event_ms,
-        first_visible_event_ms,
-        stream_idle_ms,
-        tool_idle_ms,
-        user_input_ms,
-        cleanup_term_ms,
-    } = *profile;
-    v1::DeadlineProfile {
-        process_start_ms,
-        prompt_write_ms,
-        first_event_ms,
-        first_visible_event_ms,
-        stream_idle_ms,
-        tool_idle_ms,
-        user_input_ms,
-        cleanup_term_ms,
-    }
-}
-
-/// Field for field: nothing is filled in and zero stays zero.
-pub(super) fn asked_deadlines(profile: v1::DeadlineProfile) -> Profile {
-    let v1::DeadlineProfile {
-        process_start_ms,
-        prompt_write_ms,
-        first_event_ms,
-        first_visible_event_ms,
-        stream_idle_ms,
-        tool_idle_ms,
-        user_input_ms,
-        cleanup_term_ms,
-    } = profile;
-    Profile {
-        process_start_ms,
-        prompt_write_ms,
-        first_event_ms,
-        first_visible_event_ms,
-        stream_idle_ms,
-        tool_idle_ms,
-        user_input_ms,
-        cleanup_term_ms,
-    }
-}
-
-pub(super) fn timestamp(wall: Wall) -> Option<Timestamp> {
-    Some(baton_proto::timestamp_from_ms(wall.0))
 }

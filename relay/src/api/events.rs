@@ -9,8 +9,7 @@ use baton_core::record::{AttemptState, EventKind, Phase, TaskRecord, TimelineEve
 use baton_core::time::Wall;
 use baton_proto::v1;
 
-use super::convert::timestamp;
-use super::words;
+use crate::wire::{timestamp, words};
 
 /// The record's events after `revision`, oldest first.
 pub(super) fn after(record: &TaskRecord, revision: u64) -> Vec<v1::TaskEvent> {
@@ -98,9 +97,9 @@ fn task_event(
             .state
             .map_or(0, |state| words::attempt_state(state).into()),
         task_state: words::task_state(event.task_state).into(),
-        observed_at: timestamp(event.observed.unwrap_or(event.at)),
-        recorded_at: timestamp(event.at),
-        deadline_at: event.deadline.and_then(|(_, at)| timestamp(at)),
+        observed_at: Some(timestamp(event.observed.unwrap_or(event.at))),
+        recorded_at: Some(timestamp(event.at)),
+        deadline_at: event.deadline.map(|(_, at)| timestamp(at)),
         timer: event
             .deadline
             .map_or(0, |(timer, _)| words::timer(timer).into()),
@@ -132,7 +131,8 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         EventKind::CancelRequested => add_cancel(shown, record),
         EventKind::Ended { .. } | EventKind::AdoptedLate => add_end(shown, record, event),
         EventKind::RetryScheduled { after_ms } => {
-            shown.deadline_at = timestamp(Wall(event.at.0.saturating_add(*after_ms)));
+            let due = Wall(event.at.0.saturating_add(*after_ms));
+            shown.deadline_at = Some(timestamp(due));
         }
         EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
         EventKind::Submitted

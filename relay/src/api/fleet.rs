@@ -9,12 +9,12 @@ use baton_proto::v1;
 use baton_proto::v1::fleet_server::Fleet;
 use tonic::{Request, Response, Status};
 
-use super::convert::timestamp;
 use super::fault::{Fault, Thing};
 use super::tasks::unexpected;
 use super::validate::{self, Checked};
 use super::{Api, actor, limits, optional_reason, paging, tokens, unary};
 use crate::auth::Principal;
+use crate::wire::timestamp;
 
 #[tonic::async_trait]
 impl Fleet for Api {
@@ -219,8 +219,8 @@ fn daemon(view: &DaemonView) -> v1::Daemon {
         capabilities: record.capabilities.clone(),
         agents: agents.collect(),
         attempts: held.collect(),
-        last_heartbeat_at: timestamp(record.last_seen),
-        created_at: timestamp(record.first_seen),
+        last_heartbeat_at: Some(timestamp(record.last_seen)),
+        created_at: Some(timestamp(record.first_seen)),
         boot_id: record.boot_id.to_string(),
         drain_reason: record
             .drained

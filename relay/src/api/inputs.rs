@@ -12,7 +12,6 @@ use baton_proto::v1::inputs_server::Inputs;
 use prost::Message;
 use tonic::{Request, Response, Status};
 
-use super::convert::timestamp;
 use super::fault::{Fault, Thing};
 use super::validate::{self, Why, invalid};
 use super::{Api, actor, limits, paging, unary};
@@ -20,6 +19,7 @@ use crate::auth::Principal;
 use crate::reader::{Reader, StoredTask};
 use crate::records;
 use crate::store::{Key, KeyRange, Kind, Page};
+use crate::wire::timestamp;
 
 #[tonic::async_trait]
 impl Inputs for Api {
@@ -248,9 +248,9 @@ fn shown(
         state: state.into(),
         outcome: outcome.into(),
         body: body(input),
-        asked_at: timestamp(input.asked),
+        asked_at: Some(timestamp(input.asked)),
         expires_at: None,
-        answered_at: answer.and_then(|answer| timestamp(answer.at)),
+        answered_at: answer.map(|answer| timestamp(answer.at)),
         answered_by: answer
             .map(|answer| answer.by.to_string())
             .unwrap_or_default(),

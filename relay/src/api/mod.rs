@@ -12,6 +12,7 @@ mod hints;
 mod inputs;
 pub mod limits;
 mod link;
+mod listing;
 mod operator;
 mod output;
 mod paging;
@@ -24,7 +25,6 @@ pub(crate) mod tokens;
 pub(crate) mod unbuilt;
 pub mod validate;
 mod watching;
-mod words;
 
 use std::sync::Arc;
 

@@ -9,13 +9,14 @@ use baton_proto::v1;
 use baton_proto::v1::operator_server::Operator;
 use tonic::{Request, Response, Status};
 
-use super::convert::{self, View, timestamp};
+use super::convert::{self, View};
 use super::fault::Fault;
 use super::tasks::unexpected;
 use super::validate::{self, Why, invalid};
-use super::{Api, actor, events, inputs, optional_reason, required_reason, tokens, unary, words};
+use super::{Api, actor, events, inputs, optional_reason, required_reason, tokens, unary};
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
+use crate::wire::{timestamp, words};
 
 /// Events that Inspect shows.
 const RECENT_EVENTS: usize = 50;
@@ -291,7 +292,7 @@ impl Api {
             relay_epoch: self.config.epoch.0,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_version: baton_proto::PROTOCOL_VERSION,
-            started_at: timestamp(self.started_at),
+            started_at: Some(timestamp(self.started_at)),
             commit_seq: self.reader.store().durable().get(),
             unreadable_records: self.unreadable,
             admitting: !draining,
@@ -332,7 +333,7 @@ fn armed(deadline: &DeadlineView, attempt_id: &str) -> v1::ArmedTimer {
         remaining_ms: deadline.remaining_ms,
         paused: deadline.at.is_none(),
         subject: subject.unwrap_or_default(),
-        fires_at: deadline.at.and_then(timestamp),
+        fires_at: deadline.at.map(timestamp),
     }
 }
 

@@ -13,11 +13,12 @@ use tokio_stream::StreamExt;
 
 use super::fault::{Fault, Thing};
 use super::streams::{Answers, Feed};
-use super::{Api, limits, validate, words};
+use super::{Api, limits, validate};
 use crate::auth::Principal;
 use crate::output::{CutReason, OutputLog, Piece, ReadError};
 use crate::reader::Reader;
 use crate::watch::Tail;
+use crate::wire::words;
 
 /// Set in a stored chunk's kind when people were meant to see it; the rest is the kind.
 const VISIBLE: u8 = 0x80;

@@ -6,12 +6,12 @@ use baton_core::time::Wall;
 use baton_proto::v1;
 use serde::{Deserialize, Serialize};
 
-use super::convert::{asked_deadlines, deadlines, timestamp};
 use super::fault::{Fault, Thing};
 use super::{Api, limits, submission, validate};
 use crate::auth::Principal;
 use crate::records;
 use crate::store::{Change, Key, KeyRange, KeyText, Kind, Page};
+use crate::wire::{asked_deadlines, deadlines, timestamp};
 
 /// A profile as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,7 +123,7 @@ fn named(name: String, record: &ProfileRecord) -> v1::NamedProfile {
     v1::NamedProfile {
         name,
         profile: Some(deadlines(&record.profile)),
-        updated_at: timestamp(record.updated_at),
+        updated_at: Some(timestamp(record.updated_at)),
         updated_by: record.updated_by.clone(),
     }
 }

@@ -14,12 +14,11 @@ use baton_core::spec::{
 };
 use baton_proto::{TraceParent, v1};
 
-use super::convert::asked_deadlines;
 use super::fault::{Fault, Thing};
 use super::limits::{self, Size};
 use super::validate::{self, Checked, Why, invalid};
-use super::words;
 use crate::auth::Principal;
+use crate::wire::{asked_deadlines, words};
 
 /// A checked submission, but for two names that need a look-up: the profile's and the daemon's.
 #[derive(Debug)]

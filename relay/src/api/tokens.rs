@@ -4,7 +4,6 @@ use baton_core::id::{TenantId, TenantScope, TokenId};
 use baton_core::time::Wall;
 use baton_proto::v1;
 
-use super::convert::timestamp;
 use super::fault::{Fault, Thing};
 use super::validate::{self, Checked, Why, invalid};
 use super::{Api, limits, paging};
@@ -12,6 +11,7 @@ use crate::auth::{Principal, Role, Token, TokenRecord};
 use crate::reader::Reader;
 use crate::records;
 use crate::store::{Change, Key, KeyRange, Kind, Page, ReadError};
+use crate::wire::timestamp;
 
 /// How a token that covers every tenant names them.
 const ALL_TENANTS: &str = "*";
@@ -219,9 +219,9 @@ fn shown(record: &TokenRecord) -> v1::Token {
         role: shown_role(record.role).into(),
         agent_scope: record.agent_scope.clone().unwrap_or_default(),
         daemon_id: String::new(),
-        created_at: timestamp(record.created_at),
-        expires_at: record.expires_at.and_then(timestamp),
-        revoked_at: record.revoked_at.and_then(timestamp),
+        created_at: Some(timestamp(record.created_at)),
+        expires_at: record.expires_at.map(timestamp),
+        revoked_at: record.revoked_at.map(timestamp),
         last_used_at: None,
         created_by: record.created_by.clone(),
     }

@@ -9,9 +9,10 @@ use baton_proto::v1::watch_task_response::Item;
 
 use super::fault::Fault;
 use super::streams::{Answers, Feed};
-use super::{Api, events, validate, words};
+use super::{Api, events, validate};
 use crate::auth::Principal;
 use crate::watch::{Step, Tail, WATCHERS_MAX};
+use crate::wire::words;
 
 impl Api {
     pub(super) async fn watch_task(

@@ -287,29 +287,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silent_peers_and_cut_peers_end() {
+    async fn a_peer_that_does_not_greet_in_time_ends() {
         let limits = NetworkLimits {
             handshake_timeout: Duration::from_millis(20),
             ..NetworkLimits::default()
         };
-        let (mut listener, address, cut) = listener(limits).await;
-        let mut byte = [0; 64];
-
+        let (mut listener, address, _cut) = listener(limits).await;
         let _silent = TcpStream::connect(address).await.unwrap();
         let mut served = listener.next().await.unwrap().unwrap();
-        let read = tokio::time::timeout(PATIENCE, served.read(&mut byte))
-            .await
-            .unwrap();
-        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
+        assert_eq!(read.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
 
+    #[tokio::test]
+    async fn cutting_ends_a_connection_that_waits_for_its_peer() {
+        let (mut listener, address, cut) = listener(NetworkLimits::default()).await;
         let mut greeted = TcpStream::connect(address).await.unwrap();
         greeted.write_all(&[7; 64]).await.unwrap();
         let mut served = listener.next().await.unwrap().unwrap();
-        served.read_exact(&mut byte).await.unwrap();
+        served.read_exact(&mut [0; 64]).await.unwrap();
         cut.cancel();
-        let read = tokio::time::timeout(PATIENCE, served.read(&mut byte))
-            .await
-            .unwrap();
-        assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+        let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
+        assert_eq!(
+            read.unwrap().unwrap_err().kind(),
+            io::ErrorKind::ConnectionAborted
+        );
     }
 }

@@ -4,12 +4,8 @@ use baton_core::effects::{
     AttemptRef, CancelKind, CloseReason, Dispatch, Downstream, Renewal, Settlement, Verdict,
 };
 use baton_core::id::{AttemptId, DaemonId, Incarnation, RelayEpoch};
-use baton_core::record::{InputKind, TimerKind};
+use baton_core::record::InputKind;
 use baton_core::reject::Rejection;
-use baton_core::spec::{
-    AgentOptions, CompletionContract, MissingPolicy, OnInputTimeout, Profile, TurnKind,
-};
-use baton_core::time::Wall;
 use baton_proto::v1;
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::relay_frame::Frame;
@@ -19,6 +15,7 @@ use prost::Message;
 use super::fault::FrameFault;
 use super::held::Acked;
 use crate::api::status;
+use crate::wire::{self, timestamp, words};
 
 /// What every frame of this relay's run carries.
 #[derive(Clone, Debug)]
@@ -62,7 +59,7 @@ impl Stamp {
             incarnation: self.incarnation.to_string(),
             conversation_id: to.conversation.as_deref().unwrap_or_default().to_owned(),
             channel_id: to.channel.as_deref().unwrap_or_default().to_owned(),
-            turn_kind: turn_kind(to.turn_kind).into(),
+            turn_kind: words::turn_kind(to.turn_kind).into(),
             traceparent: traceparent(to),
         }
     }
@@ -259,19 +256,19 @@ impl Stamp {
                 granted_ms: *granted_ms,
                 expires_at: Some(timestamp(*expires_at)),
                 accept_ms: *accept_ms,
-                profile: Some(profile(&spec.effective_profile)),
+                profile: Some(wire::deadlines(&spec.effective_profile)),
                 total_ms: *total_ms,
                 prompt: spec.prompt.clone(),
                 agent: spec.agent.clone(),
-                options: Some(options(&spec.options)),
+                options: Some(wire::options(&spec.options)),
                 command,
                 cwd: spec.cwd.clone().unwrap_or_default(),
                 workspace: None,
                 agent_session_id: agent_session_id.as_deref().unwrap_or_default().to_owned(),
                 env: spec.env.clone(),
-                contract: spec.contract.as_ref().map(contract),
+                contract: spec.contract.as_ref().map(wire::contract),
                 resume,
-                on_input_timeout: on_input_timeout(spec.on_input_timeout).into(),
+                on_input_timeout: words::on_input_timeout(spec.on_input_timeout).into(),
                 permission_rules: Vec::new(),
                 labels: spec.labels.clone(),
                 goal: spec.goal.clone(),
@@ -423,99 +420,13 @@ fn cancel(kind: CancelKind, reason: Option<&str>, grace_ms: u64) -> v1::Cancel {
     let (why, timer) = match kind {
         CancelKind::User => (v1::CancelReason::User, v1::TimerKind::Unspecified),
         CancelKind::Operator => (v1::CancelReason::Operator, v1::TimerKind::Unspecified),
-        CancelKind::Deadline(timer) => (v1::CancelReason::Deadline, timer_kind(timer)),
+        CancelKind::Deadline(timer) => (v1::CancelReason::Deadline, words::timer(timer)),
     };
     v1::Cancel {
         reason: why.into(),
         timer: timer.into(),
         grace_ms,
         message: reason.unwrap_or_default().to_owned(),
-    }
-}
-
-pub(crate) fn timer_kind(timer: TimerKind) -> v1::TimerKind {
-    match timer {
-        TimerKind::Queue => v1::TimerKind::Queue,
-        TimerKind::Accept => v1::TimerKind::Accept,
-        TimerKind::ProcessStart => v1::TimerKind::ProcessStart,
-        TimerKind::PromptWrite => v1::TimerKind::PromptWrite,
-        TimerKind::FirstEvent => v1::TimerKind::FirstEvent,
-        TimerKind::FirstVisibleEvent => v1::TimerKind::FirstVisibleEvent,
-        TimerKind::StreamIdle => v1::TimerKind::StreamIdle,
-        TimerKind::ToolIdle => v1::TimerKind::ToolIdle,
-        TimerKind::UserInput => v1::TimerKind::UserInput,
-        TimerKind::CleanupTerm => v1::TimerKind::CleanupTerm,
-        TimerKind::Total => v1::TimerKind::Total,
-        TimerKind::Lease => v1::TimerKind::Lease,
-    }
-}
-
-pub(crate) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
-    match kind {
-        TurnKind::User => v1::TurnKind::User,
-        TurnKind::SessionTitle => v1::TurnKind::SessionTitle,
-        TurnKind::ContextStats => v1::TurnKind::ContextStats,
-        TurnKind::Compact => v1::TurnKind::Compact,
-        TurnKind::Control => v1::TurnKind::Control,
-    }
-}
-
-pub(crate) fn profile(profile: &Profile) -> v1::DeadlineProfile {
-    v1::DeadlineProfile {
-        process_start_ms: profile.process_start_ms,
-        prompt_write_ms: profile.prompt_write_ms,
-        first_event_ms: profile.first_event_ms,
-        first_visible_event_ms: profile.first_visible_event_ms,
-        stream_idle_ms: profile.stream_idle_ms,
-        tool_idle_ms: profile.tool_idle_ms,
-        user_input_ms: profile.user_input_ms,
-        cleanup_term_ms: profile.cleanup_term_ms,
-    }
-}
-
-pub(crate) fn timestamp(wall: Wall) -> prost_types::Timestamp {
-    prost_types::Timestamp {
-        seconds: i64::try_from(wall.0 / 1_000).unwrap_or(i64::MAX),
-        nanos: i32::try_from(wall.0 % 1_000 * 1_000_000).unwrap_or(0),
-    }
-}
-
-fn options(options: &AgentOptions) -> v1::AgentOptions {
-    let reference = |path: &String| v1::ContextRef {
-        path: path.clone(),
-        ..v1::ContextRef::default()
-    };
-    v1::AgentOptions {
-        model: options.model.clone().unwrap_or_default(),
-        effort: options.effort.clone().unwrap_or_default(),
-        permission_mode: options.permission_mode.clone().unwrap_or_default(),
-        instructions: options.instructions.clone().unwrap_or_default(),
-        context_refs: options.context_refs.iter().map(reference).collect(),
-    }
-}
-
-fn contract(contract: &CompletionContract) -> v1::CompletionContract {
-    let policy = match contract.missing_policy {
-        MissingPolicy::Reject => v1::MissingPolicy::Reject,
-        MissingPolicy::Fail => v1::MissingPolicy::Fail,
-        MissingPolicy::Park => v1::MissingPolicy::Park,
-    };
-    let artifact = |artifact: &baton_core::spec::RequiredArtifact| v1::RequiredArtifact {
-        path: artifact.path.clone(),
-        min_size: artifact.min_size,
-        sha256: artifact.sha256.clone().unwrap_or_default(),
-    };
-    v1::CompletionContract {
-        required_artifacts: contract.artifacts.iter().map(artifact).collect(),
-        missing_policy: policy.into(),
-    }
-}
-
-fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
-    match policy {
-        OnInputTimeout::Fail => v1::OnInputTimeout::Fail,
-        OnInputTimeout::Deny => v1::OnInputTimeout::Deny,
-        OnInputTimeout::Park => v1::OnInputTimeout::Park,
     }
 }
 

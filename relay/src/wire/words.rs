@@ -6,7 +6,7 @@ use baton_core::record::{
 use baton_core::spec::{DispatchPolicy, MissingPolicy, OnInputTimeout, TurnKind, WhenUnsafe};
 use baton_proto::v1;
 
-pub(super) fn task_state(state: TaskState) -> v1::TaskState {
+pub(crate) fn task_state(state: TaskState) -> v1::TaskState {
     match state {
         TaskState::Pending => v1::TaskState::Pending,
         TaskState::Queued => v1::TaskState::Queued,
@@ -20,7 +20,7 @@ pub(super) fn task_state(state: TaskState) -> v1::TaskState {
     }
 }
 
-pub(super) fn attempt_state(state: AttemptState) -> v1::AttemptState {
+pub(crate) fn attempt_state(state: AttemptState) -> v1::AttemptState {
     match state {
         AttemptState::Queued => v1::AttemptState::Queued,
         AttemptState::Offered => v1::AttemptState::Offered,
@@ -42,7 +42,7 @@ pub(super) fn attempt_state(state: AttemptState) -> v1::AttemptState {
     }
 }
 
-pub(super) fn phase(phase: Phase) -> v1::LifecyclePhase {
+pub(crate) fn phase(phase: Phase) -> v1::LifecyclePhase {
     match phase {
         Phase::Accepted => v1::LifecyclePhase::Accepted,
         Phase::Queued => v1::LifecyclePhase::Queued,
@@ -71,7 +71,7 @@ pub(super) fn phase(phase: Phase) -> v1::LifecyclePhase {
     }
 }
 
-pub(super) fn timer(timer: TimerKind) -> v1::TimerKind {
+pub(crate) fn timer(timer: TimerKind) -> v1::TimerKind {
     match timer {
         TimerKind::Queue => v1::TimerKind::Queue,
         TimerKind::Accept => v1::TimerKind::Accept,
@@ -88,7 +88,7 @@ pub(super) fn timer(timer: TimerKind) -> v1::TimerKind {
     }
 }
 
-pub(super) fn attention(cause: AttentionCause) -> v1::AttentionCause {
+pub(crate) fn attention(cause: AttentionCause) -> v1::AttentionCause {
     match cause {
         AttentionCause::Blocked => v1::AttentionCause::Blocked,
         AttentionCause::Starved => v1::AttentionCause::Starved,
@@ -98,7 +98,7 @@ pub(super) fn attention(cause: AttentionCause) -> v1::AttentionCause {
     }
 }
 
-pub(super) fn ended_by(by: EndedBy) -> v1::EndedBy {
+pub(crate) fn ended_by(by: EndedBy) -> v1::EndedBy {
     match by {
         EndedBy::Daemon => v1::EndedBy::Daemon,
         EndedBy::Relay => v1::EndedBy::Relay,
@@ -108,7 +108,7 @@ pub(super) fn ended_by(by: EndedBy) -> v1::EndedBy {
 }
 
 /// Nothing ever ran: that is as good as confirmed.
-pub(super) fn termination(receipt: Receipt) -> v1::Termination {
+pub(crate) fn termination(receipt: Receipt) -> v1::Termination {
     match receipt {
         Receipt::NotNeeded => v1::Termination::Unspecified,
         Receipt::Confirmed => v1::Termination::Confirmed,
@@ -116,7 +116,7 @@ pub(super) fn termination(receipt: Receipt) -> v1::Termination {
     }
 }
 
-pub(super) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
+pub(crate) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
     match kind {
         TurnKind::User => v1::TurnKind::User,
         TurnKind::SessionTitle => v1::TurnKind::SessionTitle,
@@ -126,7 +126,7 @@ pub(super) fn turn_kind(kind: TurnKind) -> v1::TurnKind {
     }
 }
 
-pub(super) fn asked_turn_kind(kind: v1::TurnKind) -> TurnKind {
+pub(crate) fn asked_turn_kind(kind: v1::TurnKind) -> TurnKind {
     match kind {
         v1::TurnKind::Unspecified | v1::TurnKind::User => TurnKind::User,
         v1::TurnKind::SessionTitle => TurnKind::SessionTitle,
@@ -136,7 +136,7 @@ pub(super) fn asked_turn_kind(kind: v1::TurnKind) -> TurnKind {
     }
 }
 
-pub(super) fn when_unsafe(policy: WhenUnsafe) -> v1::WhenUnsafe {
+pub(crate) fn when_unsafe(policy: WhenUnsafe) -> v1::WhenUnsafe {
     match policy {
         WhenUnsafe::Park => v1::WhenUnsafe::Park,
         WhenUnsafe::Retry => v1::WhenUnsafe::Retry,
@@ -144,7 +144,7 @@ pub(super) fn when_unsafe(policy: WhenUnsafe) -> v1::WhenUnsafe {
     }
 }
 
-pub(super) fn asked_when_unsafe(policy: v1::WhenUnsafe) -> WhenUnsafe {
+pub(crate) fn asked_when_unsafe(policy: v1::WhenUnsafe) -> WhenUnsafe {
     match policy {
         v1::WhenUnsafe::Unspecified | v1::WhenUnsafe::Park => WhenUnsafe::Park,
         v1::WhenUnsafe::Retry => WhenUnsafe::Retry,
@@ -152,7 +152,7 @@ pub(super) fn asked_when_unsafe(policy: v1::WhenUnsafe) -> WhenUnsafe {
     }
 }
 
-pub(super) fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
+pub(crate) fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
     match policy {
         OnInputTimeout::Fail => v1::OnInputTimeout::Fail,
         OnInputTimeout::Deny => v1::OnInputTimeout::Deny,
@@ -160,7 +160,7 @@ pub(super) fn on_input_timeout(policy: OnInputTimeout) -> v1::OnInputTimeout {
     }
 }
 
-pub(super) fn asked_on_input_timeout(policy: v1::OnInputTimeout) -> OnInputTimeout {
+pub(crate) fn asked_on_input_timeout(policy: v1::OnInputTimeout) -> OnInputTimeout {
     match policy {
         v1::OnInputTimeout::Unspecified | v1::OnInputTimeout::Fail => OnInputTimeout::Fail,
         v1::OnInputTimeout::Deny => OnInputTimeout::Deny,
@@ -168,21 +168,21 @@ pub(super) fn asked_on_input_timeout(policy: v1::OnInputTimeout) -> OnInputTimeo
     }
 }
 
-pub(super) fn dispatch_policy(policy: DispatchPolicy) -> v1::DispatchPolicy {
+pub(crate) fn dispatch_policy(policy: DispatchPolicy) -> v1::DispatchPolicy {
     match policy {
         DispatchPolicy::Queue => v1::DispatchPolicy::Queue,
         DispatchPolicy::FailFast => v1::DispatchPolicy::FailFast,
     }
 }
 
-pub(super) fn asked_dispatch_policy(policy: v1::DispatchPolicy) -> DispatchPolicy {
+pub(crate) fn asked_dispatch_policy(policy: v1::DispatchPolicy) -> DispatchPolicy {
     match policy {
         v1::DispatchPolicy::Unspecified | v1::DispatchPolicy::Queue => DispatchPolicy::Queue,
         v1::DispatchPolicy::FailFast => DispatchPolicy::FailFast,
     }
 }
 
-pub(super) fn missing_policy(policy: MissingPolicy) -> v1::MissingPolicy {
+pub(crate) fn missing_policy(policy: MissingPolicy) -> v1::MissingPolicy {
     match policy {
         MissingPolicy::Reject => v1::MissingPolicy::Reject,
         MissingPolicy::Fail => v1::MissingPolicy::Fail,
@@ -190,7 +190,7 @@ pub(super) fn missing_policy(policy: MissingPolicy) -> v1::MissingPolicy {
     }
 }
 
-pub(super) fn asked_missing_policy(policy: v1::MissingPolicy) -> MissingPolicy {
+pub(crate) fn asked_missing_policy(policy: v1::MissingPolicy) -> MissingPolicy {
     match policy {
         v1::MissingPolicy::Unspecified | v1::MissingPolicy::Reject => MissingPolicy::Reject,
         v1::MissingPolicy::Fail => MissingPolicy::Fail,

@@ -1,0 +1,116 @@
+//! Which tasks a list shows, and one page of them: newest first, within the tenant, a bounded number of records looked at.
+
+use std::collections::BTreeMap;
+
+use baton_core::id::{TaskId, TenantId};
+use baton_core::record::TaskRecord;
+use baton_proto::v1;
+use prost::Message;
+
+use super::limits;
+use super::validate::{self, Checked, Why, invalid};
+use crate::reader::{Reader, StoredTask};
+use crate::wire::words;
+
+/// Everything of a list request that selects rows.
+pub(super) fn conditions(request: &v1::ListTasksRequest) -> Vec<u8> {
+    let selecting = v1::ListTasksRequest {
+        page_size: 0,
+        page_token: String::new(),
+        ..request.clone()
+    };
+    selecting.encode_to_vec()
+}
+
+/// Which tasks a list shows.
+#[derive(Debug)]
+pub(super) struct Filter {
+    states: Vec<v1::TaskState>,
+    agent: String,
+    conversation_id: String,
+    labels: BTreeMap<String, String>,
+    since_ms: u64,
+    daemon: String,
+}
+
+/// One page of what the filter lets through.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) tasks: Vec<StoredTask>,
+    pub(super) unreadable: u64,
+    pub(super) next: Option<TaskId>,
+}
+
+impl Filter {
+    pub(super) fn new(request: v1::ListTasksRequest) -> Checked<Self> {
+        validate::count("states", request.states.len(), limits::FILTER_STATES)?;
+        let state = |number: &i32| validate::enumeration("states", *number);
+        validate::text("agent", &request.agent, limits::NAME)?;
+        validate::text("conversation_id", &request.conversation_id, limits::HANDLE)?;
+        validate::text("daemon", &request.daemon, limits::NAME)?;
+        let since = request.since.as_ref();
+        if since.is_some_and(|at| at.seconds < 0 || !(0..1_000_000_000).contains(&at.nanos)) {
+            return Err(invalid("since", Why::BadTime));
+        }
+        Ok(Self {
+            states: request.states.iter().map(state).collect::<Checked<_>>()?,
+            agent: request.agent,
+            conversation_id: request.conversation_id,
+            labels: validate::labels("labels", request.labels)?,
+            since_ms: since.map_or(0, baton_proto::timestamp_to_ms),
+            daemon: request.daemon,
+        })
+    }
+
+    /// Looks at no more than a bounded number of records; a page may be short and still have a next one.
+    pub(super) fn page(
+        &self,
+        reader: &Reader,
+        tenant: &TenantId,
+        mut before: Option<TaskId>,
+        size: usize,
+    ) -> Found {
+        let mut found = Found::default();
+        let mut looked = 0;
+        while looked < limits::LIST_SCAN {
+            let wanted = size - found.tasks.len();
+            let page = reader.tasks(tenant, before, wanted);
+            looked += wanted;
+            found.unreadable += page.unreadable;
+            let past = page
+                .tasks
+                .last()
+                .is_some_and(|(_, oldest)| oldest.created.0 < self.since_ms);
+            found
+                .tasks
+                .extend(page.tasks.into_iter().filter(|task| self.admits(task)));
+            // Older ones come after; none of them can be recent enough.
+            found.next = if past { None } else { page.next };
+            before = found.next;
+            if found.next.is_none() || found.tasks.len() == size {
+                break;
+            }
+        }
+        found
+    }
+
+    fn admits(&self, (spec, record): &StoredTask) -> bool {
+        let state = words::task_state(record.state);
+        let has = |(key, value): (&String, &String)| spec.labels.get(key) == Some(value);
+        let either = |wanted: &str, given: Option<&str>| wanted.is_empty() || given == Some(wanted);
+        (self.states.is_empty() || self.states.contains(&state))
+            && either(&self.agent, Some(&spec.agent))
+            && either(&self.conversation_id, spec.conversation_id.as_deref())
+            && self.labels.iter().all(has)
+            && record.created.0 >= self.since_ms
+            && (self.daemon.is_empty() || self.held_there(record))
+    }
+
+    fn held_there(&self, record: &TaskRecord) -> bool {
+        let held = record.newest().filter(|attempt| attempt.state.is_leased());
+        let holder = held.and_then(|attempt| attempt.holder.as_ref());
+        holder.is_some_and(|holder| {
+            *holder.name == *self.daemon || holder.daemon.to_string() == self.daemon
+        })
+    }
+}

@@ -1,0 +1,59 @@
+//! Start, restart and stop.
+
+use baton_proto::v1;
+use baton_proto::v1::fleet_client::FleetClient;
+use baton_proto::v1::operator_client::OperatorClient;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use super::super::{RelayConfig, start};
+use super::{Bearer, Fixture, in_time};
+
+#[tokio::test]
+async fn a_restart_keeps_tokens_and_makes_no_second_admin() {
+    let data = tempfile::tempdir().unwrap();
+    let config = RelayConfig::new(data.path().join("relay"), "127.0.0.1:0".parse().unwrap());
+    let file = config.data.join("admin.token");
+    let first = start(config.clone()).await.unwrap();
+    let token = std::fs::read_to_string(&file).unwrap();
+    in_time("stop", first.stop()).await.unwrap();
+    let second = start(config).await.unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), token);
+    let uri = format!("http://{}", second.address());
+    let channel = Endpoint::from_shared(uri).unwrap().connect().await.unwrap();
+    let bearer = Bearer(Some(
+        format!("Bearer {}", token.trim_end()).parse().unwrap(),
+    ));
+    let mut operator = OperatorClient::with_interceptor(channel, bearer);
+    let info = operator
+        .relay_info(v1::RelayInfoRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!((info.relay_epoch, info.tenant.as_str()), (2, "*"));
+    in_time("stop", second.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drain_ends_by_its_deadline_although_peers_stay() {
+    let relay = Fixture::new().await;
+    let mut mute = TcpStream::connect(relay.relay.address()).await.unwrap();
+    // A preface and an empty SETTINGS frame: an HTTP/2 peer that never says anything again and never reads.
+    mute.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .await
+        .unwrap();
+    let mut fleet = FleetClient::new(relay.caller(&relay.admin));
+    fleet
+        .clone()
+        .list_daemons(v1::ListDaemonsRequest {
+            page_size: 201,
+            ..Default::default()
+        })
+        .await
+        .unwrap_err();
+    in_time("stop", relay.relay.stop()).await.unwrap();
+    let after = fleet.list_daemons(v1::ListDaemonsRequest::default()).await;
+    assert_eq!(after.unwrap_err().code(), Code::Unavailable);
+}

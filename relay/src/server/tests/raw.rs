@@ -1,0 +1,59 @@
+//! A client that sends bytes as they are, for messages that no honest client could build.
+
+use bytes::{Buf, BufMut, Bytes};
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::{Request, Status};
+
+/// Sends bytes as one message, whatever they are.
+pub(super) async fn raw<C>(channel: C, path: &'static str, message: Bytes) -> Result<Bytes, Status>
+where
+    C: tonic::client::GrpcService<tonic::body::Body>,
+    C::ResponseBody: tonic::codegen::Body<Data = Bytes> + Send + 'static,
+    <C::ResponseBody as tonic::codegen::Body>::Error: Into<tonic::codegen::StdError> + Send,
+    C::Error: Into<tonic::codegen::StdError>,
+{
+    let mut client = tonic::client::Grpc::new(channel);
+    client
+        .ready()
+        .await
+        .map_err(|error| Status::unknown(error.into().to_string()))?;
+    let path = http::uri::PathAndQuery::from_static(path);
+    let answer = client.unary(Request::new(message), path, Raw).await?;
+    Ok(answer.into_inner())
+}
+
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Raw;
+    type Decoder = Raw;
+
+    fn encoder(&mut self) -> Raw {
+        Raw
+    }
+
+    fn decoder(&mut self) -> Raw {
+        Raw
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}
