@@ -145,7 +145,7 @@ fn invalid_code(why: &Why) -> &'static str {
         Why::BadDigest => "bad_digest",
         Why::BadTime => "bad_time",
         Why::ZeroByte => "zero_byte",
-        Why::UnknownEnumValue { .. } => "unknown_enum",
+        Why::UnknownEnumValue { .. } => "unknown_enum_value",
         Why::Conflict { .. } => "conflicting_fields",
         Why::Duplicate => "duplicate",
         Why::BadPageToken => "bad_page_token",
@@ -226,6 +226,8 @@ mod tests {
     use super::super::validate::invalid;
     use super::*;
     use crate::auth::Role;
+
+    const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
     const EVERY_REJECTION: [Rejection; 32] = [
         Rejection::UnknownTask,
@@ -364,6 +366,8 @@ mod tests {
             let lower = |b: u8| b.is_ascii_lowercase() || b == b'_';
             assert!(detail.code.bytes().all(lower), "{fault:?}");
             assert!(!detail.message.ends_with('.'), "{fault:?}");
+            let registered = REGISTRY.contains(&format!("`{}`", detail.code));
+            assert!(registered, "PROTOCOL.md does not list {}", detail.code);
             if let Some(other) = seen.insert(detail.code, fault.clone()) {
                 panic!("{fault:?} and {other:?} share a machine code");
             }

@@ -16,7 +16,9 @@ const BAD_SPECS: [(&str, &str, Spoil); 13] = [
     ("too_large", "spec.prompt", |spec| {
         spec.prompt = "x".repeat(1024 * 1024 + 1)
     }),
-    ("unknown_enum", "spec.turn_kind", |spec| spec.turn_kind = 99),
+    ("unknown_enum_value", "spec.turn_kind", |spec| {
+        spec.turn_kind = 99
+    }),
     ("out_of_range", "spec.priority", |spec| {
         spec.priority = Some(101)
     }),
