@@ -15,10 +15,13 @@
 //!
 //! `tests/attempt.transitions.txt` holds the whole matrix, reviewed like code.
 
+mod asking;
 mod cleaning;
 mod ending;
 #[cfg(test)]
 mod matrix;
+#[cfg(test)]
+mod matrix_cases;
 mod waiting;
 mod working;
 

@@ -129,6 +129,7 @@ impl Core {
         self.credit_stall(&mut turn);
         self.decide(input, &mut turn);
         self.place_waiting(&mut turn);
+        self.write_uptime(&mut turn);
         self.last = now.at;
         turn.fx
     }

@@ -11,12 +11,11 @@ use crate::id::{AttemptId, DaemonId};
 use crate::live::Live;
 use crate::placement;
 use crate::record::{
-    AttemptRecord, Attention, AttentionCause, End, EndState, EndedBy, EventKind, FailureCode,
-    FenceRecord, ParkCause, Parked, Pending, Receipt, RetryDue, State,
+    AttemptRecord, Attention, AttentionCause, EndState, EndedBy, EventKind, FenceRecord, ParkCause,
+    Parked, Pending, Receipt, State,
 };
 use crate::reject::Rejection;
-use crate::retry::{self, Stop, Verdict};
-use crate::time::{Moment, Now, Wall};
+use crate::time::{Moment, Wall};
 
 /// What was true before an event, to tell what it changed.
 struct Before {
@@ -242,102 +241,6 @@ impl Core {
             since,
         });
     }
-
-    fn follow_end(&mut self, live: &mut Live, end: &End, turn: &mut Turn<'_>) {
-        if live.record().cancel.is_some() {
-            return;
-        }
-        let Some(outcome) = outcome_of(live.newest(), end) else {
-            return;
-        };
-        let policy = live.spec.retry.clone();
-        let jitter = turn.mint.millionth();
-        let verdict = retry::decide(
-            &outcome,
-            &mut live.record_mut().counters,
-            &policy,
-            &self.config,
-            jitter,
-        );
-        match verdict {
-            Verdict::RetryAfter { .. } if outcome == retry::Outcome::Released => {
-                self.requeue(live, turn)
-            }
-            Verdict::RetryAfter { ms } => schedule_retry(live, ms, turn.now),
-            Verdict::Park(cause) => park_task(live, cause, turn.now.wall),
-            Verdict::End(stop) => stop_retries(live, stop),
-        }
-    }
-
-    /// Given back or rejected: queued again at once, but not to the same daemon for a while.
-    fn requeue(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
-        if let Some(daemon) = holder_of(live.newest()) {
-            let until = turn.now.at + self.config.reject_backoff_ms;
-            self.roster.exclude(live.id(), daemon, until);
-        }
-        self.add_attempt(live, false, turn);
-    }
-}
-
-/// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
-/// that a late result made needless.
-fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
-    let daemon = holder_of(attempt)?;
-    let retry_safe = attempt.retry_safe;
-    // The hint is in `retryable` already; it can only have lowered it.
-    let hint = |code: &FailureCode| {
-        (!end.retryable && retry::is_retryable(code, retry_safe, None)).then_some(false)
-    };
-    match (end.state, end.failure_code.clone()) {
-        (EndState::Released, _) => Some(retry::Outcome::Released),
-        (EndState::Failed, Some(code)) => {
-            let hint = hint(&code);
-            Some(retry::Outcome::Failed {
-                code,
-                exit: end.exit,
-                retry_safe,
-                hint,
-            })
-        }
-        (EndState::TimedOut, Some(code)) => {
-            let hint = hint(&code);
-            Some(retry::Outcome::TimedOut {
-                code,
-                retry_safe,
-                hint,
-            })
-        }
-        (EndState::Lost, Some(code)) => Some(retry::Outcome::Lost {
-            code,
-            retry_safe,
-            daemon,
-        }),
-        (EndState::Completed | EndState::Canceled | EndState::HandedOff, _)
-        | (EndState::Failed | EndState::TimedOut | EndState::Lost, None) => None,
-    }
-}
-
-fn schedule_retry(live: &mut Live, after_ms: u64, now: Now) {
-    live.retry_at = Some(now.at + after_ms);
-    let at = Wall(now.wall.0.saturating_add(after_ms));
-    live.record_mut().retry = Some(RetryDue {
-        remaining_ms: after_ms,
-        at,
-    });
-    live.note(EventKind::RetryScheduled { after_ms }, None);
-}
-
-/// A task that was only ever given back has no failure of its own: the limit becomes it.
-fn stop_retries(live: &mut Live, stop: Stop) {
-    if let State::Ended(end) = &mut live.newest_mut().state
-        && end.state == EndState::Released
-    {
-        end.state = EndState::Failed;
-        end.failure_code = Some(FailureCode::DispatchLimit);
-        end.by = EndedBy::Relay;
-    }
-    live.record_mut().retry_stop = Some(stop.as_str().into());
-    live.note(EventKind::RetryStopped, Some(stop.as_str().into()));
 }
 
 fn is_pending_cleanup(attempt: &AttemptRecord) -> bool {
@@ -381,22 +284,4 @@ fn confirm_cancel(live: &mut Live, receipt: Receipt, now: Wall) {
         cancel.confirmed = Some(now);
     }
     live.note(EventKind::CancelConfirmed, None);
-}
-
-fn park_task(live: &mut Live, cause: AttentionCause, since: Wall) {
-    let reason = match cause {
-        AttentionCause::UnsafeLoss => {
-            "the attempt was lost and may have had effects; retry it if that is harmless"
-        }
-        AttentionCause::Poison => "several daemons were lost under it; look before it is retried",
-        AttentionCause::Blocked | AttentionCause::Starved | AttentionCause::InputTimeout => {
-            cause.as_str()
-        }
-    };
-    live.record_mut().attention = Some(Attention {
-        cause,
-        reason: reason.into(),
-        since,
-    });
-    live.note(EventKind::Attention(cause), Some(reason.into()));
 }

@@ -5,9 +5,13 @@ use crate::core::{Core, Turn};
 use crate::effects::{After, CloseReason, Send, Write};
 use crate::id::TaskId;
 use crate::live::Live;
+use crate::timers::TimerKey;
 
 /// Tasks looked at in one turn; the rest wait for the next, so that one turn stays short.
 const BATCH: usize = 1_000;
+
+/// How often the uptime joins other writes.
+const WITH_OTHERS_MS: u64 = 1_000;
 
 impl Core {
     pub(crate) fn tick(&mut self, turn: &mut Turn<'_>) {
@@ -30,7 +34,6 @@ impl Core {
                 },
             );
         }
-        self.write_uptime(turn);
     }
 
     fn task_due(&mut self, task: TaskId, turn: &mut Turn<'_>) {
@@ -38,7 +41,16 @@ impl Core {
             return;
         };
         while let Some(key) = live.timers.take_due(turn.now.at) {
+            let asked = if let TimerKey::UserInput(input) = &key {
+                Some(*input)
+            } else {
+                None
+            };
             self.apply(&mut live, Event::Expired(key), None, turn);
+            if let Some(input) = asked {
+                // Nobody answered, and the policy may have answered for them.
+                self.send_answer(&live, input, turn);
+            }
         }
         if live.retry_at.is_some_and(|at| at <= turn.now.at) {
             self.retry_due(&mut live, turn);
@@ -54,8 +66,14 @@ impl Core {
     }
 
     /// One write for all budgets: with it a boot knows how much time every running timer has used.
-    fn write_uptime(&mut self, turn: &mut Turn<'_>) {
-        let due = turn.now.at.since(self.uptime_written) >= self.config.budget_write_ms;
+    pub(crate) fn write_uptime(&mut self, turn: &mut Turn<'_>) {
+        // Along with other writes it costs next to nothing.
+        let often = if turn.fx.writes.is_empty() {
+            self.config.budget_write_ms
+        } else {
+            WITH_OTHERS_MS
+        };
+        let due = turn.now.at.since(self.uptime_written) >= often;
         if due && !self.tasks.is_empty() {
             self.uptime_written = turn.now.at;
             self.scheduler.uptime_ms = self.uptime_ms(turn.now);

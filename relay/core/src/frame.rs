@@ -11,9 +11,7 @@ use crate::attempt::{Event, Outcome};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
 use crate::id::{DaemonId, SessionId};
-use crate::input::{
-    Activity, Completed, Errored, Frame, FrameBody, FrameRef, LeaseToken, Termination,
-};
+use crate::input::{Activity, Completed, Errored, Frame, FrameBody, FrameRef, LeaseToken};
 use crate::live::{Live, wall_of};
 use crate::record::{
     AttemptRecord, EventKind, FailureCode, InputKind, InputRecord, InputState, OpenTool, Phase,
@@ -364,17 +362,18 @@ fn note_delivered(live: &mut Live, now: Wall) {
     live.note(EventKind::CancelDelivered, None);
 }
 
-/// What a frame's body knows of the processes' end, if it ends anything.
-pub(crate) fn termination_of(body: &FrameBody) -> Option<&Termination> {
+/// Whether a body ends the attempt, and if so whether it proves that its processes are gone.
+pub(crate) fn proof_of_death(body: &FrameBody) -> Option<bool> {
     match body {
-        FrameBody::Completed(body) => Some(&body.termination),
-        FrameBody::Errored(body) => Some(&body.termination),
-        FrameBody::Canceled(body) => Some(&body.termination),
+        FrameBody::Completed(body) => Some(body.termination.group_empty),
+        FrameBody::Errored(body) => Some(body.termination.group_empty),
+        FrameBody::Canceled(body) => Some(body.termination.group_empty),
         FrameBody::Released { termination, .. } | FrameBody::Receipt { termination } => {
-            Some(termination)
+            Some(termination.group_empty)
         }
+        // Never started: nothing can be left.
+        FrameBody::Rejected { .. } => Some(true),
         FrameBody::Accepted
-        | FrameBody::Rejected { .. }
         | FrameBody::Started
         | FrameBody::Phase { .. }
         | FrameBody::ToolStarted { .. }

@@ -185,7 +185,7 @@ impl Core {
         for (daemon, session, draining) in connected {
             self.roster
                 .heartbeat(session, draining, self.config.heartbeat_ms, turn.now.at);
-            let until = turn.now.at + 2 * self.heartbeat_of(daemon);
+            let wanted_ms = 2 * self.heartbeat_of(daemon);
             let held = self
                 .roster
                 .get(daemon)
@@ -197,7 +197,7 @@ impl Core {
                     .get(&attempt)
                     .and_then(|task| self.tasks.get_mut(task))
                 {
-                    credit(live, until, &self.config, turn.now.at);
+                    credit(live, wanted_ms, &self.config, turn.now.at);
                 }
             }
         }
@@ -217,20 +217,26 @@ fn misses(live: &mut Live, now: Moment, heartbeat_ms: u64) -> bool {
     live.missed >= MISSED_MAX
 }
 
-/// At most one ttl of credit between two renewals: a dead daemon is not kept alive by a relay that keeps stalling.
-fn credit(live: &mut Live, until: Moment, config: &crate::config::Config, now: Moment) {
+/// The lease lasts at least `wanted_ms` from now. Between two renewals this adds up to one ttl at most: a dead daemon
+/// is not kept alive by a relay that keeps stalling.
+fn credit(live: &mut Live, wanted_ms: u64, config: &crate::config::Config, now: Moment) {
     let Some(ends) = live.lease_ends() else {
         return;
     };
-    let ttl_ms = live.spec.lease_ttl_ms;
-    let more_ms = until.since(ends).min(ttl_ms.saturating_sub(live.credit_ms));
-    if more_ms == 0 {
+    let left_ms = live.spec.lease_ttl_ms.saturating_sub(live.credit_ms);
+    let until = now + wanted_ms.min(left_ms);
+    if until <= ends {
         return;
     }
-    live.credit_ms += more_ms;
+    live.credit_ms += until.since(ends.max(now));
     let limits = Live::limits(&live.spec, config);
-    let until = (ends + more_ms) - limits.grace_ms;
-    live.timers.on_fact(&Fact::Renewed { until }, now, &limits);
+    live.timers.on_fact(
+        &Fact::Renewed {
+            until: until - limits.grace_ms,
+        },
+        now,
+        &limits,
+    );
 }
 
 fn is_revoked((_, renewal): &(AttemptId, Renewal)) -> bool {

@@ -7,7 +7,7 @@
 use crate::attempt::Event;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
-use crate::frame::{From, ack, check_owner, contract_met, reject, termination_of};
+use crate::frame::{From, ack, check_owner, contract_met, proof_of_death, reject};
 use crate::input::{Finished, Frame, FrameBody};
 use crate::live::Live;
 use crate::record::{AttemptRecord, EndState, EndedBy, EventKind, Receipt, State, TaskState};
@@ -52,18 +52,16 @@ impl Core {
         if from.control_seq <= attempt.control_seq {
             return ack(from, attempt.control_seq, turn);
         }
-        let Some(termination) = termination_of(&frame.body) else {
+        let Some(dead) = proof_of_death(&frame.body) else {
             return self.refuse_stale(live, index, from, turn);
         };
-        if termination.group_empty {
+        if dead {
             self.receipt_arrived(live, index, turn);
         }
         let wanted = may_adopt(live, index, turn.now, self.config.adopt_late_ms);
         if let Some(event) = adoptable(live, &frame.body).filter(|_| wanted) {
             self.adopt(live, index, event, frame.observed, turn);
-        } else if !matches!(frame.body, FrameBody::Receipt { .. })
-            && !live.record().attempts[index].late_terminal
-        {
+        } else if is_result(&frame.body) && !live.record().attempts[index].late_terminal {
             turn.fx.counts.push(Count::LateTerminal);
             live.record_mut().attempts[index].late_terminal = true;
             live.note_for(index, EventKind::LateTerminal);
@@ -171,6 +169,11 @@ impl Core {
         }
         live.note_for(index, EventKind::AdoptedLate);
     }
+}
+
+/// Worth keeping as evidence; a bare receipt or refusal is not.
+fn is_result(body: &FrameBody) -> bool {
+    !matches!(body, FrameBody::Receipt { .. } | FrameBody::Rejected { .. })
 }
 
 /// What of a worker's late words may become the task's: a result, or a failure where nothing else is under way.

@@ -28,6 +28,7 @@ mod recover;
 pub mod reject;
 mod requests;
 pub mod requirements;
+mod retries;
 pub mod retry;
 pub mod roster;
 mod sessions;

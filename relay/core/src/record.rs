@@ -3,8 +3,10 @@
 //! Records hold durations and consumed budgets, never a `Moment`: after a restart a moment means nothing. Wall
 //! times are for display. Field order is the storage format (postcard), so a change of it needs a new schema number.
 
+mod ask;
 mod attempt;
 mod code;
+mod end;
 mod fleet;
 mod timeline;
 
@@ -12,12 +14,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use ask::{Answer, InputKind, InputRecord, InputState};
 pub use attempt::{
-    Answer, Artifact, AttemptRecord, AttemptState, Budget, End, EndState, EndedBy, Exit, Holder,
-    InputKind, InputRecord, InputState, Lease, OpenTool, ParkCause, Parked, Pending, Receipt,
-    StageTimes, State, Usage,
+    Artifact, AttemptRecord, AttemptState, Budget, Holder, Lease, OpenTool, ParkCause, Parked,
+    Pending, StageTimes, State, Usage,
 };
 pub use code::{FailureCode, RejectCode};
+pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{DaemonRecord, DrainMark, FenceRecord, IdempotencyRecord, Pause, SchedulerRecord};
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 

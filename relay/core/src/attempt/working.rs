@@ -5,13 +5,11 @@
 use std::sync::Arc;
 
 use super::{Event, Machine, Outcome};
-use crate::id::InputId;
 use crate::record::{
-    Answer, EndState, EndedBy, EventKind, FailureCode, InputRecord, InputState, OpenTool,
-    ParkCause, Pending, Phase, State, TimerKind,
+    EndState, EndedBy, EventKind, FailureCode, InputRecord, InputState, OpenTool, Pending, Phase,
+    State, TimerKind,
 };
 use crate::reject::Rejection;
-use crate::spec::OnInputTimeout;
 use crate::timers::{Fact, TimerKey};
 
 impl Machine<'_> {
@@ -82,7 +80,7 @@ impl Machine<'_> {
     }
 
     /// The state that the open things and the phases add up to.
-    fn running_state(&self) -> State {
+    pub(super) fn running_state(&self) -> State {
         let open =
             |input: &InputRecord| matches!(input.state, InputState::Open | InputState::Answered(_));
         if self.attempt.inputs.iter().any(open) {
@@ -196,97 +194,6 @@ impl Machine<'_> {
         Outcome::Applied
     }
 
-    fn input_asked(&mut self, input: InputRecord) -> Outcome {
-        let inputs = &mut self.attempt.inputs;
-        if inputs.iter().any(|known| known.id == input.id) {
-            return Outcome::Refused(Rejection::DuplicateInput);
-        }
-        if inputs.len() >= self.config.max_inputs {
-            // Closed ones are history: the oldest makes room.
-            let closed = |known: &InputRecord| {
-                !matches!(known.state, InputState::Open | InputState::Answered(_))
-            };
-            let Some(oldest) = inputs.iter().position(closed) else {
-                return Outcome::Refused(Rejection::TooManyInputs);
-            };
-            inputs.remove(oldest);
-        }
-        self.reach(Phase::FirstEventSeen);
-        self.attempt.phase = Some(Phase::WaitingInput);
-        self.tell(&Fact::InputAsked(input.id));
-        self.notes.push(EventKind::InputAsked { input: input.id });
-        self.attempt.inputs.push(input);
-        self.attempt.state = self.running_state();
-        Outcome::Applied
-    }
-
-    fn input_mut(&mut self, id: InputId) -> Option<&mut InputRecord> {
-        self.attempt.inputs.iter_mut().find(|input| input.id == id)
-    }
-
-    fn answered(&mut self, id: InputId, answer: Answer) -> Outcome {
-        let Some(input) = self.input_mut(id) else {
-            return Outcome::Refused(Rejection::UnknownInput);
-        };
-        match &input.state {
-            InputState::Open => {}
-            InputState::Answered(given) | InputState::Received(given) => {
-                let same = given.approved == answer.approved && given.payload == answer.payload;
-                return if same {
-                    Outcome::Ignored
-                } else {
-                    Outcome::Refused(Rejection::AnswerConflict)
-                };
-            }
-            InputState::Withdrawn | InputState::Expired => {
-                return Outcome::Refused(Rejection::InputClosed);
-            }
-        }
-        let approved = answer.approved == Some(true);
-        input.state = InputState::Answered(answer);
-        // What a person let through may have had effects.
-        self.attempt.retry_safe &= !approved;
-        self.tell(&Fact::InputAnswered(id));
-        self.notes.push(EventKind::InputAnswered { input: id });
-        Outcome::Applied
-    }
-
-    fn input_received(&mut self, id: InputId) -> Outcome {
-        let Some(input) = self.input_mut(id) else {
-            return Outcome::Refused(Rejection::UnknownInput);
-        };
-        let InputState::Answered(answer) = &input.state else {
-            return Outcome::Refused(Rejection::WrongOrder);
-        };
-        input.state = InputState::Received(answer.clone());
-        self.attempt.phase = Some(Phase::InputReceived);
-        self.input_closed(id);
-        self.notes.push(EventKind::InputReceived { input: id });
-        Outcome::Applied
-    }
-
-    fn input_withdrawn(&mut self, id: InputId) -> Outcome {
-        let Some(input) = self.input_mut(id) else {
-            return Outcome::Refused(Rejection::UnknownInput);
-        };
-        if !matches!(input.state, InputState::Open | InputState::Answered(_)) {
-            return Outcome::Refused(Rejection::InputClosed);
-        }
-        input.state = InputState::Withdrawn;
-        self.input_closed(id);
-        self.notes.push(EventKind::InputClosed { input: id });
-        Outcome::Applied
-    }
-
-    /// A closed input keeps its answer, not what was asked: records stay small.
-    fn input_closed(&mut self, id: InputId) {
-        if let Some(input) = self.input_mut(id) {
-            input.payload = Arc::from([]);
-        }
-        self.tell(&Fact::InputClosed(id));
-        self.attempt.state = self.running_state();
-    }
-
     fn output(&mut self, visible: bool, tools: &[Arc<str>], end: u64) -> Outcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
         let before = self.attempt.reached;
@@ -330,52 +237,13 @@ impl Machine<'_> {
         }
     }
 
-    fn input_expired(&mut self, id: InputId) -> Outcome {
-        let (wall, policy) = (self.now.wall, self.spec.on_input_timeout);
-        if self.input_mut(id).is_none() {
-            return Outcome::Ignored;
-        }
-        self.notes.push(EventKind::DeadlineExpired {
-            timer: TimerKind::UserInput,
-        });
-        match policy {
-            OnInputTimeout::Fail => {
-                self.close_expired(id);
-                self.deadline_noted(TimerKind::UserInput, None)
-            }
-            OnInputTimeout::Park => {
-                self.close_expired(id);
-                self.begin_cleanup_or(Pending::Park, |machine| {
-                    let receipt = machine.assumed_receipt();
-                    machine.park(ParkCause::InputTimeout, receipt)
-                })
-            }
-            OnInputTimeout::Deny => {
-                let refusal = Answer {
-                    by: "relay".into(),
-                    at: wall,
-                    approved: Some(false),
-                    payload: Arc::from([]),
-                };
-                self.answered(id, refusal)
-            }
-        }
-    }
-
-    fn close_expired(&mut self, id: InputId) {
-        if let Some(input) = self.input_mut(id) {
-            input.state = InputState::Expired;
-        }
-        self.input_closed(id);
-    }
-
     /// A deadline passed: the attempt is ended by the daemon if it can hear, else at once.
     fn deadline(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
         self.notes.push(EventKind::DeadlineExpired { timer });
         self.deadline_noted(timer, tool)
     }
 
-    fn deadline_noted(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
+    pub(super) fn deadline_noted(&mut self, timer: TimerKind, tool: Option<Arc<str>>) -> Outcome {
         let phase = self.attempt.phase;
         let pending = Pending::Deadline { timer, tool, phase };
         let code = super::ending::code_of(timer);
@@ -394,7 +262,7 @@ impl Machine<'_> {
     }
 
     /// With a session the daemon is told to end it; without one the end is decided now.
-    fn begin_cleanup_or(
+    pub(super) fn begin_cleanup_or(
         &mut self,
         pending: Pending,
         alone: impl FnOnce(&mut Self) -> Outcome,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::code::FailureCode;
+use super::ask::InputRecord;
+use super::end::{End, Receipt};
 use super::timeline::{Phase, TimerKind};
 use crate::id::{AttemptId, DaemonId, InputId, InstanceId};
 use crate::time::Wall;
@@ -244,140 +245,10 @@ pub enum ParkCause {
     InputTimeout,
 }
 
-/// The terminal record: written once, then never changed but for the two named exceptions.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
-    pub state: EndState,
-    pub failure_code: Option<FailureCode>,
-    pub retryable: bool,
-    pub message: Option<Arc<str>>,
-    pub user_message: Option<Arc<str>>,
-    pub by: EndedBy,
-    /// The last phase seen when its end was decided.
-    pub cause_phase: Option<Phase>,
-    pub exit: Option<Exit>,
-    pub receipt: Receipt,
-    pub killed_after_result: bool,
-    pub adopted_late: bool,
-    /// The daemon's words about its cleanup.
-    pub cleanup: Option<Arc<str>>,
-    pub at: Wall,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum EndState {
-    Completed,
-    Failed,
-    Canceled,
-    TimedOut,
-    Lost,
-    Released,
-    HandedOff,
-}
-
-impl EndState {
-    pub fn name(self) -> AttemptState {
-        match self {
-            EndState::Completed => AttemptState::Completed,
-            EndState::Failed => AttemptState::Failed,
-            EndState::Canceled => AttemptState::Canceled,
-            EndState::TimedOut => AttemptState::TimedOut,
-            EndState::Lost => AttemptState::Lost,
-            EndState::Released => AttemptState::Released,
-            EndState::HandedOff => AttemptState::HandedOff,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum EndedBy {
-    Daemon,
-    Relay,
-    Operator,
-    Client,
-}
-
-impl EndedBy {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            EndedBy::Daemon => "daemon",
-            EndedBy::Relay => "relay",
-            EndedBy::Operator => "operator",
-            EndedBy::Client => "client",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Exit {
-    Code(i32),
-    Signal(i32),
-}
-
-/// Whether the death of its processes is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Receipt {
-    /// No process was ever allowed to start.
-    NotNeeded,
-    /// The worker says that the group is empty, or its machine rebooted since.
-    Confirmed,
-    Unconfirmed,
-}
-
-impl Receipt {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Receipt::NotNeeded => "not_needed",
-            Receipt::Confirmed => "confirmed",
-            Receipt::Unconfirmed => "unconfirmed",
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenTool {
     pub id: Arc<str>,
     pub name: Arc<str>,
-}
-
-/// A permission request or a question; bound to its attempt, answered once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InputRecord {
-    pub id: InputId,
-    pub kind: InputKind,
-    pub state: InputState,
-    /// Opaque to the relay: the tool's input, or the question with its options, as the daemon sent it.
-    pub payload: Arc<[u8]>,
-    pub tool: Option<Arc<str>>,
-    pub asked: Wall,
-    /// SHA-256 of kind, tool and payload: an answer is bound to what was shown.
-    pub digest: [u8; 32],
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum InputKind {
-    Permission,
-    Question,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum InputState {
-    Open,
-    /// Stored, not yet confirmed by the daemon: sent again after each reconnect.
-    Answered(Answer),
-    /// The daemon has the answer.
-    Received(Answer),
-    Withdrawn,
-    Expired,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Answer {
-    pub by: Arc<str>,
-    pub at: Wall,
-    /// For a permission: granted or not. A question has none.
-    pub approved: Option<bool>,
-    pub payload: Arc<[u8]>,
 }
 
 /// When each stage began, on the relay's wall clock; for display and spans.

@@ -1,1 +1,193 @@
-//! placeholder
+//! Cancel: requested, delivered, confirmed; exactly one terminal whatever it races with.
+
+use super::world::{GRACE, SLACK, TTL, World, canceled, completed, spec};
+use crate::effects::{CancelKind, Downstream};
+use crate::input::ActiveState;
+use crate::record::{AttemptState, EndedBy, FailureCode, Phase, Receipt, TaskState};
+use crate::reject::Rejection;
+
+#[test]
+fn a_waiting_task_is_canceled_at_once_and_a_second_cancel_changes_nothing() {
+    let mut world = World::new();
+    let task = world.submit(spec());
+    let first = world.cancel(task).unwrap();
+    assert_eq!(first.state, TaskState::Canceled);
+    let writes = world.writes;
+    let second = world.cancel(task).unwrap();
+    assert_eq!((second.revision, world.writes), (first.revision, writes));
+    assert_eq!(world.core.open_tasks(), 0);
+    let _machine = world.machine(1);
+    assert!(world.dispatches().is_empty());
+}
+
+#[test]
+fn the_ladder_is_requested_delivered_confirmed() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.told(&machine);
+    let asked = world.cancel(task).unwrap();
+    assert_eq!(asked.state, TaskState::Running);
+    assert!(world.told(&machine).iter().any(|m| matches!(m, Downstream::Cancel { kind: CancelKind::User, to, .. } if to.attempt == work.re.attempt)));
+    let writes = world.writes;
+    world.cancel(task).unwrap();
+    assert!(
+        world.told(&machine).is_empty() && world.writes == writes,
+        "idempotent"
+    );
+    world.phase(&mut work, Phase::CleanupStarted);
+    let cancel = world.task(task).cancel.clone().unwrap();
+    assert!(cancel.delivered.is_some() && cancel.confirmed.is_none());
+    world.frame(&mut work, canceled());
+    let record = world.task(task);
+    let end = record.newest().unwrap().state.end().unwrap();
+    assert_eq!(
+        (record.state, end.by, end.receipt),
+        (TaskState::Canceled, EndedBy::Client, Receipt::Confirmed)
+    );
+    assert_eq!(end.failure_code, Some(FailureCode::CanceledByUser));
+    assert!(record.cancel.as_ref().unwrap().confirmed.is_some());
+}
+
+#[test]
+fn a_cancel_that_came_first_wins_over_the_result_and_the_other_way_round() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let first = world.submit(spec());
+    let mut work = world.started();
+    world.cancel(first).unwrap();
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(first), TaskState::Canceled);
+    let second = world.submit(spec());
+    let mut work = world.started();
+    world.frame(&mut work, completed());
+    assert_eq!(world.cancel(second).unwrap().state, TaskState::Completed);
+}
+
+#[test]
+fn a_cancel_wins_over_a_deadline_that_was_pending() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let mut spec = spec();
+    spec.effective_profile.process_start_ms = Some(1_000);
+    let task = world.submit(spec);
+    let mut work = world.started();
+    world.pass(1_000 + SLACK);
+    world.cancel(task).unwrap();
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Canceled);
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_unconfirmed_and_fenced() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    world.cancel(task).unwrap();
+    world.pass(2_000 + SLACK);
+    let record = world.task(task);
+    let end = record.newest().unwrap().state.end().unwrap();
+    assert_eq!(
+        (record.state, end.receipt),
+        (TaskState::Canceled, Receipt::Unconfirmed)
+    );
+    assert!(record.cancel.as_ref().unwrap().confirmed.is_none());
+    assert_eq!(world.store.fences.len(), 1);
+    // Its late word is the receipt: the fence falls and the cancel is confirmed after all.
+    world.told(&machine);
+    let mut work = work;
+    world.frame(&mut work, canceled());
+    let record = world.task(task);
+    assert_eq!(
+        record.newest().unwrap().state.end().unwrap().receipt,
+        Receipt::Confirmed
+    );
+    assert!(record.cancel.as_ref().unwrap().confirmed.is_some() && world.store.fences.is_empty());
+    assert!(
+        world
+            .told(&machine)
+            .iter()
+            .any(|m| matches!(m, Downstream::Ack { .. }))
+    );
+}
+
+#[test]
+fn while_disconnected_it_waits_for_the_receipt_or_the_lease_limit() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let (back, gone) = (world.submit(spec()), world.submit(spec()));
+    let mut works = world.dispatches();
+    for work in &mut works {
+        world.frame(work, crate::input::FrameBody::Accepted);
+    }
+    world.disconnect(&machine);
+    world.cancel(back).unwrap();
+    world.cancel(gone).unwrap();
+    world.pass(20_000);
+    assert_eq!(
+        (world.state(back), world.attempt_state(back)),
+        (TaskState::Running, AttemptState::CleaningUp)
+    );
+    let verdicts = world.reconnect(
+        &mut machine,
+        &[
+            (&works[0], ActiveState::Running),
+            (&works[1], ActiveState::Running),
+        ],
+    );
+    assert_eq!(verdicts.len(), 2);
+    let told = world.told(&machine);
+    let cancels = told
+        .iter()
+        .filter(|m| matches!(m, Downstream::Cancel { .. }))
+        .count();
+    assert_eq!(cancels, 2, "said again: {told:?}");
+    works[0].session = machine.session;
+    world.frame(&mut works[0], canceled());
+    assert_eq!(world.state(back), TaskState::Canceled);
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE - 1);
+    assert_eq!(world.state(gone), TaskState::Running);
+    world.pass(1);
+    let end = world.newest(gone).state.end().unwrap().clone();
+    assert_eq!(
+        (world.state(gone), end.receipt),
+        (TaskState::Canceled, Receipt::Unconfirmed)
+    );
+    assert!(
+        world.store.fences.is_empty(),
+        "the limit has passed: it is dead"
+    );
+}
+
+#[test]
+fn cancel_of_an_unknown_or_foreign_task_is_unknown() {
+    let mut world = World::new();
+    let mut foreign = spec();
+    foreign.tenant = crate::samples::tenant("other");
+    let task = world.submit(foreign);
+    let writes = world.writes;
+    assert_eq!(world.cancel(task).unwrap_err(), Rejection::UnknownTask);
+    let nobody = crate::id::TaskId(uuid::Uuid::from_u128(404));
+    assert_eq!(world.cancel(nobody).unwrap_err(), Rejection::UnknownTask);
+    assert_eq!(world.writes, writes);
+}
+
+#[test]
+fn an_offer_is_canceled_at_once_because_no_process_may_exist() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.dispatch();
+    assert_eq!(world.cancel(task).unwrap().state, TaskState::Canceled);
+    assert!(
+        world.told(&machine).iter().any(
+            |m| matches!(m, Downstream::Abandon { attempt, .. } if *attempt == work.re.attempt)
+        )
+    );
+    let mut work = work;
+    world.frame(&mut work, crate::input::FrameBody::Accepted);
+    assert_eq!(world.rejections(&machine), [Rejection::TaskTerminal]);
+}

@@ -1,1 +1,369 @@
-//! placeholder
+//! The twelve timers, end to end: each ends as the table says, not before its limit, and the daemon is asked first.
+
+use super::world::{GRACE, SLACK, TTL, Work, World, canceled, completed, errored, spec};
+use crate::effects::{CancelKind, Downstream};
+use crate::id::InputId;
+use crate::input::FrameBody;
+use crate::record::{
+    AttemptState, AttentionCause, EndState, EndedBy, FailureCode, Phase, Receipt, TaskState,
+    TimerKind,
+};
+use crate::reject::Rejection;
+use crate::spec::{Profile, TaskSpec};
+
+fn profile() -> Profile {
+    Profile {
+        process_start_ms: Some(1_000),
+        prompt_write_ms: Some(1_100),
+        first_event_ms: Some(1_200),
+        first_visible_event_ms: Some(1_300),
+        stream_idle_ms: Some(1_400),
+        tool_idle_ms: Some(1_500),
+        user_input_ms: Some(1_600),
+        cleanup_term_ms: Some(700),
+    }
+}
+
+fn timed(profile: Profile) -> TaskSpec {
+    let mut spec = TaskSpec {
+        effective_profile: profile,
+        ..spec()
+    };
+    spec.retry.max_attempts = 1;
+    spec
+}
+
+fn only(set: impl FnOnce(&mut Profile)) -> TaskSpec {
+    let mut profile = Profile {
+        cleanup_term_ms: Some(700),
+        ..Profile::default()
+    };
+    set(&mut profile);
+    timed(profile)
+}
+
+fn tool(id: &str) -> FrameBody {
+    FrameBody::ToolStarted {
+        id: id.into(),
+        name: "bash".into(),
+    }
+}
+
+fn question() -> FrameBody {
+    FrameBody::Question {
+        input: InputId(uuid::Uuid::from_u128(5)),
+        payload: (*b"?").into(),
+    }
+}
+
+/// What brings an attempt to the point where one timer runs.
+type Lead = fn(&mut World, &mut Work);
+
+type Row = (TimerKind, TaskSpec, u64, Lead, FailureCode);
+
+fn rows() -> [Row; 8] {
+    [
+        (
+            TimerKind::ProcessStart,
+            only(|p| p.process_start_ms = Some(1_000)),
+            1_000,
+            |_, _| {},
+            FailureCode::ProcessStartTimeout,
+        ),
+        (
+            TimerKind::PromptWrite,
+            only(|p| p.prompt_write_ms = Some(1_100)),
+            1_100,
+            |w, a| w.phase(a, Phase::AgentStarted),
+            FailureCode::PromptWriteTimeout,
+        ),
+        (
+            TimerKind::FirstEvent,
+            only(|p| p.first_event_ms = Some(1_200)),
+            1_200,
+            |w, a| w.phase(a, Phase::PromptWritten),
+            FailureCode::NoFirstEventTimeout,
+        ),
+        (
+            TimerKind::FirstVisibleEvent,
+            only(|p| p.first_visible_event_ms = Some(1_300)),
+            1_300,
+            |w, a| w.phase(a, Phase::PromptWritten),
+            FailureCode::NoVisibleEventTimeout,
+        ),
+        (
+            TimerKind::StreamIdle,
+            only(|p| p.stream_idle_ms = Some(1_400)),
+            1_400,
+            |w, a| w.phase(a, Phase::FirstEventSeen),
+            FailureCode::StreamIdleTimeout,
+        ),
+        (
+            TimerKind::ToolIdle,
+            only(|p| p.tool_idle_ms = Some(1_500)),
+            1_500,
+            |w, a| w.frame(a, tool("t")),
+            FailureCode::ToolIdleTimeout,
+        ),
+        (
+            TimerKind::UserInput,
+            only(|p| p.user_input_ms = Some(1_600)),
+            1_600,
+            |w, a| w.frame(a, question()),
+            FailureCode::UserInputTimeout,
+        ),
+        (
+            TimerKind::Total,
+            TaskSpec {
+                total_ms: Some(9_000),
+                ..only(|_| {})
+            },
+            9_000 - SLACK,
+            |_, _| {},
+            FailureCode::TaskDeadlineExceeded,
+        ),
+    ]
+}
+
+#[test]
+fn each_phase_deadline_ends_with_its_code_after_its_limit_plus_slack_and_no_sooner() {
+    for (timer, spec, limit, lead, code) in rows() {
+        let mut world = World::new();
+        let machine = world.machine(1);
+        let task = world.submit(spec);
+        let mut work = world.started();
+        lead(&mut world, &mut work);
+        let state = world.attempt_state(task);
+        world.pass(limit + SLACK - 1);
+        assert_eq!(world.attempt_state(task), state, "{timer:?} was too early");
+        world.told(&machine);
+        world.pass(1);
+        assert_eq!(
+            world.attempt_state(task),
+            AttemptState::CleaningUp,
+            "{timer:?}"
+        );
+        let told = world.told(&machine);
+        let asked = told.iter().any(|m| matches!(m, Downstream::Cancel { kind: CancelKind::Deadline(k), grace_ms: 700, .. } if *k == timer));
+        assert!(asked, "{timer:?}: {told:?}");
+        world.frame(&mut work, canceled());
+        let end = world.newest(task).state.end().unwrap().clone();
+        assert_eq!(
+            (end.state, end.failure_code, end.by),
+            (EndState::TimedOut, Some(code), EndedBy::Relay)
+        );
+        assert_eq!(
+            (end.receipt, world.state(task)),
+            (Receipt::Confirmed, TaskState::TimedOut)
+        );
+        assert!(world.store.fences.is_empty());
+    }
+}
+
+#[test]
+fn a_skipped_phase_disarms_the_timers_before_it() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(timed(Profile {
+        stream_idle_ms: None,
+        first_visible_event_ms: None,
+        ..profile()
+    }));
+    let mut work = world.started();
+    world.phase(&mut work, Phase::FirstEventSeen);
+    world.pass_renewing(60_000, &machine, &[&work]);
+    assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn an_empty_profile_leaves_only_the_relays_own_timers() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(timed(Profile::default()));
+    let mut work = world.started();
+    world.frame(&mut work, tool("t"));
+    world.pass_renewing(2 * 3_600_000 - 8_000, &machine, &[&work]);
+    assert_eq!(world.attempt_state(task), AttemptState::ToolRunning);
+    world.pass_renewing(12_000, &machine, &[&work]);
+    assert_eq!(
+        world.end_code(task, 1),
+        Some(FailureCode::TaskDeadlineExceeded),
+        "total ends it, unconfirmed"
+    );
+}
+
+#[test]
+fn a_daemon_that_ignores_the_cancel_is_not_waited_for() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(only(|p| p.process_start_ms = Some(1_000)));
+    let work = world.started();
+    world.pass(1_000 + SLACK);
+    world.pass(700 + SLACK - 1);
+    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    world.told(&machine);
+    world.pass(1);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(
+        (end.failure_code, end.receipt),
+        (Some(FailureCode::ProcessStartTimeout), Receipt::Unconfirmed)
+    );
+    let told = world.told(&machine);
+    assert!(
+        told.iter().any(
+            |m| matches!(m, Downstream::Abandon { attempt, .. } if *attempt == work.re.attempt)
+        )
+    );
+    assert_eq!(
+        world.store.fences.len(),
+        1,
+        "nobody saw it die: its conversation and retries wait"
+    );
+}
+
+#[test]
+fn a_result_during_a_deadlines_cleanup_wins_over_the_deadline() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let task = world.submit(only(|p| p.process_start_ms = Some(1_000)));
+    let mut work = world.started();
+    world.pass(1_000 + SLACK);
+    world.phase(&mut work, Phase::CleanupStarted);
+    world.phase(&mut work, Phase::CleanupFinished);
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptState::CleaningUp,
+        "its last word is still awaited"
+    );
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn cleanup_that_the_daemon_began_and_never_ended_is_no_result() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let task = world.submit(timed(profile()));
+    let mut work = world.started();
+    world.phase(&mut work, Phase::CleanupStarted);
+    world.pass(700 + SLACK);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(
+        (end.failure_code, end.receipt),
+        (Some(FailureCode::NoResult), Receipt::Unconfirmed)
+    );
+}
+
+#[test]
+fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let other = world.machine(2);
+    let mut spec = only(|p| p.process_start_ms = Some(1_000));
+    spec.retry.max_attempts = 3;
+    let task = world.submit(spec);
+    let work = world.started();
+    let ours = if work.session == machine.session {
+        &mut machine
+    } else {
+        panic!("the first machine has it")
+    };
+    world.disconnect(ours);
+    world.pass(1_000 + SLACK);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(
+        (end.failure_code, end.receipt),
+        (Some(FailureCode::ProcessStartTimeout), Receipt::Unconfirmed)
+    );
+    assert!(
+        !world.newest(task).retry_safe,
+        "nobody knows what it did meanwhile"
+    );
+    assert_eq!(world.state(task), TaskState::TimedOut);
+    let again = world.retry(task).unwrap();
+    assert_eq!((again.state, again.attempts.len()), (TaskState::Queued, 2));
+    world.pass_renewing(TTL + GRACE - 3_001, &other, &[]);
+    assert!(
+        world.dispatches().is_empty(),
+        "the predecessor may still run"
+    );
+    world.pass(1);
+    assert_eq!(world.dispatch().session, other.session);
+    assert!(world.store.fences.is_empty());
+}
+
+#[test]
+fn an_offer_that_nobody_accepts_is_lost_and_safe_to_repeat() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.dispatch();
+    world.pass_renewing(9_999, &machine, &[]);
+    assert_eq!(world.attempt_state(task), AttemptState::Offered);
+    world.pass(1);
+    assert_eq!(world.end_code(task, 1), Some(FailureCode::NotAccepted));
+    assert!(
+        world.store.fences.is_empty(),
+        "without LeaseConfirmed there is no process"
+    );
+    assert_eq!(world.state(task), TaskState::Pending);
+    // Accepting too late does not run it.
+    let mut late = work;
+    world.told(&machine);
+    world.frame(&mut late, FrameBody::Accepted);
+    assert_eq!(world.rejections(&machine), [Rejection::StaleAttempt]);
+    world.beat(&machine, &[]);
+    world.pass(2_000);
+    assert_eq!(world.dispatch().re.number, 2);
+}
+
+#[test]
+fn queue_parks_as_starved_and_a_retry_hands_it_off() {
+    let mut world = World::new();
+    let task = world.submit(TaskSpec {
+        queue_ms: Some(5_000),
+        ..spec()
+    });
+    world.pass(4_999);
+    assert_eq!(world.state(task), TaskState::Queued);
+    world.pass(1);
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::NeedsAttention);
+    assert_eq!(
+        record.attention.as_ref().unwrap().cause,
+        AttentionCause::Starved
+    );
+    assert_eq!(world.attempt_state(task), AttemptState::Parked);
+    let again = world.retry(task).unwrap();
+    assert_eq!(
+        (again.state, again.attempts[0].state.name()),
+        (TaskState::Queued, AttemptState::HandedOff)
+    );
+    assert_eq!(again.attempts[0].successor, Some(again.attempts[1].id));
+    let _machine = world.machine(1);
+    assert_eq!(world.dispatch().re.number, 2);
+}
+
+#[test]
+fn a_daemons_own_timeout_is_a_timeout_and_its_hint_only_lowers() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let mut spec = spec();
+    spec.retry.max_attempts = 2;
+    let task = world.submit(spec.clone());
+    let mut work = world.started();
+    world.frame(&mut work, errored(FailureCode::NoFirstEventTimeout, 0));
+    assert_eq!(world.newest(task).state.name(), AttemptState::TimedOut);
+    assert_eq!(world.state(task), TaskState::Pending, "retried");
+    let other = world.submit(spec);
+    let mut work = world.started();
+    let FrameBody::Errored(mut body) = errored(FailureCode::AgentExit, 1) else {
+        unreachable!()
+    };
+    body.retryable_hint = Some(false);
+    world.frame(&mut work, FrameBody::Errored(body));
+    assert_eq!(world.state(other), TaskState::Failed);
+    assert!(!world.newest(other).state.end().unwrap().retryable);
+}

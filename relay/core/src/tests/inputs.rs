@@ -1,1 +1,194 @@
-//! placeholder
+//! Permission requests and questions: single use, bound to their attempt, answered once, sent until confirmed.
+
+use std::sync::Arc;
+
+use super::world::{SLACK, Work, World, spec};
+use crate::effects::Downstream;
+use crate::id::InputId;
+use crate::input::{ActiveState, FrameBody};
+use crate::record::{AttemptState, AttentionCause, FailureCode, InputState, Phase, TaskState};
+use crate::reject::Rejection;
+use crate::spec::{OnInputTimeout, TaskSpec};
+
+fn input(n: u128) -> InputId {
+    InputId(uuid::Uuid::from_u128(n))
+}
+
+fn permission(n: u128) -> FrameBody {
+    FrameBody::PermissionRequest {
+        input: input(n),
+        tool: None,
+        payload: Arc::from(*b"rm -rf"),
+    }
+}
+
+fn asked(world: &mut World, spec: TaskSpec) -> (crate::id::TaskId, Work) {
+    let task = world.submit(spec);
+    let mut work = world.started();
+    world.frame(&mut work, permission(1));
+    (task, work)
+}
+
+#[test]
+fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let (task, mut work) = asked(&mut world, spec());
+    assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+    world.disconnect(&machine);
+    world.answer(task, input(1), true).unwrap();
+    assert!(
+        !world.newest(task).retry_safe,
+        "what was let through may have had effects"
+    );
+    let writes = world.writes;
+    world.answer(task, input(1), true).unwrap();
+    assert_eq!(world.writes, writes, "the same answer twice is one answer");
+    assert_eq!(
+        world.answer(task, input(1), false).unwrap_err(),
+        Rejection::AnswerConflict
+    );
+    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Running)]);
+    work.session = machine.session;
+    let told = world.told(&machine);
+    assert!(told.iter().any(
+        |m| matches!(m, Downstream::Answer { input: i, approved: Some(true), .. } if *i == input(1))
+    ));
+    world.frame(&mut work, FrameBody::InputReceived { input: input(1) });
+    assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    let kept = world.newest(task).inputs[0].clone();
+    assert!(matches!(kept.state, InputState::Received(_)) && kept.payload.is_empty());
+    assert_eq!(
+        world.answer(task, input(9), true).unwrap_err(),
+        Rejection::UnknownInput
+    );
+}
+
+#[test]
+fn an_input_of_an_earlier_attempt_never_reaches_the_next() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let (task, mut work) = asked(&mut world, spec());
+    world.frame(&mut work, super::world::errored(FailureCode::AgentExit, 3));
+    world.pass(2_000);
+    assert_eq!(world.dispatch().re.number, 2);
+    assert_eq!(
+        world.answer(task, input(1), true).unwrap_err(),
+        Rejection::InputClosed
+    );
+}
+
+#[test]
+fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
+    let timed = |policy| {
+        let mut spec = TaskSpec {
+            on_input_timeout: policy,
+            ..spec()
+        };
+        spec.effective_profile.user_input_ms = Some(1_000);
+        spec
+    };
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let (task, mut work) = asked(&mut world, timed(OnInputTimeout::Deny));
+    world.told(&machine);
+    world.pass(1_000 + SLACK);
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptState::WaitingInput,
+        "it waits until the daemon has heard the no"
+    );
+    assert!(world.told(&machine).iter().any(|m| matches!(
+        m,
+        Downstream::Answer {
+            approved: Some(false),
+            ..
+        }
+    )));
+    world.frame(&mut work, FrameBody::InputReceived { input: input(1) });
+    assert_eq!(
+        (world.attempt_state(task), world.newest(task).retry_safe),
+        (AttemptState::Streaming, true)
+    );
+
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let (task, mut work) = asked(&mut world, timed(OnInputTimeout::Park));
+    world.pass(1_000 + SLACK);
+    world.frame(&mut work, super::world::canceled());
+    assert_eq!(
+        (world.state(task), world.attempt_state(task)),
+        (TaskState::NeedsAttention, AttemptState::Parked)
+    );
+    assert_eq!(
+        world.task(task).attention.as_ref().unwrap().cause,
+        AttentionCause::InputTimeout
+    );
+    assert!(world.store.fences.is_empty());
+    world.retry(task).unwrap();
+    assert_eq!(world.dispatch().re.number, 2);
+}
+
+#[test]
+fn questions_inside_tools_resume_to_the_tool_and_bad_ones_are_refused() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(
+        &mut work,
+        FrameBody::ToolStarted {
+            id: "t".into(),
+            name: "bash".into(),
+        },
+    );
+    world.frame(&mut work, permission(1));
+    world.frame(&mut work, permission(2));
+    world.told(&machine);
+    world.frame(&mut work, permission(2));
+    world.frame(&mut work, FrameBody::InputReceived { input: input(2) });
+    assert_eq!(
+        world.rejections(&machine),
+        [Rejection::DuplicateInput, Rejection::WrongOrder]
+    );
+    world.frame(&mut work, FrameBody::InputWithdrawn { input: input(1) });
+    assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+    world.answer(task, input(2), true).unwrap();
+    world.frame(&mut work, FrameBody::InputReceived { input: input(2) });
+    assert_eq!(world.attempt_state(task), AttemptState::ToolRunning);
+    assert_eq!(world.newest(task).phase, Some(Phase::InputReceived));
+    assert_eq!(
+        world.answer(task, input(1), true).unwrap_err(),
+        Rejection::InputClosed
+    );
+}
+
+#[test]
+fn open_tools_and_inputs_are_bounded() {
+    let mut config = crate::samples::config();
+    (config.max_tools, config.max_inputs) = (2, 2);
+    let mut world = World::with(config);
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.told(&machine);
+    for n in 1..=3 {
+        world.frame(&mut work, permission(n));
+        let id = n.to_string();
+        world.frame(
+            &mut work,
+            FrameBody::ToolStarted {
+                id: id.as_str().into(),
+                name: "x".into(),
+            },
+        );
+    }
+    assert_eq!(
+        world.rejections(&machine),
+        [Rejection::TooManyInputs, Rejection::TooManyTools]
+    );
+    world.frame(&mut work, FrameBody::InputWithdrawn { input: input(1) });
+    world.frame(&mut work, permission(4));
+    let ids: Vec<InputId> = world.newest(task).inputs.iter().map(|i| i.id).collect();
+    assert_eq!(ids, [input(2), input(4)], "a closed one made room");
+}

@@ -1,1 +1,188 @@
-//! placeholder
+//! Results that come after the end: adopted in a narrow window, evidence otherwise.
+
+use super::world::{GRACE, Machine, TTL, Work, World, completed, errored, spec};
+use crate::effects::Verdict;
+use crate::id::TaskId;
+use crate::input::{ActiveState, FrameBody};
+use crate::record::{AttemptState, EndState, FailureCode, TaskState};
+use crate::spec::{TaskSpec, WhenUnsafe};
+
+const DAY: u64 = 24 * 3_600_000;
+
+fn policy(when_unsafe: WhenUnsafe) -> TaskSpec {
+    let mut spec = spec();
+    spec.retry.when_unsafe = when_unsafe;
+    spec
+}
+
+/// A task whose lease expired while its daemon was away.
+fn lost(world: &mut World, spec: TaskSpec) -> (Machine, TaskId, Work) {
+    let machine = world.machine(1);
+    let task = world.submit(spec);
+    let work = world.started();
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE);
+    assert_eq!(world.newest(task).state.name(), AttemptState::Lost);
+    (machine, task, work)
+}
+
+fn comes_back(
+    world: &mut World,
+    machine: &mut Machine,
+    work: &mut Work,
+    state: ActiveState,
+) -> Verdict {
+    let verdicts = world.reconnect(machine, &[(&work.clone(), state)]);
+    work.session = machine.session;
+    verdicts[0].clone()
+}
+
+#[test]
+fn a_late_result_of_a_parked_loss_completes_the_task() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Park));
+    assert_eq!(world.state(task), TaskState::NeedsAttention);
+    let verdict = comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    assert_eq!(verdict, Verdict::Adopt { acked: 2 });
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    let end = record.attempts[0].state.end().unwrap();
+    assert_eq!(
+        (record.state, end.state, end.adopted_late),
+        (TaskState::Completed, EndState::Completed, true)
+    );
+    assert_eq!(record.counters.losses, 0);
+    assert!(record.attention.is_none() && world.core.open_tasks() == 0);
+}
+
+#[test]
+fn a_successor_that_only_waits_is_released_by_a_late_result() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Retry));
+    assert_eq!(world.state(task), TaskState::Pending);
+    world.pass(2_000);
+    assert_eq!(
+        (world.state(task), world.task(task).attempts.len()),
+        (TaskState::Queued, 2)
+    );
+    // It reconnects without room for the successor.
+    machine.slots = 0;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Completed);
+    assert_eq!(record.attempts[1].state.name(), AttemptState::Released);
+    machine.slots = 4;
+    world.reconnect(&mut machine, &[]);
+    assert!(world.dispatches().is_empty());
+}
+
+#[test]
+fn a_successor_that_was_offered_makes_it_evidence() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Retry));
+    let _other = world.machine(2);
+    world.pass(2_000);
+    assert_eq!(world.dispatch().re.number, 2);
+    let verdict = comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    assert!(
+        matches!(verdict, Verdict::Adopt { .. }),
+        "its word is wanted as evidence"
+    );
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.attempts[0].state.name()),
+        (TaskState::Running, AttemptState::Lost)
+    );
+    assert!(record.attempts[0].late_terminal);
+}
+
+#[test]
+fn within_a_day_of_lost_a_result_is_adopted_and_after_it_not() {
+    for (age, state) in [(DAY, TaskState::Completed), (DAY + 1, TaskState::Lost)] {
+        let mut world = World::new();
+        let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Fail));
+        assert_eq!(world.state(task), TaskState::Lost);
+        world.jump(age);
+        comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+        world.frame(&mut work, completed());
+        assert_eq!(world.state(task), state);
+        assert!(world.store.live.is_empty());
+    }
+}
+
+#[test]
+fn what_people_decided_meanwhile_stands() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Park));
+    world.cancel(task).unwrap();
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Canceled);
+
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Park));
+    world.retry(task).unwrap();
+    machine.slots = 0;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Queued, "somebody resumed it");
+}
+
+#[test]
+fn a_result_seen_after_the_workers_own_limit_is_evidence() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Park));
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    let FrameBody::Completed(mut body) = completed() else {
+        unreachable!()
+    };
+    body.in_lease = false;
+    world.frame(&mut work, FrameBody::Completed(body));
+    assert_eq!(world.state(task), TaskState::NeedsAttention);
+    assert!(world.task(task).attempts[0].late_terminal);
+}
+
+#[test]
+fn a_late_failure_replaces_a_loss_only_where_nothing_else_is_under_way() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Park));
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, errored(FailureCode::AgentExit, 7));
+    let record = world.task(task);
+    assert_eq!(
+        (
+            record.state,
+            record.counters.losses,
+            record.counters.failures
+        ),
+        (TaskState::Failed, 0, 1)
+    );
+}
+
+#[test]
+fn what_still_runs_after_its_lease_is_killed_and_its_receipt_lifts_the_fence() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(policy(WhenUnsafe::Park));
+    let mut work = world.started();
+    world.reconnect(&mut machine, &[]);
+    assert_eq!(
+        world.end_code(task, 1),
+        Some(FailureCode::DaemonLostAttempt)
+    );
+    assert_eq!(world.store.fences.len(), 1);
+    let verdict = comes_back(&mut world, &mut machine, &mut work, ActiveState::Running);
+    assert!(matches!(verdict, Verdict::Kill { .. }));
+    world.retry(task).unwrap();
+    assert!(world.dispatches().is_empty(), "fenced");
+    world.frame(
+        &mut work,
+        FrameBody::Receipt {
+            termination: super::world::gone(),
+        },
+    );
+    assert!(world.store.fences.is_empty());
+    assert_eq!(world.dispatch().re.number, 2, "the receipt is proof enough");
+}

@@ -1,1 +1,264 @@
-//! placeholder
+//! Failures, losses, retries: budgets, safety, poison, sick daemons.
+
+use super::world::{GRACE, TTL, Work, World, completed, errored, spec};
+use crate::input::{FrameBody, Termination};
+use crate::record::{AttemptState, AttentionCause, FailureCode, RejectCode, TaskState};
+use crate::spec::{TaskSpec, WhenUnsafe};
+
+#[test]
+fn failures_are_retried_until_the_budget_or_the_same_failure_twice() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    for (number, exit) in [(1, 1), (2, 2), (3, 3)] {
+        let mut work = world.started();
+        assert_eq!(work.re.number, number);
+        world.frame(&mut work, errored(FailureCode::AgentExit, exit));
+        world.pass_renewing(3_000, &machine, &[]);
+    }
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Failed, 3)
+    );
+    assert_eq!(record.retry_stop.as_deref(), Some("attempts_spent"));
+
+    let task = world.submit(spec());
+    for _ in 0..2 {
+        let mut work = world.started();
+        world.frame(&mut work, errored(FailureCode::AgentExit, 1));
+        world.pass_renewing(3_000, &machine, &[]);
+    }
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Failed, 2)
+    );
+    assert_eq!(record.retry_stop.as_deref(), Some("repeated_failure"));
+}
+
+#[test]
+fn visible_output_or_a_tool_makes_a_failure_final() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(
+        &mut work,
+        FrameBody::ToolStarted {
+            id: "t".into(),
+            name: "rm".into(),
+        },
+    );
+    world.frame(&mut work, errored(FailureCode::AgentExit, 1));
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.retry_stop.as_deref()),
+        (TaskState::Failed, Some("unsafe"))
+    );
+    assert!(!record.newest().unwrap().retry_safe);
+}
+
+#[test]
+fn a_loss_after_confirmation_follows_when_unsafe() {
+    let rows = [
+        (WhenUnsafe::Park, TaskState::NeedsAttention),
+        (WhenUnsafe::Retry, TaskState::Pending),
+        (WhenUnsafe::Fail, TaskState::Lost),
+    ];
+    for (when_unsafe, state) in rows {
+        let mut world = World::new();
+        let machine = world.machine(1);
+        let mut spec = spec();
+        spec.retry.when_unsafe = when_unsafe;
+        let task = world.submit(spec);
+        world.started();
+        world.disconnect(&machine);
+        world.pass(TTL + GRACE);
+        assert_eq!(world.state(task), state, "{when_unsafe:?}");
+    }
+}
+
+#[test]
+fn the_workers_word_that_the_prompt_was_never_written_makes_a_loss_safe() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    let termination = Termination {
+        group_empty: true,
+        prompt_written: Some(false),
+        ..Termination::default()
+    };
+    world.frame(&mut work, FrameBody::Receipt { termination });
+    assert_eq!(world.newest(task).state.name(), AttemptState::Lost);
+    assert_eq!(world.state(task), TaskState::Pending, "retried");
+}
+
+#[test]
+fn two_daemons_lost_under_a_task_make_it_poison() {
+    let mut world = World::new();
+    let mut spec = spec();
+    (spec.retry.when_unsafe, spec.retry.max_losses) = (WhenUnsafe::Retry, 10);
+    let mut task = None;
+    for n in 1..=2 {
+        let machine = world.machine(n);
+        let task = *task.get_or_insert_with(|| world.submit(spec.clone()));
+        world.pass(3_000);
+        let mut work = world.dispatch();
+        world.frame(&mut work, FrameBody::Accepted);
+        world.disconnect(&machine);
+        world.pass(TTL + GRACE);
+        assert_eq!(world.newest(task).state.name(), AttemptState::Lost);
+    }
+    let record = world.task(task.unwrap());
+    assert_eq!(record.state, TaskState::NeedsAttention);
+    assert_eq!(
+        record.attention.as_ref().unwrap().cause,
+        AttentionCause::Poison
+    );
+    let _healthy = world.machine(3);
+    world.pass(60_000);
+    assert!(
+        world.dispatches().is_empty(),
+        "poison is given to nobody by itself"
+    );
+    world.machine(3);
+    world.retry(task.unwrap()).unwrap();
+    assert_eq!(world.dispatch().re.number, 3);
+}
+
+#[test]
+fn released_and_rejected_attempts_cost_nothing_but_twenty_dispatches_end_it() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    for number in 1..=20 {
+        let mut work = world.dispatch();
+        assert_eq!(work.re.number, number);
+        world.frame(
+            &mut work,
+            FrameBody::Rejected {
+                code: RejectCode::AtCapacity,
+                message: None,
+            },
+        );
+        assert!(
+            world.dispatches().is_empty(),
+            "not to the same daemon at once"
+        );
+        world.beat(&machine, &[]);
+        world.pass(5_000);
+        world.beat(&machine, &[]);
+    }
+    let record = world.task(task);
+    assert_eq!(
+        (
+            record.state,
+            record.counters.failures,
+            record.counters.losses
+        ),
+        (TaskState::Failed, 0, 0)
+    );
+    assert_eq!(world.end_code(task, 20), Some(FailureCode::DispatchLimit));
+    assert_eq!(
+        world.retry(task).unwrap_err(),
+        crate::reject::Rejection::DispatchLimit
+    );
+}
+
+#[test]
+fn a_rejected_task_goes_to_another_daemon() {
+    let mut world = World::new();
+    let (first, second) = (world.machine(1), world.machine(2));
+    world.submit(spec());
+    let mut work = world.dispatch();
+    let other = if work.session == first.session {
+        &second
+    } else {
+        &first
+    };
+    world.frame(
+        &mut work,
+        FrameBody::Rejected {
+            code: RejectCode::BadCwd,
+            message: None,
+        },
+    );
+    assert_eq!(world.dispatch().session, other.session);
+}
+
+#[test]
+fn a_daemon_with_five_failures_in_a_row_is_set_aside_while_another_can_work() {
+    let mut world = World::new();
+    let bad = world.machine(1);
+    let mut spec = TaskSpec { ..spec() };
+    spec.retry.max_attempts = 1;
+    for _ in 0..5 {
+        world.submit(spec.clone());
+        let mut work = world.started();
+        world.frame(&mut work, errored(FailureCode::SpawnFailed, 1));
+    }
+    let good = world.machine(2);
+    for _ in 0..4 {
+        world.submit(spec.clone());
+    }
+    let mut works = world.dispatches();
+    let sessions: Vec<_> = works.iter().map(|work| work.session).collect();
+    assert_eq!(
+        sessions, [good.session; 4],
+        "the sick one is free and gets nothing"
+    );
+    for work in &mut works {
+        world.frame(work, FrameBody::Accepted);
+    }
+    let works: Vec<&Work> = works.iter().collect();
+    let waiting = world.submit(spec);
+    assert!(
+        world.dispatches().is_empty(),
+        "not even when the healthy one is full"
+    );
+    for _ in 0..15 {
+        world.pass(4_000);
+        world.beat(&bad, &[]);
+        world.beat(&good, &works);
+    }
+    let work = world
+        .dispatches()
+        .into_iter()
+        .find(|work| work.re.task == waiting);
+    assert_eq!(
+        work.unwrap().session,
+        bad.session,
+        "a minute later it is tried again"
+    );
+}
+
+#[test]
+fn a_success_in_between_keeps_a_daemon_healthy() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let mut spec = spec();
+    spec.retry.max_attempts = 1;
+    for n in 0..9 {
+        world.submit(spec.clone());
+        let mut work = world.started();
+        let body = if n == 4 {
+            completed()
+        } else {
+            errored(FailureCode::SpawnFailed, 1)
+        };
+        world.frame(&mut work, body);
+    }
+    let scope = crate::id::TenantScope::All;
+    let reply = world
+        .ask(|request| crate::input::Input::ListDaemons { request, scope })
+        .unwrap();
+    let crate::effects::Reply::Daemons(views) = reply else {
+        panic!("{reply:?}")
+    };
+    assert_eq!(
+        (views.len(), views[0].sick, views[0].record.daemon),
+        (1, false, machine.daemon)
+    );
+}

@@ -1,1 +1,273 @@
-//! placeholder
+//! Placement end to end: conversations, fairness, priority, pause, drain, and the successor rule over all of them.
+
+use super::world::{GRACE, TTL, World, actor, completed, spec};
+use crate::effects::{Downstream, Reply, WaitsFor};
+use crate::id::{TaskId, TenantScope};
+use crate::input::{FrameBody, Input};
+use crate::record::TaskState;
+use crate::reject::Rejection;
+use crate::samples::tenant;
+use crate::spec::TaskSpec;
+
+fn talk(name: &str) -> TaskSpec {
+    TaskSpec {
+        conversation_id: Some(name.into()),
+        ..spec()
+    }
+}
+
+#[test]
+fn turns_of_a_conversation_run_one_at_a_time_in_their_order_on_one_daemon() {
+    let mut world = World::new();
+    let (_first, _second) = (world.machine(1), world.machine(2));
+    let turns: Vec<TaskId> = (0..3).map(|_| world.submit(talk("c"))).collect();
+    let mut sessions = Vec::new();
+    for turn in &turns {
+        let mut work = world.dispatch();
+        assert_eq!(work.re.task, *turn);
+        sessions.push(work.session);
+        world.frame(&mut work, FrameBody::Accepted);
+        assert!(world.dispatches().is_empty());
+        world.frame(&mut work, completed());
+    }
+    assert!(
+        sessions.iter().all(|session| *session == sessions[0]),
+        "it stays where its files are"
+    );
+}
+
+#[test]
+fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let other = world.machine(2);
+    let first = world.submit(talk("c"));
+    let mut work = world.dispatch();
+    world.frame(&mut work, FrameBody::Accepted);
+    let (away, here) = if work.session == machine.session {
+        (&machine, &other)
+    } else {
+        (&other, &machine)
+    };
+    world.cancel(first).unwrap();
+    world.pass(2_000 + 2_000);
+    assert_eq!(world.state(first), TaskState::Canceled, "unconfirmed");
+    let second = world.submit(talk("c"));
+    assert!(world.dispatches().is_empty());
+    assert_eq!(
+        world.inspect(second).unwrap().waits_for,
+        Some(WaitsFor::Fence)
+    );
+    world.restart();
+    let mut back = here.clone();
+    world.reconnect(&mut back, &[]);
+    let mut gone = away.clone();
+    world.reconnect(&mut gone, &[]);
+    assert!(world.dispatches().is_empty(), "armed again in full at boot");
+    world.pass_renewing(TTL + GRACE - 8_000, &back, &[]);
+    assert!(world.dispatches().is_empty());
+    world.pass_renewing(8_000, &back, &[]);
+    assert_eq!(world.dispatch().re.task, second);
+    assert!(world.store.fences.is_empty());
+}
+
+#[test]
+fn a_small_tenant_is_not_starved_by_a_large_one() {
+    let mut world = World::new();
+    for _ in 0..2_000 {
+        world.submit(TaskSpec {
+            tenant: tenant("large"),
+            ..spec()
+        });
+    }
+    for _ in 0..10 {
+        world.submit(TaskSpec {
+            tenant: tenant("small"),
+            ..spec()
+        });
+    }
+    let _machine = world.machine(1);
+    let mut done = (0, 0);
+    while done.0 < 10 {
+        for mut work in world.dispatches() {
+            let small = world.store.specs[&work.re.task].tenant == tenant("small");
+            world.frame(&mut work, FrameBody::Accepted);
+            world.frame(&mut work, completed());
+            done = if small {
+                (done.0 + 1, done.1)
+            } else {
+                (done.0, done.1 + 1)
+            };
+        }
+    }
+    assert!(done.1 <= 12, "its ten waited for {} of the others", done.1);
+}
+
+#[test]
+fn priority_goes_first() {
+    let mut world = World::new();
+    let low = world.submit(TaskSpec {
+        priority: 10,
+        ..spec()
+    });
+    let high = world.submit(TaskSpec {
+        priority: 90,
+        ..spec()
+    });
+    let _machine = world.machine(1);
+    let order: Vec<TaskId> = world.dispatches().iter().map(|work| work.re.task).collect();
+    assert_eq!(order, [high, low]);
+}
+
+#[test]
+fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
+    let mut world = World::new();
+    let plain = world.machine(1);
+    let mut labeled = spec();
+    labeled.target.labels.insert("gpu".into(), "yes".into());
+    let mut capable = spec();
+    capable.target.capabilities.push("docker".into());
+    let codex = TaskSpec {
+        agent: "codex".into(),
+        ..spec()
+    };
+    let tasks = [labeled, capable, codex].map(|spec| world.submit(spec));
+    assert!(world.dispatches().is_empty());
+    let mut right = plain;
+    right.daemon = crate::id::DaemonId(uuid::Uuid::from_u128(2));
+    right.session = crate::id::SessionId(uuid::Uuid::from_u128(2));
+    world.connect_with(&right, Vec::new(), |hello| {
+        hello.scope = TenantScope::One(tenant("other"))
+    });
+    assert!(world.dispatches().is_empty(), "another tenant's daemon");
+    right.session = crate::id::SessionId(uuid::Uuid::from_u128(3));
+    world.connect_with(&right, Vec::new(), |hello| {
+        hello.labels.insert("gpu".into(), "yes".into());
+        hello.capabilities.push("docker".into());
+        hello.agents.push("codex".into());
+    });
+    let works = world.dispatches();
+    assert!(works.iter().all(|work| work.session == right.session));
+    assert_eq!(works.len(), tasks.len());
+}
+
+#[test]
+fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
+    let mut world = World::new();
+    let running = world.submit(spec());
+    let machine = world.machine(1);
+    let mut work = world.started();
+    world
+        .ask(|request| Input::PauseScheduler {
+            request,
+            by: actor(),
+            reason: "upgrade".into(),
+        })
+        .unwrap();
+    let waiting = world.submit(TaskSpec {
+        queue_ms: Some(5_000),
+        ..spec()
+    });
+    assert!(world.dispatches().is_empty());
+    assert_eq!(
+        world.inspect(waiting).unwrap().waits_for,
+        Some(WaitsFor::Pause)
+    );
+    world.pass_renewing(20_000, &machine, &[&work]);
+    assert_eq!(
+        world.state(waiting),
+        TaskState::Queued,
+        "its queue timer stands still"
+    );
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(running), TaskState::Completed);
+    world.restart();
+    let mut machine = machine;
+    world.reconnect(&mut machine, &[]);
+    assert!(
+        world.dispatches().is_empty(),
+        "the pause survives a restart"
+    );
+    let (acme, by) = (tenant("acme"), actor());
+    let pause = |request| Input::PauseTask {
+        request,
+        tenant: acme.clone(),
+        task: waiting,
+        by,
+        reason: "wait".into(),
+    };
+    world.ask(pause).unwrap();
+    assert_eq!(world.state(waiting), TaskState::Pending);
+    world
+        .ask(|request| Input::UnpauseScheduler {
+            request,
+            by: actor(),
+        })
+        .unwrap();
+    assert!(world.dispatches().is_empty());
+    world
+        .ask(|request| Input::UnpauseTask {
+            request,
+            tenant: acme.clone(),
+            task: waiting,
+            by: actor(),
+        })
+        .unwrap();
+    assert_eq!(world.dispatch().re.task, waiting);
+}
+
+#[test]
+fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let running = world.submit(spec());
+    let mut work = world.started();
+    let drain = |scope| {
+        move |request| Input::DrainDaemon {
+            request,
+            scope,
+            daemon: machine.daemon,
+            by: actor(),
+            reason: "x".into(),
+        }
+    };
+    let foreign = world.ask(drain(TenantScope::One(tenant("acme"))));
+    assert_eq!(
+        foreign.unwrap_err(),
+        Rejection::UnknownDaemon,
+        "a shared daemon is not a tenant's to drain"
+    );
+    world.ask(drain(TenantScope::All)).unwrap();
+    let machine = &super::world::Machine {
+        session: work.session,
+        ..machine.clone()
+    };
+    assert!(
+        world
+            .told(machine)
+            .iter()
+            .any(|m| matches!(m, Downstream::Drain))
+    );
+    let waiting = world.submit(spec());
+    world.frame(&mut work, completed());
+    assert_eq!(
+        (world.state(running), world.state(waiting)),
+        (TaskState::Completed, TaskState::Queued)
+    );
+    world.restart();
+    let mut machine = machine.clone();
+    world.reconnect(&mut machine, &[]);
+    assert!(
+        world.dispatches().is_empty(),
+        "the drain survives a restart"
+    );
+    let undrain = |request| Input::UndrainDaemon {
+        request,
+        scope: TenantScope::All,
+        daemon: machine.daemon,
+        by: actor(),
+    };
+    let reply = world.ask(undrain).unwrap();
+    assert!(matches!(reply, Reply::Daemon(view) if !view.draining));
+    assert_eq!(world.dispatch().re.task, waiting);
+}

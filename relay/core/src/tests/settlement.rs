@@ -1,1 +1,207 @@
-//! placeholder
+//! Hello and Welcome: what each side knows of each attempt, and what becomes of it.
+
+use super::world::{World, completed, spec};
+use crate::effects::{CloseReason, Downstream, Send, Verdict};
+use crate::id::{Incarnation, InstanceId};
+use crate::input::{ActiveState, FrameBody, LeaseToken};
+use crate::record::{AttemptState, FailureCode, Receipt, TaskState};
+use crate::reject::Rejection;
+
+#[test]
+fn every_combination_of_what_both_sides_know_is_settled() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let tasks: Vec<_> = (0..4).map(|_| world.submit(spec())).collect();
+    let mut works = world.dispatches();
+    for work in &mut works {
+        world.frame(work, FrameBody::Accepted);
+    }
+    let (running, finished, unreachable, missing) = (&works[0], &works[1], &works[2], &works[3]);
+    let verdicts = world.reconnect(
+        &mut machine,
+        &[
+            (running, ActiveState::Running),
+            (finished, ActiveState::Finished),
+            (unreachable, ActiveState::Unreachable),
+        ],
+    );
+    assert_eq!(
+        verdicts,
+        [
+            Verdict::Keep {
+                acked: 1,
+                granted_ms: Some(30_000)
+            },
+            Verdict::Adopt { acked: 1 },
+            Verdict::Keep {
+                acked: 1,
+                granted_ms: None
+            },
+        ]
+    );
+    let lost = world.task(missing.re.task);
+    assert_eq!(
+        world.end_code(missing.re.task, 1),
+        Some(FailureCode::DaemonLostAttempt)
+    );
+    assert_eq!(lost.state, TaskState::NeedsAttention);
+    for task in &tasks[..3] {
+        assert_eq!(world.attempt_state(*task), AttemptState::Accepted);
+    }
+    let mut finished = finished.clone();
+    finished.session = machine.session;
+    world.frame(&mut finished, completed());
+    assert_eq!(world.state(finished.re.task), TaskState::Completed);
+}
+
+#[test]
+fn what_the_relay_does_not_know_or_trust_is_killed() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(spec());
+    let work = world.started();
+    let mut other = world.machine(2);
+    other.session = crate::id::SessionId(uuid::Uuid::from_u128(1 << 100));
+    let mut stale = world.active(&work, ActiveState::Running);
+    stale.re.incarnation = Incarnation(uuid::Uuid::from_u128(5));
+    let mut unknown = world.active(&work, ActiveState::Running);
+    unknown.re.task = crate::id::TaskId(uuid::Uuid::from_u128(5));
+    let foreign = world.active(&work, ActiveState::Running);
+    let writes = world.task(work.re.task);
+    let verdicts = world.connect(&other, vec![stale, unknown, foreign]);
+    let codes: Vec<_> = verdicts.into_iter().map(|s| s.verdict).collect();
+    assert_eq!(
+        codes,
+        [
+            Verdict::Kill {
+                code: Rejection::StaleIncarnation
+            },
+            Verdict::Kill {
+                code: Rejection::UnknownAttempt
+            },
+            Verdict::Kill {
+                code: Rejection::UnknownAttempt
+            },
+        ]
+    );
+    assert_eq!(
+        world.task(work.re.task),
+        writes,
+        "another daemon's word changes nothing"
+    );
+    let mut forged = world.active(&work, ActiveState::Running);
+    forged.proof = Some(LeaseToken([0; 32]));
+    let mut again = machine;
+    again.session = crate::id::SessionId(uuid::Uuid::from_u128(2 << 100));
+    let verdicts = world.connect(&again, vec![forged]);
+    assert_eq!(
+        verdicts[0].verdict,
+        Verdict::Kill {
+            code: Rejection::BadProof
+        }
+    );
+}
+
+#[test]
+fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let (dead, done) = (world.submit(spec()), world.submit(spec()));
+    let mut works = world.dispatches();
+    for work in &mut works {
+        world.frame(work, FrameBody::Accepted);
+    }
+    machine.boot = "boot-2";
+    machine.instance = InstanceId(uuid::Uuid::from_u128(77));
+    let finished = works.iter().find(|w| w.re.task == done).unwrap().clone();
+    world.reconnect(&mut machine, &[(&finished, ActiveState::Finished)]);
+    let end = world.newest(dead).state.end().unwrap().clone();
+    assert_eq!(
+        (end.failure_code, end.receipt),
+        (Some(FailureCode::DaemonLostAttempt), Receipt::Confirmed)
+    );
+    assert!(
+        world.store.fences.is_empty(),
+        "the boot id is proof of death"
+    );
+    let mut finished = finished;
+    finished.session = machine.session;
+    world.frame(&mut finished, completed());
+    assert_eq!(world.state(done), TaskState::Completed);
+    world.retry(dead).unwrap();
+    assert_eq!(
+        world.dispatch().re.number,
+        2,
+        "and the successor need not wait"
+    );
+}
+
+#[test]
+fn the_same_process_replaces_its_stream_without_a_word_and_another_supersedes_it() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let closed = |world: &mut World| {
+        let sent = std::mem::take(&mut world.sent);
+        sent.into_iter().find_map(|send| match send {
+            Send::CloseSession { session, reason } => Some((session, reason)),
+            _ => None,
+        })
+    };
+    let old = machine.session;
+    world.reconnect(&mut machine, &[]);
+    assert_eq!(closed(&mut world), Some((old, CloseReason::Replaced)));
+    let old = machine.session;
+    machine.instance = InstanceId(uuid::Uuid::from_u128(78));
+    world.reconnect(&mut machine, &[]);
+    assert_eq!(closed(&mut world), Some((old, CloseReason::Superseded)));
+    world.pass(10_000);
+    assert_eq!(
+        closed(&mut world),
+        Some((machine.session, CloseReason::Silent)),
+        "two heartbeats are missing"
+    );
+}
+
+#[test]
+fn an_offer_that_the_daemon_lists_is_confirmed_by_keep_and_its_accept_is_replayed() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.dispatch();
+    let verdicts = world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Running)]);
+    assert_eq!(
+        verdicts,
+        [Verdict::Keep {
+            acked: 0,
+            granted_ms: Some(30_000)
+        }]
+    );
+    assert_eq!(world.attempt_state(task), AttemptState::Accepted);
+    work.session = machine.session;
+    world.told(&machine);
+    world.frame(&mut work, FrameBody::Accepted);
+    let told = world.told(&machine);
+    assert!(
+        told.iter()
+            .any(|m| matches!(m, Downstream::Ack { control_seq: 1, .. })),
+        "{told:?}"
+    );
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn a_dispatch_that_was_never_written_is_repeated_at_once_elsewhere() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.dispatch();
+    world.say(crate::input::Input::DeliveryFailed {
+        session: work.session,
+        attempt: work.re.attempt,
+    });
+    assert_eq!(world.end_code(task, 1), Some(FailureCode::DeliveryFailed));
+    assert_eq!(world.state(task), TaskState::Pending);
+    world.pass(2_000);
+    assert_eq!(world.dispatch().re.number, 2);
+}

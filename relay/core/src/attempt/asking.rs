@@ -1,0 +1,144 @@
+//! Permission requests and questions of an attempt: asked, answered, received, withdrawn, or nobody answered.
+
+use std::sync::Arc;
+
+use super::{Machine, Outcome};
+use crate::id::InputId;
+use crate::record::{
+    Answer, EventKind, InputRecord, InputState, ParkCause, Pending, Phase, TimerKind,
+};
+use crate::reject::Rejection;
+use crate::spec::OnInputTimeout;
+use crate::timers::Fact;
+
+impl Machine<'_> {
+    pub(super) fn input_asked(&mut self, input: InputRecord) -> Outcome {
+        let inputs = &mut self.attempt.inputs;
+        if inputs.iter().any(|known| known.id == input.id) {
+            return Outcome::Refused(Rejection::DuplicateInput);
+        }
+        if inputs.len() >= self.config.max_inputs {
+            // Closed ones are history: the oldest makes room.
+            let closed = |known: &InputRecord| {
+                !matches!(known.state, InputState::Open | InputState::Answered(_))
+            };
+            let Some(oldest) = inputs.iter().position(closed) else {
+                return Outcome::Refused(Rejection::TooManyInputs);
+            };
+            inputs.remove(oldest);
+        }
+        self.reach(Phase::FirstEventSeen);
+        self.attempt.phase = Some(Phase::WaitingInput);
+        self.tell(&Fact::InputAsked(input.id));
+        self.notes.push(EventKind::InputAsked { input: input.id });
+        self.attempt.inputs.push(input);
+        self.attempt.state = self.running_state();
+        Outcome::Applied
+    }
+
+    pub(super) fn input_mut(&mut self, id: InputId) -> Option<&mut InputRecord> {
+        self.attempt.inputs.iter_mut().find(|input| input.id == id)
+    }
+
+    pub(super) fn answered(&mut self, id: InputId, answer: Answer) -> Outcome {
+        let Some(input) = self.input_mut(id) else {
+            return Outcome::Refused(Rejection::UnknownInput);
+        };
+        match &input.state {
+            InputState::Open => {}
+            InputState::Answered(given) | InputState::Received(given) => {
+                let same = given.approved == answer.approved && given.payload == answer.payload;
+                return if same {
+                    Outcome::Ignored
+                } else {
+                    Outcome::Refused(Rejection::AnswerConflict)
+                };
+            }
+            InputState::Withdrawn | InputState::Expired => {
+                return Outcome::Refused(Rejection::InputClosed);
+            }
+        }
+        let approved = answer.approved == Some(true);
+        input.state = InputState::Answered(answer);
+        // What a person let through may have had effects.
+        self.attempt.retry_safe &= !approved;
+        self.tell(&Fact::InputAnswered(id));
+        self.notes.push(EventKind::InputAnswered { input: id });
+        Outcome::Applied
+    }
+
+    pub(super) fn input_received(&mut self, id: InputId) -> Outcome {
+        let Some(input) = self.input_mut(id) else {
+            return Outcome::Refused(Rejection::UnknownInput);
+        };
+        let InputState::Answered(answer) = &input.state else {
+            return Outcome::Refused(Rejection::WrongOrder);
+        };
+        input.state = InputState::Received(answer.clone());
+        self.attempt.phase = Some(Phase::InputReceived);
+        self.input_closed(id);
+        self.notes.push(EventKind::InputReceived { input: id });
+        Outcome::Applied
+    }
+
+    pub(super) fn input_withdrawn(&mut self, id: InputId) -> Outcome {
+        let Some(input) = self.input_mut(id) else {
+            return Outcome::Refused(Rejection::UnknownInput);
+        };
+        if !matches!(input.state, InputState::Open | InputState::Answered(_)) {
+            return Outcome::Refused(Rejection::InputClosed);
+        }
+        input.state = InputState::Withdrawn;
+        self.input_closed(id);
+        self.notes.push(EventKind::InputClosed { input: id });
+        Outcome::Applied
+    }
+
+    /// A closed input keeps its answer, not what was asked: records stay small.
+    fn input_closed(&mut self, id: InputId) {
+        if let Some(input) = self.input_mut(id) {
+            input.payload = Arc::from([]);
+        }
+        self.tell(&Fact::InputClosed(id));
+        self.attempt.state = self.running_state();
+    }
+
+    pub(super) fn input_expired(&mut self, id: InputId) -> Outcome {
+        let (wall, policy) = (self.now.wall, self.spec.on_input_timeout);
+        if self.input_mut(id).is_none() {
+            return Outcome::Ignored;
+        }
+        self.notes.push(EventKind::DeadlineExpired {
+            timer: TimerKind::UserInput,
+        });
+        match policy {
+            OnInputTimeout::Fail => {
+                self.close_expired(id);
+                self.deadline_noted(TimerKind::UserInput, None)
+            }
+            OnInputTimeout::Park => {
+                self.close_expired(id);
+                self.begin_cleanup_or(Pending::Park, |machine| {
+                    let receipt = machine.assumed_receipt();
+                    machine.park(ParkCause::InputTimeout, receipt)
+                })
+            }
+            OnInputTimeout::Deny => {
+                let refusal = Answer {
+                    by: "relay".into(),
+                    at: wall,
+                    approved: Some(false),
+                    payload: Arc::from([]),
+                };
+                self.answered(id, refusal)
+            }
+        }
+    }
+
+    fn close_expired(&mut self, id: InputId) {
+        if let Some(input) = self.input_mut(id) {
+            input.state = InputState::Expired;
+        }
+        self.input_closed(id);
+    }
+}

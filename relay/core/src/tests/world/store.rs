@@ -1,0 +1,95 @@
+//! What was written, as a store would keep it; it refuses what a store must never be asked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::Recovered;
+use crate::effects::Write;
+use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
+use crate::input::Finished;
+use crate::record::{DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord};
+use crate::spec::TaskSpec;
+
+#[derive(Default)]
+pub(in crate::tests) struct Store {
+    pub(in crate::tests) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
+    pub(in crate::tests) live: BTreeMap<TaskId, Arc<TaskRecord>>,
+    pub(in crate::tests) done: BTreeMap<TaskId, Arc<TaskRecord>>,
+    pub(in crate::tests) fences: BTreeMap<AttemptId, FenceRecord>,
+    pub(super) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
+    pub(super) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    pub(super) scheduler: SchedulerRecord,
+}
+
+impl Store {
+    /// What a boot would find.
+    pub(super) fn recovered(&self) -> Recovered {
+        let task =
+            |(id, record): (&TaskId, &Arc<TaskRecord>)| (self.specs[id].clone(), record.clone());
+        Recovered {
+            tasks: self.live.iter().map(task).collect(),
+            daemons: self.daemons.values().cloned().collect(),
+            scheduler: self.scheduler.clone(),
+            fences: self.fences.values().cloned().collect(),
+            idempotency: self
+                .keys
+                .iter()
+                .map(|((t, k), r)| (t.clone(), k.clone(), r.clone()))
+                .collect(),
+        }
+    }
+
+    pub(super) fn finished(&self, task: TaskId) -> Option<Finished> {
+        let record = self.done.get(&task)?.clone();
+        Some(Finished {
+            record,
+            spec: self.specs[&task].clone(),
+        })
+    }
+
+    pub(super) fn apply(&mut self, write: Write) {
+        match write {
+            Write::PutSpec { task, spec } => {
+                assert!(
+                    self.specs.insert(task, spec).is_none(),
+                    "a spec is written once"
+                );
+            }
+            Write::PutLive(record) => {
+                assert!(
+                    !self.done.contains_key(&record.task),
+                    "a finished task came back without Reopen"
+                );
+                self.live.insert(record.task, record);
+            }
+            Write::PutDone(record) => {
+                self.live.remove(&record.task);
+                self.done.insert(record.task, record);
+            }
+            Write::Reopen(record) => {
+                assert!(
+                    self.done.remove(&record.task).is_some(),
+                    "only finished tasks are reopened"
+                );
+                self.live.insert(record.task, record);
+            }
+            Write::PutIdempotency {
+                tenant,
+                key,
+                record,
+            } => {
+                self.keys.insert((tenant, key), record);
+            }
+            Write::PutDaemon(record) => {
+                self.daemons.insert(record.daemon, record);
+            }
+            Write::PutScheduler(record) => self.scheduler = record,
+            Write::PutFence(record) => {
+                self.fences.insert(record.attempt, record);
+            }
+            Write::DropFence(attempt) => {
+                self.fences.remove(&attempt);
+            }
+        }
+    }
+}
