@@ -84,13 +84,27 @@ impl SimulatedDaemon {
     }
 
     async fn frame(&mut self, frame: RelayFrame) {
-        let Some(relay_frame::Frame::Attempt(AttemptCommand {
-            r#ref: Some(attempt),
-            body: Some(body),
-        })) = frame.frame
-        else {
-            return;
-        };
+        match frame.frame {
+            Some(relay_frame::Frame::Attempt(AttemptCommand {
+                r#ref: Some(attempt),
+                body: Some(body),
+            })) => self.command(attempt, body).await,
+            Some(relay_frame::Frame::Ack(ack)) => {
+                for entry in ack.entries {
+                    if entry.control_seq >= COMPLETE_SEQ {
+                        self.durable(&entry.attempt_id);
+                    }
+                }
+            }
+            // A refused frame is not a completion, however it is acknowledged later.
+            Some(relay_frame::Frame::Rejected(rejected)) => {
+                self.held.remove(&rejected.attempt_id);
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    async fn command(&mut self, attempt: AttemptRef, body: attempt_command::Body) {
         match body {
             attempt_command::Body::Dispatch(dispatch) => {
                 let held = Held {
@@ -106,21 +120,23 @@ impl SimulatedDaemon {
                 self.attempt(attempt.clone(), 2, started).await;
                 self.attempt(attempt, COMPLETE_SEQ, complete()).await;
             }
-            attempt_command::Body::Result(result) => self.result(&attempt, &result),
-            attempt_command::Body::Cancel(_) | attempt_command::Body::Abandon(_) => {
+            attempt_command::Body::Result(CommandResult {
+                result: Some(command_result::Result::Ok(_)),
+                control_seq: COMPLETE_SEQ,
+            }) => self.durable(&attempt.attempt_id),
+            attempt_command::Body::Result(_)
+            | attempt_command::Body::Cancel(_)
+            | attempt_command::Body::Abandon(_) => {
                 self.held.remove(&attempt.attempt_id);
             }
             attempt_command::Body::PermissionDecision(_) | attempt_command::Body::Answer(_) => {}
         }
     }
 
-    fn result(&mut self, attempt: &AttemptRef, result: &CommandResult) {
-        let durable = matches!(result.result, Some(command_result::Result::Ok(_)));
-        if result.control_seq != COMPLETE_SEQ || self.held.remove(&attempt.attempt_id).is_none() {
-            return;
-        }
-        if durable {
-            self.completions.record(&attempt.channel_id);
+    /// The relay has the completion on its disk. Said twice, it counts once.
+    fn durable(&mut self, attempt_id: &str) {
+        if let Some(held) = self.held.remove(attempt_id) {
+            self.completions.record(&held.attempt.channel_id);
         }
     }
 
