@@ -42,6 +42,7 @@ pub(super) struct Examined {
 }
 
 pub(super) fn examine(config: &StoreConfig, places: &Places) -> Result<Examined, OpenError> {
+    preflight::drop_unfinished_conf(places)?;
     let mut quarantined = preflight::quarantine_broken_snapshots(places)?;
     let kept = Kept::make(places)?;
     let found = guarded(places, || look(config, places));

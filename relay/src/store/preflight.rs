@@ -98,6 +98,15 @@ fn quarantine(
     Ok(moved)
 }
 
+/// sled writes its `conf` in two steps and its data file after it: a `conf` alone may be half of one, and stops sled.
+pub(super) fn drop_unfinished_conf(places: &Places) -> Result<(), OpenError> {
+    let conf = places.sled.join("conf");
+    if conf.exists() && !places.db_file().exists() {
+        fs::remove_file(&conf).map_err(io_error("remove", &conf))?;
+    }
+    Ok(())
+}
+
 /// sled's `snap.*` files in a directory; none if it does not exist.
 pub(super) fn snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
     let is_snapshot = |path: &PathBuf| {

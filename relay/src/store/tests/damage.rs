@@ -344,7 +344,10 @@ fn a_flipped_bit_is_never_a_silent_loss() {
             Err(_) => {
                 refused += 1;
                 let left = fs::read(sled.join("db")).unwrap();
-                assert!(left == bytes, "flip at {at}: a refusal changed the evidence");
+                assert!(
+                    left == bytes,
+                    "flip at {at}: a refusal changed the evidence"
+                );
             }
             Ok(opened) => {
                 let gone =

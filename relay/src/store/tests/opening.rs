@@ -33,6 +33,14 @@ fn identity_stays_and_every_open_counts_up() {
 }
 
 #[test]
+fn a_creation_cut_short_starts_over() {
+    let rig = Rig::new();
+    fs::create_dir_all(rig.sled()).unwrap();
+    fs::write(rig.sled().join("conf"), b"half a configuration").unwrap();
+    assert!(rig.open().fresh);
+}
+
+#[test]
 fn a_second_relay_on_the_directory_is_refused_and_the_first_lives_on() {
     let rig = Rig::new();
     let mut first = rig.open();
