@@ -58,7 +58,7 @@ pub(crate) struct RunningRelay {
 
 impl RunningRelay {
     pub(crate) async fn start(plan: &RelayPlan) -> Result<Self, CliError> {
-        let relay = server::start(relay_config(plan)?)
+        let relay = server::start(relay_config(plan))
             .await
             .map_err(|error| not_started(&error))?;
         let address = relay.address();
@@ -93,7 +93,7 @@ impl RunningRelay {
     }
 }
 
-fn relay_config(plan: &RelayPlan) -> Result<RelayConfig, CliError> {
+fn relay_config(plan: &RelayPlan) -> RelayConfig {
     let mut config = RelayConfig::new(plan.data.clone(), plan.listen);
     config.tls = plan.tls.clone().map(|(cert, key)| TlsFiles { cert, key });
     config.insecure = plan.insecure;
@@ -101,13 +101,8 @@ fn relay_config(plan: &RelayPlan) -> Result<RelayConfig, CliError> {
     if plan.with_daemon {
         config.bootstrap = Bootstrap::AdminAndDaemon;
     }
-    if let Some(url) = &plan.otlp {
-        return Err(CliError::usage(
-            format!("trace export to {url} is not built yet"),
-            "leave --otlp out",
-        ));
-    }
-    Ok(config)
+    config.otlp.clone_from(&plan.otlp);
+    config
 }
 
 /// A wrong address, certificate or directory is the caller's to correct; the library's text says how.

@@ -4,6 +4,7 @@
 //! one request to the dispatcher. Nothing here decides about tasks, and a refused request writes nothing.
 
 mod batch;
+mod caller_trace;
 mod convert;
 mod events;
 pub(crate) mod fault;

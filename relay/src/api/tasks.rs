@@ -22,7 +22,9 @@ use super::fault::{Fault, Thing};
 use super::paging::{self, Paging};
 use super::streams::Answers;
 use super::validate::{self, Why, invalid};
-use super::{Api, actor, batch, limits, listing, optional_reason, status, submission, unary};
+use super::{
+    Api, actor, batch, caller_trace, limits, listing, optional_reason, status, submission, unary,
+};
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
 use crate::reader::StoredTask;
@@ -35,15 +37,17 @@ const ADMISSION_TRIES: u32 = 5;
 impl Tasks for Api {
     async fn submit(
         &self,
-        request: Request<v1::SubmitRequest>,
+        mut request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitResponse>, Status> {
+        caller_trace::inherit(&mut request, std::slice::from_mut);
         unary(request, |who, request| self.accept(who, request)).await
     }
 
     async fn submit_many(
         &self,
-        request: Request<v1::SubmitManyRequest>,
+        mut request: Request<v1::SubmitManyRequest>,
     ) -> Result<Response<v1::SubmitManyResponse>, Status> {
+        caller_trace::inherit(&mut request, |many| &mut many.tasks);
         unary(request, |who, request| self.accept_many(who, request)).await
     }
 
