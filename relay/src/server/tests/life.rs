@@ -1,5 +1,7 @@
 //! Start, restart and stop.
 
+use std::time::Duration;
+
 use baton_proto::v1;
 use baton_proto::v1::fleet_client::FleetClient;
 use baton_proto::v1::operator_client::OperatorClient;
@@ -9,7 +11,8 @@ use tonic::Code;
 use tonic::transport::Endpoint;
 
 use super::super::{RelayConfig, start};
-use super::{Bearer, Fixture, in_time};
+use super::scripted::Scripted;
+use super::{Bearer, Fixture, in_time, machine_code, spec, submission};
 
 #[tokio::test]
 async fn a_restart_keeps_tokens_and_makes_no_second_admin() {
@@ -56,4 +59,39 @@ async fn a_drain_ends_by_its_deadline_although_peers_stay() {
     in_time("stop", relay.relay.stop()).await.unwrap();
     let after = fleet.list_daemons(v1::ListDaemonsRequest::default()).await;
     assert_eq!(after.unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_drain_tells_daemons_and_watchers_and_does_not_wait_for_its_deadline() {
+    let relay = Fixture::with(|config| config.drain = Duration::from_secs(3600)).await;
+    let (_, token) = relay.token("*", v1::Role::Daemon).await;
+    let task = relay
+        .submit(&relay.admin, submission(spec()))
+        .await
+        .task
+        .unwrap();
+    let mut daemon = Scripted::running(&relay, &token).await;
+    let ask = v1::WatchTaskRequest {
+        task_id: task.task_id,
+        ..Default::default()
+    };
+    let mut watch = relay
+        .tasks(&relay.admin)
+        .watch(ask)
+        .await
+        .unwrap()
+        .into_inner();
+    in_time("stop", relay.relay.stop()).await.unwrap();
+    assert_eq!(daemon.goodbye().await.code(), v1::GoodbyeCode::Shutdown);
+    let ended = loop {
+        match in_time("end of the watch", watch.message()).await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("it ended without a word"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(
+        (ended.code(), machine_code(&ended).as_str()),
+        (Code::Unavailable, "relay_draining")
+    );
 }

@@ -71,6 +71,19 @@ impl Scripted {
         }
     }
 
+    /// What the relay says last.
+    pub(super) async fn goodbye(&mut self) -> v1::Goodbye {
+        loop {
+            let frame = in_time("goodbye", self.relay.message())
+                .await
+                .unwrap()
+                .unwrap();
+            if let Some(relay_frame::Frame::Goodbye(goodbye)) = frame.frame {
+                return goodbye;
+            }
+        }
+    }
+
     /// A control frame with the next number.
     pub(super) async fn send(&mut self, body: Body) {
         self.control_seq += 1;
