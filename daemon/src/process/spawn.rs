@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use baton_proto::codes;
-use rustix::process::getpid;
+use rustix::process::{Pid, Signal, getpid, kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 
@@ -77,6 +77,16 @@ impl Spawned {
     }
 }
 
+/// Whoever drops a child that was not waited for wants it dead: its task was aborted or has panicked.
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        // Not reaped yet, so the group is still this child's.
+        if let Some(pid) = self.child.id().and_then(|_| Pid::from_raw(self.id.pid)) {
+            let _ = kill_process_group(pid, Signal::KILL); // Empty by now is fine.
+        }
+    }
+}
+
 type Job = (ChildSpec, oneshot::Sender<Result<Spawned, SpawnError>>);
 
 /// Handle of the thread that starts children. When the last clone is dropped the thread ends, and
@@ -96,10 +106,8 @@ impl Spawner {
             .spawn(move || {
                 let _entered = runtime.enter();
                 while let Some((spec, reply)) = queue.blocking_recv() {
-                    // Nobody waits any more: the child is dropped here and its group is killed below.
-                    if let Err(Ok(unwanted)) = reply.send(start_child(spec)) {
-                        kill_unwanted(unwanted);
-                    }
+                    // Nobody waits any more: the child is dropped here, and killed by that.
+                    let _ = reply.send(start_child(spec));
                 }
             })?;
         Ok(Self { jobs })
@@ -130,8 +138,6 @@ fn start_child(spec: ChildSpec) -> Result<Spawned, SpawnError> {
         .env_clear()
         .envs(environment)
         .process_group(0);
-    // Should the attempt's task die, its child must not live on.
-    command.kill_on_drop(true);
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -172,9 +178,4 @@ fn identify(child: &Child) -> io::Result<ProcessId> {
     let pid = pid.ok_or_else(|| io::Error::other("the child has no process id"))?;
     let stat = stat::read(pid).ok_or_else(|| io::Error::other("/proc does not show the child"))?;
     Ok(stat.id)
-}
-
-fn kill_unwanted(mut spawned: Spawned) {
-    // The runtime reaps it after the drop; an error means that it is dead already.
-    let _ = spawned.child.start_kill();
 }

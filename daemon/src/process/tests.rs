@@ -45,3 +45,20 @@ async fn what_a_killed_daemon_left_behind_is_found_by_its_marker() {
     assert_eq!(exit_of(mine).await, Exit::Signal(9));
     assert!(stat::read(foreign.id.pid).is_some_and(|stat| !stat.is_zombie()));
 }
+
+#[tokio::test]
+async fn a_dropped_child_takes_its_group_with_it() {
+    let spawner = Spawner::start().unwrap();
+    let mut spec = sleeper("");
+    spec.program = "sh".into();
+    spec.args = vec!["-c".into(), "sleep 600 & echo up; wait".into()];
+    let mut spawned = spawner.spawn(spec).await.unwrap();
+    let mut pipes = Pipes::take(&mut spawned.child, bytes::Bytes::new());
+    while !matches!(pipes.next(true).await, PipeEvent::Output { .. }) {}
+    drop(spawned);
+    // The pipe ends only when the last of the group is gone.
+    let drained = async { while !matches!(pipes.next(true).await, PipeEvent::Drained) {} };
+    tokio::time::timeout(PATIENCE, drained)
+        .await
+        .expect("the group lives on");
+}
