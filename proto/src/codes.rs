@@ -35,3 +35,15 @@ pub const CANCELED_BY_USER: &str = "canceled_by_user";
 pub const CANCELED_BY_OPERATOR: &str = "canceled_by_operator";
 pub const OPERATOR_FORCED: &str = "operator_forced";
 pub const DISPATCH_LIMIT: &str = "dispatch_limit";
+
+/// Machine codes of `FrameRejected` and `CommandResult` that a daemon acts on; every other one it only logs.
+pub mod refusals {
+    /// An earlier control frame is missing: replay from `expected_control_seq`.
+    pub const GAP: &str = "gap";
+    /// Output continues elsewhere: replay from the last acknowledged byte.
+    pub const OUTPUT_GAP: &str = "output_gap";
+    /// The relay knows no such attempt of this daemon.
+    pub const UNKNOWN_ATTEMPT: &str = "unknown_attempt";
+    /// Required artifacts are missing; the attempt is still leased.
+    pub const CONTRACT_UNMET: &str = "contract_unmet";
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::PROTOCOL_VERSION;
+use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{
@@ -24,11 +25,6 @@ use crate::session::{Heartbeats, Session};
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// When the relay names no limit for its confirmation.
 const ACCEPT: Duration = Duration::from_secs(10);
-/// The one refusal of a completion that the daemon has an answer to.
-const CONTRACT_UNMET: &str = "CONTRACT_UNMET";
-const NOT_FOUND: &str = "NOT_FOUND";
-const SEQUENCE_GAP: &str = "SEQUENCE_GAP";
-const OUTPUT_GAP: &str = "OUTPUT_GAP";
 
 impl Supervisor {
     pub(super) fn hello(&self) -> Hello {
@@ -262,14 +258,14 @@ impl Supervisor {
         let Some(held) = self.held.get_mut(id) else {
             return;
         };
-        if error.code == SEQUENCE_GAP || error.code == OUTPUT_GAP {
+        if error.code == refusals::GAP || error.code == refusals::OUTPUT_GAP {
             held.on_gap(rejected.expected_control_seq, &self.clock);
             self.enqueue(id);
-        } else if error.code == CONTRACT_UNMET {
+        } else if error.code == refusals::CONTRACT_UNMET {
             held.on_refused_completion(rejected.control_seq, &error.message, &self.clock);
             self.enqueue(id);
         } else if held.ends_with(rejected.control_seq)
-            || (error.code == NOT_FOUND && !held.holds_slot())
+            || (error.code == refusals::UNKNOWN_ATTEMPT && !held.holds_slot())
         {
             self.forget(id);
         }
@@ -317,7 +313,7 @@ impl Supervisor {
 
 fn on_result(held: &mut Held, result: &CommandResult, clock: &crate::clock::Clock) {
     match &result.result {
-        Some(command_result::Result::Error(error)) if error.code == CONTRACT_UNMET => {
+        Some(command_result::Result::Error(error)) if error.code == refusals::CONTRACT_UNMET => {
             held.on_refused_completion(result.control_seq, &error.message, clock);
         }
         Some(command_result::Result::Error(error)) => {

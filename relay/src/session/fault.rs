@@ -1,6 +1,8 @@
 //! What can be wrong with a stream or a frame. A frame's fault is answered and the stream goes on; a link's fault ends
 //! that stream only, and never an attempt.
 
+use baton_proto::codes::refusals;
+
 /// A frame that means nothing the relay can act on. It changed nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameFault {
@@ -38,8 +40,8 @@ impl FrameFault {
             Self::TooLong { .. } => "too_large",
             Self::DigestMismatch => "digest_mismatch",
             Self::WrongNumber => "wrong_number",
-            Self::UnknownAttempt => "unknown_attempt",
-            Self::OutputGap => "output_gap",
+            Self::UnknownAttempt => refusals::UNKNOWN_ATTEMPT,
+            Self::OutputGap => refusals::OUTPUT_GAP,
             Self::BadCut => "bad_cut",
         }
     }
@@ -80,4 +82,20 @@ pub enum LinkFault {
     ForeignDaemon,
     #[error("the relay is stopping; connect again")]
     Stopping,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_core::reject::Rejection;
+
+    #[test]
+    fn what_daemons_act_on_is_spelled_alike_on_both_sides() {
+        assert_eq!(Rejection::Gap.as_str(), refusals::GAP);
+        assert_eq!(Rejection::ContractUnmet.as_str(), refusals::CONTRACT_UNMET);
+        assert_eq!(
+            Rejection::UnknownAttempt.as_str(),
+            refusals::UNKNOWN_ATTEMPT
+        );
+    }
 }
