@@ -161,7 +161,7 @@ impl Dispatcher {
     }
 
     /// Waits for room; an error means that the relay is stopping.
-    pub(crate) async fn from_session(&self, message: FromSession) -> Result<(), Refusal> {
+    pub(crate) async fn hear(&self, message: FromSession) -> Result<(), Refusal> {
         self.frames
             .send(message)
             .await

@@ -38,7 +38,7 @@ pub(super) async fn greet(
     };
     shell
         .dispatcher
-        .from_session(opened)
+        .hear(opened)
         .await
         .map_err(|_| LinkFault::Stopping)?;
     let acks = shell.output.ack_feed();

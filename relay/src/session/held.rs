@@ -71,10 +71,6 @@ impl Held {
         self.attempts.insert(re.attempt, one);
     }
 
-    pub(super) fn remove(&mut self, attempt: AttemptId) {
-        self.attempts.remove(&attempt);
-    }
-
     /// Whether this very ref was given to this session.
     pub(super) fn holds(&self, re: &FrameRef) -> bool {
         self.attempts

@@ -107,7 +107,7 @@ enum Next {
     Message(Option<ToSession>),
     Settled(Result<Settled, tokio::task::JoinError>),
     OutputDurable(Vec<(uuid::Uuid, OutputEnd)>),
-    Frame(Result<Option<v1::DaemonFrame>, Status>),
+    Frame(Box<Result<Option<v1::DaemonFrame>, Status>>),
     Flush,
 }
 
@@ -135,7 +135,7 @@ impl Session {
         self.farewell(&ended);
         let closed = FromSession::Input(Input::SessionClosed { session: self.id });
         // An error means that the whole relay stops, which ends every session anyway.
-        let _ = self.shell.dispatcher.from_session(closed).await;
+        let _ = self.shell.dispatcher.hear(closed).await;
     }
 
     async fn step(&mut self) -> Result<(), Ended> {
@@ -157,7 +157,7 @@ impl Session {
                 Ok(())
             }
             // An undecodable frame ends this stream and nothing else.
-            Next::Frame(frame) => match frame {
+            Next::Frame(frame) => match *frame {
                 Ok(Some(frame)) => self.take(frame).await,
                 Ok(None) | Err(_) => Err(Ended::ByPeer),
             },
@@ -184,7 +184,7 @@ impl Session {
             message = self.messages.recv(), if self.pending.len() < WIRE_QUEUE => Next::Message(message),
             Some(settled) = self.settling.join_next() => Next::Settled(settled),
             ends = self.acks.changed() => Next::OutputDurable(ends),
-            frame = self.inbound.message() => Next::Frame(frame),
+            frame = self.inbound.message() => Next::Frame(Box::new(frame)),
             () = sleep_until(clock, flush) => Next::Flush,
         }
     }
@@ -192,7 +192,7 @@ impl Session {
     async fn forward(&self, input: Input) -> Result<(), Ended> {
         self.shell
             .dispatcher
-            .from_session(FromSession::Input(input))
+            .hear(FromSession::Input(input))
             .await
             .map_err(|_| Ended::Dropped)
     }
