@@ -26,6 +26,11 @@ pub(crate) struct RelayPlan {
     pub insecure: bool,
     pub otlp: Option<String>,
     pub drain: Duration,
+    /// Go on without changes that were acknowledged and are gone.
+    pub accept_loss: bool,
+    /// Bounds on open tasks; the relay's own where absent.
+    pub max_open: Option<usize>,
+    pub max_open_per_tenant: Option<usize>,
     /// Also make a local daemon's token, for a daemon in the same process.
     pub with_daemon: bool,
 }
@@ -102,6 +107,12 @@ fn relay_config(plan: &RelayPlan) -> RelayConfig {
         config.bootstrap = Bootstrap::AdminAndDaemon;
     }
     config.otlp.clone_from(&plan.otlp);
+    config.accept_loss = plan.accept_loss;
+    config.max_open = plan.max_open.unwrap_or(config.max_open);
+    config.max_open_per_tenant = plan
+        .max_open_per_tenant
+        .unwrap_or(config.max_open_per_tenant)
+        .min(config.max_open);
     config
 }
 

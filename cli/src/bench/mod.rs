@@ -38,6 +38,8 @@ pub(crate) struct Plan {
     pub in_flight: usize,
     pub daemons: usize,
     pub slots: u32,
+    /// The relay's bound on open tasks.
+    pub max_open: u32,
     /// Tasks per second of the second phase; half of what the first one reached if absent.
     pub rate: Option<u32>,
     /// Where the relay's data directory is made; it should be on a real disk.
@@ -46,7 +48,7 @@ pub(crate) struct Plan {
 
 pub(crate) async fn tasks(plan: &Plan, console: &Console) -> Result<Report, CliError> {
     let data = directory(&plan.parent)?;
-    let relay = RelayProcess::start(data.path()).await?;
+    let relay = RelayProcess::start(data.path(), plan.max_open).await?;
     let completions = Arc::new(Completions::new());
     let mut fleet = JoinSet::new();
     let load = connect(plan, &relay, completions, &mut fleet).await?;

@@ -34,11 +34,12 @@ pub(crate) struct RelayProcess {
 
 impl RelayProcess {
     /// Starts it on a free loopback port and waits until it listens.
-    pub(crate) async fn start(data: &Path) -> Result<Self, CliError> {
+    pub(crate) async fn start(data: &Path, max_open: u32) -> Result<Self, CliError> {
         let program = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
         let mut child = Command::new(program)
             .args(["relay", "--listen", "127.0.0.1:0", "--data"])
             .arg(data)
+            .args(["--max-open", &max_open.to_string()])
             .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT")
             .env_remove("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
             .env("RUST_LOG", "warn")

@@ -82,6 +82,7 @@ impl Report {
             "inFlight": self.plan.in_flight,
             "daemons": self.plan.daemons,
             "slots": self.plan.slots,
+            "maxOpen": self.plan.max_open,
             "rate": self.rate,
             "tasks": self.tasks,
             "diskBytes": self.disk_bytes,

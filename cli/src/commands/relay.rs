@@ -59,6 +59,19 @@ pub(crate) struct RelayServerArgs {
     #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     drain: Duration,
 
+    /// Open tasks at most, over all tenants. Submits beyond it wait briefly and are then refused.
+    #[arg(long, env = "BATON_MAX_OPEN", value_name = "N")]
+    max_open: Option<usize>,
+
+    /// Open tasks of one tenant at most.
+    #[arg(long, env = "BATON_MAX_OPEN_PER_TENANT", value_name = "N")]
+    max_open_per_tenant: Option<usize>,
+
+    /// Start although changes that were acknowledged are missing from the data, and go on without them. The relay says
+    /// when this is needed.
+    #[arg(long)]
+    accept_loss: bool,
+
     #[command(flatten)]
     log: LogArgs,
 }
@@ -84,6 +97,9 @@ fn plan(args: RelayServerArgs) -> RelayPlan {
         insecure: args.insecure,
         otlp: args.otlp,
         drain: args.drain,
+        accept_loss: args.accept_loss,
+        max_open: args.max_open,
+        max_open_per_tenant: args.max_open_per_tenant,
         with_daemon: false,
     }
 }

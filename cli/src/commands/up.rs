@@ -44,6 +44,10 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work too.
+    #[arg(long, value_name = "URL")]
+    otlp: Option<String>,
+
     /// Run a small task, show its output, and then stay up.
     #[arg(long)]
     demo: bool,
@@ -60,7 +64,7 @@ pub(crate) async fn run(args: UpArgs, console: &Console) -> Result<Exit, CliErro
     args.log.init(Some(QUIET))?;
     let stop = stop::on_signals()?;
     let place = Place::choose(&args)?;
-    let plan = relay_plan(place.path(), args.listen, args.exit)?;
+    let plan = relay_plan(place.path(), &args)?;
     let mut relay = RunningRelay::start(&plan).await?;
     console.note(&relay::started(&relay.url, &plan));
     let result = with_daemon(&args, &mut relay, place.path(), &stop, console).await;
@@ -118,9 +122,15 @@ impl Place {
     }
 }
 
-fn relay_plan(data: &Path, listen: Option<SocketAddr>, exit: bool) -> Result<RelayPlan, CliError> {
-    let default = if exit { "127.0.0.1:0" } else { DEFAULT_LISTEN };
-    let listen = listen.unwrap_or_else(|| default.parse().expect("a constant address"));
+fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
+    let default = if args.exit {
+        "127.0.0.1:0"
+    } else {
+        DEFAULT_LISTEN
+    };
+    let listen = args
+        .listen
+        .unwrap_or_else(|| default.parse().expect("a constant address"));
     if !listen.ip().is_loopback() {
         return Err(CliError::usage(
             format!(
@@ -134,8 +144,11 @@ fn relay_plan(data: &Path, listen: Option<SocketAddr>, exit: bool) -> Result<Rel
         listen,
         tls: None,
         insecure: false,
-        otlp: None,
+        otlp: args.otlp.clone(),
         drain: DRAIN,
+        accept_loss: false,
+        max_open: None,
+        max_open_per_tenant: None,
         with_daemon: true,
     })
 }
