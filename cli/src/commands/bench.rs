@@ -40,9 +40,10 @@ pub(crate) struct TasksArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// Open tasks that the relay admits at most: what is above it waits, so that submits cannot starve completions.
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
-    max_open: u32,
+    /// Open tasks that the relay admits at most: what is above it waits, so that submits cannot starve completions. The
+    /// default is twice what the daemons can hold.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_open: Option<u32>,
 
     /// Submits a second in the second phase. Without it, half of what the first phase reached.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -80,7 +81,9 @@ impl From<TasksArgs> for Plan {
             in_flight: args.in_flight.into(),
             daemons: args.daemons.into(),
             slots: args.slots,
-            max_open: args.max_open,
+            max_open: args
+                .max_open
+                .unwrap_or(2 * u32::from(args.daemons) * args.slots),
             rate: args.rate,
             parent: args.data.unwrap_or_else(bench::default_parent),
         }
