@@ -1,1 +1,33 @@
-//! Placeholder until its first commit.
+//! What the tests stand on: relays in process and as processes, clients, a daemon that follows a script frame by
+//! frame, real daemons, a tap on the wire, a census of processes.
+//!
+//! Everything waits for events under one generous deadline (`PATIENCE`); nothing sleeps and no port is fixed. What is
+//! checked is the tests' business, but a watch checks by itself that revisions have no gap.
+
+mod attempt;
+mod census;
+mod client;
+mod daemon;
+mod patience;
+mod ports;
+mod processes;
+mod raw;
+mod relay;
+mod scripted;
+mod specs;
+mod tap;
+mod watching;
+
+pub use attempt::{ScriptedAttempt, receipt};
+pub use census::{MARK, Process, marked, marked_gone, zombies_of};
+pub use client::{Client, code_of};
+pub use daemon::RealDaemon;
+pub use patience::{PATIENCE, poll_until, together, within};
+pub use ports::quiet_port;
+pub use processes::{Baton, DaemonProcess, RelayProcess, Said};
+pub use raw::{RawLink, raw_unary};
+pub use relay::Relay;
+pub use scripted::{Heard, ScriptedDaemon, hello};
+pub use specs::{command, for_agent};
+pub use tap::{Tap, Taped};
+pub use watching::{Watch, recorded_ms};

@@ -1,0 +1,356 @@
+//! Frames with a fault of meaning: refused with their own machine code, written nowhere, and the stream goes on.
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::relay_frame::Frame;
+use baton_proto::v1::{
+    AttemptFrame, AttemptRef, CheckpointDraft, CutReason, FrameRejected, LifecyclePhase, OutputCut,
+    PermissionRequest, Stream, TaskComplete, TaskError, TaskLifecycle, TaskState,
+};
+use baton_tests::{Relay, ScriptedAttempt, ScriptedDaemon, for_agent, receipt};
+use bytes::Bytes;
+
+const UNKNOWN: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
+
+/// A bad frame, what is wrong with it, and whether it takes the next control number.
+struct Row {
+    what: &'static str,
+    code: &'static str,
+    frame: AttemptFrame,
+}
+
+async fn refusal(daemon: &mut ScriptedDaemon, what: &str) -> FrameRejected {
+    daemon
+        .expect(&format!("FrameRejected for {what}"), |frame| {
+            match &frame.frame {
+                Some(Frame::Rejected(rejected)) => Some(rejected.clone()),
+                _ => None,
+            }
+        })
+        .await
+}
+
+fn with_ref(attempt: &ScriptedAttempt, change: impl FnOnce(&mut AttemptRef)) -> AttemptFrame {
+    let mut frame = attempt.frame(
+        attempt.control_seq + 1,
+        phase(LifecyclePhase::Streaming, ""),
+    );
+    change(frame.r#ref.as_mut().expect("just made"));
+    frame
+}
+
+fn phase(phase: LifecyclePhase, tool: &str) -> Body {
+    Body::Lifecycle(TaskLifecycle {
+        phase: phase.into(),
+        tool_call_id: tool.to_owned(),
+        tool_name: "bash".to_owned(),
+        ..TaskLifecycle::default()
+    })
+}
+
+fn chunk(offset: u64, bytes: usize) -> Body {
+    Body::Stream(Stream {
+        offset,
+        chunk: Bytes::from(vec![b'x'; bytes]),
+        ..Stream::default()
+    })
+}
+
+fn references(attempt: &ScriptedAttempt, foreign: &ScriptedAttempt) -> Vec<Row> {
+    let row = |what, code, frame| Row { what, code, frame };
+    let mut none = with_ref(attempt, |_| {});
+    none.r#ref = None;
+    vec![
+        row("no ref", "MISSING_REF", none),
+        row(
+            "empty ref",
+            "MALFORMED_ID",
+            with_ref(attempt, |re| *re = AttemptRef::default()),
+        ),
+        row(
+            "empty attempt id",
+            "MALFORMED_ID",
+            with_ref(attempt, |re| re.attempt_id.clear()),
+        ),
+        row(
+            "unknown attempt",
+            "NOT_FOUND",
+            with_ref(attempt, |re| re.attempt_id = UNKNOWN.into()),
+        ),
+        row("foreign attempt", "NOT_FOUND", with_ref(foreign, |_| {})),
+        row(
+            "another task",
+            "NOT_FOUND",
+            with_ref(attempt, |re| re.task_id = UNKNOWN.into()),
+        ),
+        row(
+            "another number",
+            "NOT_FOUND",
+            with_ref(attempt, |re| re.attempt_number += 1),
+        ),
+        row(
+            "another incarnation",
+            "NOT_FOUND",
+            with_ref(attempt, |re| re.incarnation = UNKNOWN.into()),
+        ),
+    ]
+}
+
+/// Each under the number that the attempt is at; a refused control frame uses it up.
+fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
+    let mut seq = attempt.control_seq;
+    let mut control = |what, code, body| {
+        seq += 1;
+        Row {
+            what,
+            code,
+            frame: attempt.frame(seq, body),
+        }
+    };
+    vec![
+        control(
+            "blank tool id",
+            "BLANK",
+            phase(LifecyclePhase::ToolStarted, " "),
+        ),
+        control(
+            "long tool id",
+            "TOO_LONG",
+            phase(LifecyclePhase::ToolStarted, &"t".repeat(257)),
+        ),
+        control(
+            "unknown tool",
+            "UNKNOWN_TOOL",
+            phase(LifecyclePhase::ToolFinished, "never-started"),
+        ),
+        control(
+            "blank failure code",
+            "BLANK",
+            Body::Error(TaskError::default()),
+        ),
+        control(
+            "oversize result",
+            "TOO_LONG",
+            Body::Complete(TaskComplete {
+                result: Bytes::from(vec![b'r'; 64 * 1024 + 1]),
+                receipt: Some(receipt()),
+                ..TaskComplete::default()
+            }),
+        ),
+        control(
+            "no input id",
+            "MALFORMED_ID",
+            Body::InputWithdrawn(Default::default()),
+        ),
+        control(
+            "wrong digest",
+            "DIGEST_MISMATCH",
+            Body::PermissionRequest(PermissionRequest {
+                input_id: UNKNOWN.to_owned(),
+                tool_name: "bash".to_owned(),
+                tool_input: Bytes::from_static(b"{}"),
+                tool_input_sha256: Bytes::from_static(&[0; 32]),
+                ..PermissionRequest::default()
+            }),
+        ),
+        control(
+            "accepted again",
+            "WRONG_ORDER",
+            Body::Accepted(Default::default()),
+        ),
+        control(
+            "not built",
+            "NOT_BUILT",
+            Body::Checkpoint(CheckpointDraft::default()),
+        ),
+    ]
+}
+
+fn numbers(attempt: &ScriptedAttempt) -> Vec<Row> {
+    let cut = |length, reason: CutReason| {
+        Body::OutputCut(OutputCut {
+            offset: 0,
+            length,
+            reason: reason.into(),
+            ..OutputCut::default()
+        })
+    };
+    let row = |what, code, seq, body| Row {
+        what,
+        code,
+        frame: attempt.frame(seq, body),
+    };
+    vec![
+        row(
+            "control without number",
+            "WRONG_NUMBER",
+            0,
+            phase(LifecyclePhase::Streaming, ""),
+        ),
+        row(
+            "output with number",
+            "WRONG_NUMBER",
+            attempt.control_seq + 1,
+            chunk(0, 1),
+        ),
+        row(
+            "hole",
+            "SEQUENCE_GAP",
+            u64::MAX,
+            phase(LifecyclePhase::Streaming, ""),
+        ),
+        row("oversize chunk", "TOO_LONG", 0, chunk(0, 64 * 1024 + 1)),
+        row("output hole", "OUTPUT_GAP", 0, chunk(1_000, 1)),
+        row(
+            "cut of nothing",
+            "BAD_CUT",
+            0,
+            cut(0, CutReason::DaemonOverflow),
+        ),
+        row(
+            "cut without reason",
+            "BAD_CUT",
+            0,
+            cut(5, CutReason::Unspecified),
+        ),
+        row(
+            "cut past the end of numbers",
+            "BAD_CUT",
+            0,
+            Body::OutputCut(OutputCut {
+                offset: u64::MAX,
+                length: 2,
+                reason: CutReason::DaemonOverflow.into(),
+                ..OutputCut::default()
+            }),
+        ),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attempt() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let mut other_daemon = relay.scripted(&["other"]).await;
+    client.submit(for_agent("other")).await;
+    let foreign = other_daemon.running().await;
+    other_daemon.acked(&foreign).await;
+    let mut daemon = relay.scripted(&["careless"]).await;
+    let task = client.submit(for_agent("careless")).await;
+    let mut attempt = daemon.running().await;
+    daemon.acked(&attempt).await;
+
+    let before = client.commit_seq().await;
+    let mut rows = references(&attempt, &foreign);
+    rows.extend(
+        numbers(&attempt)
+            .into_iter()
+            .filter(|row| row.what != "output with number"),
+    );
+    rows.extend(bodies(&attempt));
+    for Row { what, code, frame } in rows {
+        let uses_number = frame.control_seq == attempt.control_seq + 1
+            && frame.r#ref.as_ref() == Some(&attempt.re);
+        daemon
+            .send(baton_proto::v1::daemon_frame::Frame::Attempt(frame))
+            .await;
+        let rejected = refusal(&mut daemon, what).await;
+        let error = rejected.error.expect("a refusal says why");
+        assert_eq!(error.code, code, "{what}: {error:?}");
+        assert!(!error.message.is_empty(), "{what}");
+        if code == "SEQUENCE_GAP" {
+            assert_eq!(
+                rejected.expected_control_seq,
+                Some(attempt.control_seq + 1),
+                "{what}"
+            );
+        }
+        if uses_number {
+            attempt.control_seq += 1;
+        }
+        assert_eq!(client.commit_seq().await, before, "{what} wrote something");
+    }
+
+    // The same stream and attempt go on as if nothing had been said.
+    attempt.say("fine").await;
+    attempt.complete("unharmed").await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+    assert_eq!(client.get(&task.task_id).await.result.as_ref(), b"unharmed");
+    assert_eq!(client.output(&task.task_id).await, b"fine");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_out_of_order_and_with_a_wrong_token_are_refused() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let mut daemon = relay.scripted(&["hasty"]).await;
+    let task = client.submit(for_agent("hasty")).await;
+    let mut attempt = daemon.offered().await;
+    let before = client.commit_seq().await;
+    attempt.complete("before it was accepted").await;
+    let rejected = refusal(&mut daemon, "a completion before acceptance").await;
+    assert_eq!(rejected.error.unwrap().code, "WRONG_ORDER");
+
+    let mut forged = attempt.frame(attempt.control_seq + 1, Body::Accepted(Default::default()));
+    forged.token = Some(baton_proto::v1::LeaseToken {
+        value: Bytes::from_static(&[7; 32]),
+    });
+    attempt.send_frame(forged).await;
+    let rejected = refusal(&mut daemon, "a wrong token").await;
+    assert_eq!(rejected.error.unwrap().code, "BAD_PROOF");
+    attempt.control_seq += 1;
+    assert_eq!(client.commit_seq().await, before);
+
+    attempt.accept().await;
+    daemon.confirmed(&attempt).await;
+    attempt.started().await;
+    attempt.complete("").await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_phases_and_duplicates_take_their_number_and_change_nothing() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let mut daemon = relay.scripted(&["newer"]).await;
+    let task = client.submit(for_agent("newer")).await;
+    let mut attempt = daemon.running().await;
+    daemon.acked(&attempt).await;
+    let settled = client.get(&task.task_id).await;
+    attempt
+        .send(Body::Lifecycle(TaskLifecycle {
+            phase: 4_000,
+            ..TaskLifecycle::default()
+        }))
+        .await;
+    let unknown_arm = AttemptFrame {
+        body: None,
+        ..attempt.frame(attempt.control_seq + 1, Body::Started(Default::default()))
+    };
+    attempt.send_frame(unknown_arm).await;
+    attempt.control_seq += 1;
+    // An old number is a duplicate: acknowledged again, applied never.
+    attempt
+        .send_frame(attempt.frame(1, Body::Accepted(Default::default())))
+        .await;
+    daemon.acked(&attempt).await;
+    assert_eq!(client.get(&task.task_id).await.state(), settled.state());
+    attempt.complete("").await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+    let refused = daemon.unexpected();
+    let refused = refused
+        .iter()
+        .find(|frame| matches!(frame.frame, Some(Frame::Rejected(_))));
+    assert!(refused.is_none(), "{refused:?}");
+}

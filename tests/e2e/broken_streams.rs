@@ -1,0 +1,246 @@
+//! Streams that cannot go on: they end alone, and the attempts they carried are unharmed.
+
+use baton_proto::v1::{
+    DaemonFrame, Heartbeat, Hello, RelayFrame, Role, TaskState, daemon_frame, relay_frame,
+};
+use baton_tests::{Client, RawLink, Relay, ScriptedDaemon, code_of, for_agent, hello, poll_until};
+use bytes::Bytes;
+use prost::Message;
+use tonic::Code;
+
+fn encoded(frame: daemon_frame::Frame) -> Bytes {
+    DaemonFrame { frame: Some(frame) }.encode_to_vec().into()
+}
+
+/// A DaemonFrame that holds a Hello whose name is no UTF-8.
+fn malformed_hello() -> Bytes {
+    // Field 1 (hello), 4 bytes: field 4 (name), 2 bytes that are no UTF-8.
+    Bytes::from_static(&[0x0a, 0x04, 0x22, 0x02, 0xff, 0xfe])
+}
+
+async fn fresh(relay: &Relay) -> Client {
+    relay.admin().of_tenant("", Role::Daemon).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
+    let relay = Relay::start().await;
+    let admin = relay.admin();
+    let mut bystander = relay.scripted(&["bystander"]).await;
+    let task = admin.submit(for_agent("bystander")).await;
+    let mut attempt = bystander.running().await;
+    bystander.acked(&attempt).await;
+    let bad = |change: fn(&mut Hello)| {
+        let mut hello = hello(&["x"]);
+        change(&mut hello);
+        encoded(daemon_frame::Frame::Hello(hello))
+    };
+    let heartbeat = encoded(daemon_frame::Frame::Heartbeat(Heartbeat::default()));
+    let rows = [
+        (
+            "a frame before Hello",
+            heartbeat,
+            Code::InvalidArgument,
+            "HELLO_NOT_FIRST",
+        ),
+        (
+            "no arm",
+            Bytes::new(),
+            Code::InvalidArgument,
+            "HELLO_NOT_FIRST",
+        ),
+        (
+            "malformed UTF-8",
+            malformed_hello(),
+            Code::InvalidArgument,
+            "UNDECODABLE",
+        ),
+        (
+            "garbage",
+            Bytes::from_static(&[0xff; 7]),
+            Code::InvalidArgument,
+            "UNDECODABLE",
+        ),
+        (
+            "no name",
+            bad(|hello| hello.name.clear()),
+            Code::InvalidArgument,
+            "BAD_HELLO",
+        ),
+        (
+            "no slots",
+            bad(|hello| hello.slots = 0),
+            Code::InvalidArgument,
+            "BAD_HELLO",
+        ),
+        (
+            "no instance",
+            bad(|hello| hello.instance_id.clear()),
+            Code::InvalidArgument,
+            "BAD_HELLO",
+        ),
+        (
+            "version",
+            bad(|hello| hello.protocol_version = 9),
+            Code::FailedPrecondition,
+            "VERSION_UNSUPPORTED",
+        ),
+    ];
+    let client = fresh(&relay).await;
+    let before = admin.commit_seq().await;
+    for (what, first, code, machine) in rows {
+        let status = match RawLink::open(&client, first).await {
+            Ok(link) => link
+                .end()
+                .await
+                .unwrap_or_else(|| panic!("{what} ends with an error")),
+            Err(status) => status,
+        };
+        assert_eq!(
+            (status.code(), code_of(&status).as_str()),
+            (code, machine),
+            "{what}: {status:?}"
+        );
+        assert_eq!(admin.commit_seq().await, before, "{what} wrote something");
+    }
+    attempt.complete("unharmed").await;
+    admin
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_next_one() {
+    let relay = Relay::start().await;
+    let admin = relay.admin();
+    let client = fresh(&relay).await;
+    let mut daemon = ScriptedDaemon::connect(&client, hello(&["clumsy"])).await;
+    let task = admin.submit(for_agent("clumsy")).await;
+    let mut attempt = daemon.running().await;
+    daemon.acked(&attempt).await;
+
+    // The same instance comes with a stream that replaces the old one without a word, then breaks.
+    let mut again = daemon.hello.clone();
+    again.active = Vec::new();
+    let mut daemon = daemon.reconnect(&client, &mut [&mut attempt]).await;
+    let garbage = RawLink::open(
+        &client,
+        encoded(daemon_frame::Frame::Hello(hello_with(&daemon, &attempt))),
+    )
+    .await;
+    let mut raw = garbage.expect("the stream opens");
+    let first = raw.next().await.expect("a Welcome").expect("a Welcome");
+    let first = RelayFrame::decode(first).unwrap();
+    assert!(
+        matches!(first.frame, Some(relay_frame::Frame::Welcome(_))),
+        "{first:?}"
+    );
+    drop(daemon.ended().await);
+    let before = admin.commit_seq().await;
+    raw.send(malformed_hello()).await;
+    let ended = raw.end().await;
+    println!("an undecodable frame ended its stream with {ended:?}");
+    let running = admin.get(&task.task_id).await;
+    assert_eq!(
+        running.state(),
+        TaskState::Running,
+        "losing a stream ends no attempt"
+    );
+    assert_eq!(admin.commit_seq().await, before);
+
+    let daemon = daemon.reconnect(&client, &mut [&mut attempt]).await;
+    attempt.say("still here").await;
+    attempt.complete("unharmed").await;
+    admin
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+    drop(daemon);
+}
+
+fn hello_with(daemon: &ScriptedDaemon, attempt: &baton_tests::ScriptedAttempt) -> Hello {
+    Hello {
+        active: vec![baton_proto::v1::ActiveAttempt {
+            r#ref: Some(attempt.re.clone()),
+            token: Some(attempt.token()),
+            state: baton_proto::v1::ActiveState::Running.into(),
+            last_control_seq: attempt.control_seq,
+            ..Default::default()
+        }],
+        ..daemon.hello.clone()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
+    let relay = Relay::start().await;
+    let client = fresh(&relay).await;
+    let mut daemon = ScriptedDaemon::connect(&client, hello(&["twice"])).await;
+    daemon
+        .send(daemon_frame::Frame::Hello(daemon.hello.clone()))
+        .await;
+    let goodbye = |frame: &RelayFrame| match &frame.frame {
+        Some(relay_frame::Frame::Goodbye(goodbye)) => Some(goodbye.code()),
+        _ => None,
+    };
+    let code = daemon.expect("Goodbye", goodbye).await;
+    assert_eq!(code, baton_proto::v1::GoodbyeCode::ProtocolError);
+    drop(daemon.ended().await);
+
+    let link = daemon.client().clone();
+    let mut first = daemon.reconnect(&link, &mut []).await;
+    let other = Hello {
+        instance_id: uuid::Uuid::now_v7().to_string(),
+        ..first.hello.clone()
+    };
+    let _second = ScriptedDaemon::connect(&link, other).await;
+    let code = first.expect("Goodbye", goodbye).await;
+    assert_eq!(code, baton_proto::v1::GoodbyeCode::Superseded);
+
+    // An id that belongs to another credential is refused.
+    let thief = fresh(&relay).await;
+    let stolen = ScriptedDaemon::try_connect(&thief, first.hello.clone()).await;
+    assert_eq!(
+        stolen.map(|_| ()).unwrap_err().code(),
+        Code::PermissionDenied
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_wire_loses_no_output_and_ends_no_attempt() {
+    let relay = Relay::start().await;
+    let tap = baton_tests::Tap::start(relay.url()).await;
+    let mut daemon = baton_tests::RealDaemon::start(&tap.url(), &relay.daemon_token().await).await;
+    let client = relay.admin();
+    let dir = tempfile::tempdir().unwrap();
+    let go_on = dir.path().join("go-on");
+    let script = format!(
+        "echo before; until [ -e {} ]; do sleep 0.05; done; echo after",
+        go_on.display()
+    );
+    let task = client
+        .submit(baton_tests::command("sh", &["-c", &script], "cut"))
+        .await;
+    let mut watch = client.watch(&task.task_id).await;
+    watch
+        .until("output", |event| {
+            event.state() == baton_proto::v1::AttemptState::Streaming
+        })
+        .await;
+    tap.cut();
+    daemon
+        .until("the daemon to notice", |status| !status.connected)
+        .await;
+    std::fs::write(&go_on, "").unwrap();
+    poll_until("the child to end on its own", || {
+        baton_tests::marked("cut").is_empty().then_some(())
+    })
+    .await;
+    tap.mend();
+    watch.until_state(TaskState::Completed).await;
+    assert_eq!(client.get(&task.task_id).await.attempts.len(), 1);
+    assert_eq!(client.output(&task.task_id).await, b"before\nafter\n");
+}

@@ -1,0 +1,125 @@
+//! Cancel: idempotent, confirmed, and never a second end.
+
+use baton_proto::v1::attempt_command::Body;
+use baton_proto::v1::{AttemptState, CancelReason, TaskEventKind, TaskState, Termination};
+use baton_tests::{Relay, command, for_agent, marked, marked_gone};
+
+use crate::STANDIN;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_child_is_canceled_and_confirmed_dead_and_a_second_cancel_changes_nothing() {
+    let relay = Relay::start().await;
+    let _daemon = relay.real_daemon().await;
+    let client = relay.admin();
+    let task = client
+        .submit(command(STANDIN, &["print", "1", "pause"], "cancel"))
+        .await;
+    let mut watch = client.watch(&task.task_id).await;
+    watch
+        .until("output", |event| event.state() == AttemptState::Streaming)
+        .await;
+    assert!(!marked("cancel").is_empty());
+
+    let first = client.cancel(&task.task_id).await;
+    assert!(!first.already_finished);
+    let events = watch.to_end().await;
+    marked_gone("cancel").await;
+    let canceled = client.get(&task.task_id).await;
+    assert_eq!(canceled.state(), TaskState::Canceled);
+    assert_eq!(canceled.attempts[0].state(), AttemptState::Canceled);
+    assert_eq!(canceled.attempts[0].termination(), Termination::Confirmed);
+    let steps = canceled.cancel.clone().expect("the cancel is shown");
+    assert!(steps.requested_at.is_some() && steps.delivered_at.is_some());
+    assert!(steps.confirmed_at.is_some());
+    let ends = events
+        .iter()
+        .filter(|event| event.kind() == TaskEventKind::Ended)
+        .count();
+    assert_eq!(ends, 1, "{events:#?}");
+
+    let before = client.commit_seq().await;
+    let second = client.cancel(&task.task_id).await;
+    assert!(second.already_finished);
+    assert_eq!(second.task.as_ref(), Some(&canceled));
+    assert_eq!(client.commit_seq().await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queued_task_is_canceled_at_once_and_never_offered() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let task = client.submit(for_agent("later")).await;
+    let answer = client.cancel(&task.task_id).await;
+    assert_eq!(answer.task.unwrap().state(), TaskState::Canceled);
+    let mut daemon = relay.scripted(&["later"]).await;
+    let other = client.submit(for_agent("later")).await;
+    assert_eq!(daemon.offered().await.re.task_id, other.task_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
+    let relay = Relay::start().await;
+    let mut daemon = relay.scripted(&["race"]).await;
+    let client = relay.admin();
+    let (mut completed, mut canceled) = (0, 0);
+    for round in 0..40 {
+        let task = client.submit(for_agent("race")).await;
+        let mut attempt = daemon.running().await;
+        let finish = async {
+            attempt.complete("done").await;
+            // What a daemon does that got Cancel after its child had ended: it says so again.
+            attempt.canceled().await;
+        };
+        if round % 2 == 0 {
+            tokio::join!(finish, client.cancel(&task.task_id));
+        } else {
+            tokio::join!(client.cancel(&task.task_id), finish);
+        }
+        let events = client.watch(&task.task_id).await.to_end().await;
+        let ends: Vec<_> = events
+            .iter()
+            .filter(|event| event.kind() == TaskEventKind::Ended)
+            .map(|event| event.task_state())
+            .collect();
+        match ends.as_slice() {
+            [TaskState::Completed] => completed += 1,
+            [TaskState::Canceled] => canceled += 1,
+            other => panic!("round {round}: one end, not {other:?}: {events:#?}"),
+        }
+        let settled = client.get(&task.task_id).await;
+        assert_eq!(settled.state(), ends[0], "what was committed first stays");
+        daemon.forget(&attempt);
+    }
+    println!("cancel against completion: {completed} completed, {canceled} canceled");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
+    let relay = Relay::start().await;
+    let mut daemon = relay.scripted(&["away"]).await;
+    let client = relay.admin();
+    let task = client.submit(for_agent("away")).await;
+    let mut attempt = daemon.running().await;
+    daemon.acked(&attempt).await;
+    let is_cancel = |body: &Body| match body {
+        Body::Cancel(cancel) => Some(cancel.reason()),
+        _ => None,
+    };
+    client.cancel(&task.task_id).await;
+    let reason = daemon.expect_command("Cancel", &attempt, is_cancel).await;
+    assert_eq!(reason, CancelReason::User);
+
+    // The stream breaks before the daemon could act.
+    let link = daemon.client().clone();
+    let mut daemon = daemon.reconnect(&link, &mut [&mut attempt]).await;
+    let reason = daemon
+        .expect_command("Cancel again", &attempt, is_cancel)
+        .await;
+    assert_eq!(reason, CancelReason::User);
+    attempt.canceled().await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Canceled)
+        .await;
+}

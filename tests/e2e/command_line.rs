@@ -1,0 +1,157 @@
+//! The surface that other programs rely on: arguments, JSON and exit codes of the executable.
+
+use baton_proto::v1::Role;
+use baton_tests::{DaemonProcess, RelayProcess, Said};
+use serde_json::Value;
+
+use crate::{BATON, STANDIN};
+
+struct Fleet {
+    relay: RelayProcess,
+    _daemon: DaemonProcess,
+    _dir: tempfile::TempDir,
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        let relay = RelayProcess::start(BATON).await;
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let url = relay.admin().url().to_owned();
+        let daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
+        Self {
+            relay,
+            _daemon: daemon,
+            _dir: dir,
+        }
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Said {
+        BATON.run(self.relay.data(), arguments).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn submit_wait_prints_one_final_object_with_every_documented_field_and_its_exit_code() {
+    let fleet = Fleet::start().await;
+    let wait = ["submit", "--agent", "command", "--json", "--wait"];
+    let run = async |flags: &[&str], argv: &[&str]| {
+        let arguments: Vec<&str> = wait
+            .iter()
+            .chain(flags)
+            .chain(&["--"])
+            .chain(argv)
+            .copied()
+            .collect();
+        fleet.run(&arguments).await
+    };
+    let done = run(&[], &["sh", "-c", "echo hi"]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let object = done.json();
+    assert_eq!(object["state"], "completed");
+    assert!(object["taskId"].is_string());
+    let attempt = &object["attempts"][0];
+    for field in [
+        "attemptId",
+        "attemptNumber",
+        "state",
+        "failureCode",
+        "retryable",
+        "retrySafe",
+        "message",
+        "userMessage",
+        "endedBy",
+    ] {
+        assert!(attempt.get(field).is_some(), "{field} in {attempt}");
+    }
+    assert_eq!(
+        (&attempt["state"], &attempt["endedBy"]),
+        (&"completed".into(), &"daemon".into())
+    );
+
+    let failed = run(&["--max-attempts", "1"], &["sh", "-c", "exit 7"]).await;
+    assert_eq!(failed.code, Some(1), "{failed:?}");
+    assert_eq!(failed.json()["attempts"][0]["failureCode"], "agent_exit");
+    let late = run(&["--deadline", "total=300ms"], &[STANDIN, "pause"]).await;
+    assert_eq!(late.code, Some(1), "{late:?}");
+    let late = late.json();
+    assert_eq!(
+        (&late["state"], &late["attempts"][0]["failureCode"]),
+        (&"timed_out".into(), &"task_deadline_exceeded".into())
+    );
+    let starved = run(
+        &["--capability", "gpu", "--deadline", "queue=100ms"],
+        &["true"],
+    )
+    .await;
+    assert_eq!(starved.code, Some(4), "{starved:?}");
+    assert_eq!(starved.json()["attention"]["cause"], "starved");
+    let hurried = run(&["--capability", "gpu", "--fail-fast"], &["true"]).await;
+    assert_eq!(hurried.code, Some(1), "{hurried:?}");
+    let usage = run(&["--profile", "x", "--deadline", "total=1s"], &["true"]).await;
+    assert_eq!(usage.code, Some(2), "{usage:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
+    let fleet = Fleet::start().await;
+    let submitted = fleet
+        .run(&[
+            "submit", "--json", "--label", "team=a", "--", STANDIN, "print", "2", "pause",
+        ])
+        .await;
+    assert_eq!(submitted.code, Some(0), "{submitted:?}");
+    let id = submitted.json()["taskId"].as_str().unwrap().to_owned();
+    let client = fleet.relay.admin();
+    let mut watch = client.watch(&id).await;
+    watch
+        .until("output", |event| {
+            event.state() == baton_proto::v1::AttemptState::Streaming
+        })
+        .await;
+    let canceled = fleet.run(&["cancel", &id, "--json"]).await;
+    assert_eq!(canceled.code, Some(0), "{canceled:?}");
+    let watched = fleet.run(&["watch", &id, "--json"]).await;
+    assert_eq!(watched.code, Some(3), "{watched:?}");
+    let events: Vec<Value> = watched
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let of_attempts: Vec<&Value> = events
+        .iter()
+        .filter(|event| event["attemptId"] != "")
+        .collect();
+    assert!(of_attempts.len() > 4, "{watched:?}");
+    for event in of_attempts {
+        for field in ["attemptId", "phase", "state", "observedAt", "deadlineAt"] {
+            assert!(event.get(field).is_some(), "{field} in {event}");
+        }
+    }
+    let output = fleet.run(&["output", &id]).await;
+    assert_eq!(
+        (output.code, output.stdout.as_str()),
+        (Some(0), "line 1\nline 2\n")
+    );
+    let shown = fleet.run(&["show", &id, "--json"]).await;
+    assert!(shown.stdout.contains(&id), "{shown:?}");
+    let listed = fleet.run(&["tasks", "--json"]).await;
+    assert!(listed.stdout.contains(&id), "{listed:?}");
+    let daemons = fleet.run(&["daemons", "--json"]).await;
+    assert!(daemons.stdout.contains("\"one\""), "{daemons:?}");
+    let unknown = fleet
+        .run(&["show", "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10"])
+        .await;
+    assert_eq!(
+        (unknown.code, unknown.stdout.as_str()),
+        (Some(1), ""),
+        "{unknown:?}"
+    );
+    let away = BATON
+        .run(
+            fleet.relay.data(),
+            &["tasks", "--relay", "http://127.0.0.1:1"],
+        )
+        .await;
+    assert_eq!(away.code, Some(2), "{away:?}");
+}

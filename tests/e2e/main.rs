@@ -1,0 +1,23 @@
+//! Whole relays, real gRPC, real files, real processes: what the README promises, one sentence per test.
+
+mod admission;
+mod bad_frames;
+mod bad_requests;
+mod broken_streams;
+mod cancel;
+mod command_line;
+mod crash;
+mod late;
+mod life;
+mod processes;
+mod profiles;
+mod restart;
+mod tenancy;
+mod tidy;
+mod up;
+mod wire;
+
+use baton_tests::Baton;
+
+const BATON: Baton = Baton(env!("CARGO_BIN_EXE_baton-under-test"));
+const STANDIN: &str = env!("CARGO_BIN_EXE_standin");

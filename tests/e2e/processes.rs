@@ -1,0 +1,147 @@
+//! Children that do not want to go. After a cancel, and after their end, no process of theirs is left.
+
+use std::time::Duration;
+
+use baton_proto::v1::{DeadlineProfile, TaskSpec, TaskState, Termination};
+use baton_tests::{Client, Relay, command, marked, marked_gone, poll_until, together};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::STANDIN;
+
+const CLEANUP_TERM_MS: u64 = 400;
+
+fn stubborn(arguments: &[&str], mark: &str, prompt: &str) -> TaskSpec {
+    TaskSpec {
+        prompt: prompt.to_owned(),
+        profile: Some(DeadlineProfile {
+            cleanup_term_ms: Some(CLEANUP_TERM_MS),
+            ..DeadlineProfile::default()
+        }),
+        ..command(STANDIN, arguments, mark)
+    }
+}
+
+fn boottime() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(
+        now.tv_sec.unsigned_abs(),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// Cancels once `processes` are alive; says how long it took until none was.
+async fn gone_after_cancel(
+    client: &Client,
+    spec: TaskSpec,
+    mark: &str,
+    processes: usize,
+) -> Duration {
+    let task = client.submit(spec).await;
+    poll_until(&format!("{mark} to have {processes} processes"), || {
+        (marked(mark).len() >= processes).then_some(())
+    })
+    .await;
+    let asked = boottime();
+    client.cancel(&task.task_id).await;
+    marked_gone(mark).await;
+    let took = boottime().saturating_sub(asked);
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Canceled)
+        .await;
+    let canceled = client.get(&task.task_id).await;
+    assert_eq!(
+        canceled.attempts[0].termination(),
+        Termination::Confirmed,
+        "{mark}"
+    );
+    assert!(marked(mark).is_empty(), "{mark} came back");
+    took
+}
+
+/// How much longer than promised a loaded machine may take; see the timing tests for the promise itself.
+const LOADED: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_process_survives_its_attempt_however_it_resists() {
+    let relay = Relay::start().await;
+    let _daemon = relay.real_daemon().await;
+    let client = relay.admin();
+    let prompt = "x".repeat(512 * 1024);
+    let cases = [
+        ("ignores-term", vec!["ignore-term", "pause"], "", 1),
+        ("setsid-grandchild", vec!["grandchild", "pause"], "", 2),
+        (
+            "orphan-ignores-term",
+            vec!["orphan", "print", "1", "pause"],
+            "",
+            2,
+        ),
+        (
+            "holds-stdout",
+            vec!["print", "1", "grandchild", "ignore-term", "pause"],
+            "",
+            2,
+        ),
+        ("never-reads-stdin", vec!["pause"], prompt.as_str(), 1),
+    ];
+    let running = cases.iter().map(|(mark, arguments, prompt, processes)| {
+        gone_after_cancel(client, stubborn(arguments, mark, prompt), mark, *processes)
+    });
+    let promised = Duration::from_millis(CLEANUP_TERM_MS) + Duration::from_secs(1);
+    for (took, (mark, ..)) in together(running).await.into_iter().zip(&cases) {
+        println!("{mark}: gone {} ms after the cancel", took.as_millis());
+        assert!(took < promised + LOADED, "{mark} took {took:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_along() {
+    let relay = Relay::start().await;
+    let _daemon = relay.real_daemon().await;
+    let client = relay.admin();
+    let task = client
+        .submit(command(STANDIN, &["print", "2", "grandchild"], "left"))
+        .await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+    marked_gone("left").await;
+    assert_eq!(client.output(&task.task_id).await, b"line 1\nline 2\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_child_sees_an_allow_listed_environment_and_no_credential() {
+    let relay = Relay::start().await;
+    let _daemon = relay.real_daemon().await;
+    let client = relay.admin();
+    let mut spec = command(STANDIN, &["env"], "env");
+    spec.env
+        .insert("BATON_ATTEMPT_ID".to_owned(), "forged".to_owned());
+    let task = client.submit(spec).await;
+    let output = String::from_utf8(client.output(&task.task_id).await).unwrap();
+    let done = client.get(&task.task_id).await;
+    let attempt = &done.attempts[0];
+    let has = |line: &str| output.lines().any(|seen| seen == line);
+    assert!(has("CENSUS_MARK=env"), "{output}");
+    assert!(
+        has(&format!("BATON_ATTEMPT_ID={}", attempt.attempt_id)),
+        "{output}"
+    );
+    let parent = output
+        .lines()
+        .find_map(|line| line.strip_prefix("TRACEPARENT="))
+        .unwrap_or("");
+    assert_eq!(
+        parent, attempt.traceparent,
+        "the child continues the attempt's trace"
+    );
+    assert!(!output.contains("btn_"), "{output}");
+    assert!(
+        !output.contains("CARGO"),
+        "nothing else of the daemon's environment: {output}"
+    );
+}

@@ -1,0 +1,147 @@
+//! Rules about the source itself, checked like any other promise.
+
+use std::path::{Path, PathBuf};
+
+/// Longest file that is written by hand.
+const LINES_MAX: usize = 500;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the crate is in the workspace")
+}
+
+/// Every Rust file of the workspace with its text.
+fn sources(under: &str) -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    collect(&root().join(under), &mut found);
+    found
+}
+
+fn collect(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
+    let entries = std::fs::read_dir(directory).expect("a directory of the workspace");
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.is_dir() && !path.ends_with("target") {
+            collect(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).expect("a source file");
+            found.push((path, text));
+        }
+    }
+}
+
+fn everything() -> Vec<(PathBuf, String)> {
+    ["proto", "relay", "daemon", "cli", "tests"]
+        .into_iter()
+        .flat_map(sources)
+        .collect()
+}
+
+/// Lines outside comments that hold any of the words.
+fn uses(text: &str, words: &[&str]) -> Vec<String> {
+    let code = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    code.filter(|line| words.iter().any(|word| line.contains(word)))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn the_core_depends_on_no_runtime_store_wire_or_chance_and_reads_no_clock() {
+    let manifest = std::fs::read_to_string(root().join("relay/core/Cargo.toml")).unwrap();
+    let (_, after) = manifest.split_once("[dependencies]").unwrap();
+    let dependencies = after.split("\n[").next().unwrap();
+    for forbidden in ["tokio", "tonic", "sled", "prost", "rand"] {
+        let named = dependencies.lines().any(|line| line.starts_with(forbidden));
+        assert!(!named, "baton-core depends on {forbidden}");
+    }
+    for (path, text) in sources("relay/core/src") {
+        let found = uses(&text, &["Instant::now", "SystemTime", "clock_gettime"]);
+        assert!(found.is_empty(), "{}: {found:?}", path.display());
+    }
+}
+
+#[test]
+fn files_are_short_and_say_what_they_own() {
+    for (path, text) in everything() {
+        let lines = text.lines().count();
+        assert!(lines <= LINES_MAX, "{} has {lines} lines", path.display());
+        assert!(
+            text.starts_with("//!"),
+            "{} does not say what it owns",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
+    let builders: Vec<String> = [
+        "new",
+        "with_details",
+        "invalid_argument",
+        "not_found",
+        "internal",
+        "unavailable",
+        "unimplemented",
+        "permission_denied",
+        "unauthenticated",
+        "resource_exhausted",
+        "aborted",
+        "failed_precondition",
+        "already_exists",
+        "deadline_exceeded",
+        "out_of_range",
+        "data_loss",
+        "cancelled",
+        "unknown",
+    ]
+    .iter()
+    .map(|name| format!("Status::{name}("))
+    .collect();
+    let builders: Vec<&str> = builders.iter().map(String::as_str).collect();
+    for (path, text) in sources("relay/src") {
+        if !path.ends_with("api/status.rs") {
+            let found = uses(&text, &builders);
+            assert!(
+                found.is_empty(),
+                "{} builds a Status: {found:?}",
+                path.display()
+            );
+        }
+    }
+    let unbounded = ["unbounded", "_channel("].concat();
+    for (path, text) in everything() {
+        let found = uses(&text, &[&unbounded]);
+        assert!(found.is_empty(), "{}: {found:?}", path.display());
+    }
+}
+
+#[test]
+fn no_test_waits_by_sleeping() {
+    let sleep = ["sleep", "("].concat();
+    for (path, text) in sources("tests") {
+        let found = uses(&text, &[&sleep]);
+        assert!(found.is_empty(), "{}: {found:?}", path.display());
+    }
+}
+
+#[test]
+fn every_test_that_the_documents_name_exists() {
+    for document in ["README.md", "ARCHITECTURE.md"] {
+        let text = std::fs::read_to_string(root().join(document)).unwrap();
+        for named in text.split('`').skip(1).step_by(2) {
+            let Some((file, test)) = named.split_once(".rs::") else {
+                continue;
+            };
+            let path = root().join(format!("{file}.rs"));
+            let source = std::fs::read_to_string(&path)
+                .unwrap_or_else(|_| panic!("{document} names {named}, but there is no such file"));
+            assert!(
+                source.contains(&format!("fn {test}(")),
+                "{document} names {named}, which is no test"
+            );
+        }
+    }
+}

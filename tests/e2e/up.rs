@@ -1,0 +1,74 @@
+//! The two commands that a new user runs first.
+
+use baton_tests::{poll_until, quiet_port};
+
+use crate::BATON;
+
+#[tokio::test]
+async fn up_with_demo_and_exit_prints_task_output_and_completed_and_leaves_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = BATON.command(home.path());
+    command.env_remove("BATON_DATA").env("TMPDIR", home.path());
+    let output = baton_tests::within(
+        "the demo",
+        command.args(["up", "--demo", "--exit"]).output(),
+    );
+    let output = output.await.unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stdout}\n{stderr}");
+    let mut lines = stdout.lines();
+    let task = lines.next().and_then(|line| line.strip_prefix("task "));
+    assert!(
+        task.is_some_and(|id| uuid::Uuid::parse_str(id).is_ok()),
+        "{stdout}"
+    );
+    assert!(stdout.contains("step 3 of 3"), "{stdout}");
+    assert!(
+        stdout.contains("the prompt was: hello from Baton"),
+        "{stdout}"
+    );
+    assert_eq!(lines.next_back(), Some("completed"), "{stdout}");
+    let left: Vec<_> = std::fs::read_dir(home.path()).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
+async fn a_second_shell_finds_what_up_started_without_any_flag() {
+    let home = tempfile::tempdir().unwrap();
+    let listen = format!("127.0.0.1:{}", quiet_port());
+    let mut command = BATON.command(home.path());
+    let mut up = command
+        .args(["up", "--demo", "--listen", &listen])
+        .spawn()
+        .unwrap();
+
+    // Only the data directory is shared: the token file and the address are found in it.
+    let address = home.path().join("relay.url");
+    poll_until("up to announce itself", || address.exists().then_some(())).await;
+    let said = BATON.run(home.path(), &["tasks", "--json"]).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let ran = BATON
+        .run(
+            home.path(),
+            &["submit", "--json", "--wait", "--", "sh", "-c", "echo hi"],
+        )
+        .await;
+    assert_eq!(
+        (ran.code, &ran.json()["state"]),
+        (Some(0), &"completed".into()),
+        "{ran:?}"
+    );
+    let listed = BATON.run(home.path(), &["tasks", "--json"]).await;
+    assert!(
+        listed
+            .stdout
+            .contains(ran.json()["taskId"].as_str().unwrap()),
+        "{listed:?}"
+    );
+
+    let pid = rustix::process::Pid::from_raw(up.id().unwrap().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let ended = baton_tests::within("up to stop", up.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(0));
+}

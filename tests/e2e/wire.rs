@@ -1,0 +1,166 @@
+//! What the wire shows: every frame about an attempt says which one, and no secret is where it must not be.
+
+use std::collections::BTreeSet;
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{
+    AttemptRef, RetryPolicy, TaskState, attempt_command, daemon_frame, relay_frame,
+};
+use baton_tests::{RealDaemon, Relay, Tap, Taped, command};
+
+use crate::STANDIN;
+
+fn kind(body: &Body) -> &'static str {
+    match body {
+        Body::Accepted(_) => "accepted",
+        Body::Started(_) => "started",
+        Body::Lifecycle(_) => "lifecycle",
+        Body::Stream(_) => "stream",
+        Body::Complete(_) => "complete",
+        Body::Error(_) => "error",
+        Body::Canceled(_) => "canceled",
+        _ => "other",
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
+    let relay = Relay::start().await;
+    let tap = Tap::start(relay.url()).await;
+    let _daemon = RealDaemon::start(&tap.url(), &relay.daemon_token().await).await;
+    let client = relay.admin();
+    let dir = tempfile::tempdir().unwrap();
+    let flag = dir.path().join("ran").display().to_string();
+    let mut spec = command(
+        STANDIN,
+        &["print", "0", "fail-once", &flag, "print", "2"],
+        "wire",
+    );
+    spec.retry = Some(RetryPolicy {
+        backoff_initial_ms: Some(10),
+        ..RetryPolicy::default()
+    });
+    let task = client.submit(spec).await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+    let canceled = client
+        .submit(command(STANDIN, &["print", "1", "pause"], "wire2"))
+        .await;
+    let mut watch = client.watch(&canceled.task_id).await;
+    watch
+        .until("output", |event| {
+            event.state() == baton_proto::v1::AttemptState::Streaming
+        })
+        .await;
+    client.cancel(&canceled.task_id).await;
+    watch.until_state(TaskState::Canceled).await;
+
+    let done = client.get(&task.task_id).await;
+    let canceled = client.get(&canceled.task_id).await;
+    let known: BTreeSet<(String, String, u32)> = [&done, &canceled]
+        .into_iter()
+        .flat_map(|task| {
+            let of = |attempt: &baton_proto::v1::Attempt| {
+                (
+                    task.task_id.clone(),
+                    attempt.attempt_id.clone(),
+                    attempt.attempt_number,
+                )
+            };
+            task.attempts.iter().map(of).collect::<Vec<_>>()
+        })
+        .collect();
+    assert_eq!(known.len(), 3, "two attempts and a canceled one");
+    let named = |re: &AttemptRef| (re.task_id.clone(), re.attempt_id.clone(), re.attempt_number);
+    let mut kinds = BTreeSet::new();
+    let mut checked = 0;
+    for frame in tap.frames() {
+        let (re, what) = match &frame {
+            Taped::Up(up) => match &up.frame {
+                Some(daemon_frame::Frame::Attempt(frame)) => {
+                    let body = frame.body.as_ref().expect("a frame has a body");
+                    (frame.r#ref.as_ref(), kind(body))
+                }
+                _ => continue,
+            },
+            Taped::Down(down) => match &down.frame {
+                Some(relay_frame::Frame::Attempt(command)) => {
+                    let dispatch = matches!(command.body, Some(attempt_command::Body::Dispatch(_)));
+                    (
+                        command.r#ref.as_ref(),
+                        if dispatch { "dispatch" } else { "command" },
+                    )
+                }
+                _ => continue,
+            },
+        };
+        let re = re.unwrap_or_else(|| panic!("{what} without a ref"));
+        assert!(known.contains(&named(re)), "{what} names {re:?}");
+        assert!(
+            !re.incarnation.is_empty() && !re.traceparent.is_empty(),
+            "{what}: {re:?}"
+        );
+        kinds.insert(what);
+        checked += 1;
+    }
+    println!("{checked} frames of kinds {kinds:?}");
+    for needed in [
+        "accepted",
+        "started",
+        "lifecycle",
+        "stream",
+        "complete",
+        "error",
+        "canceled",
+        "dispatch",
+    ] {
+        assert!(kinds.contains(needed), "{needed} was seen in {kinds:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
+    let relay = baton_tests::RelayProcess::start(crate::BATON).await;
+    let client = relay.admin().clone();
+    let (_, secret) = client.make_token("", baton_proto::v1::Role::Daemon).await;
+    let link = client.with_token(&secret);
+    let mut daemon =
+        baton_tests::ScriptedDaemon::connect(&link, baton_tests::hello(&["secret"])).await;
+    let task = client.submit(baton_tests::for_agent("secret")).await;
+    let mut attempt = daemon.running().await;
+    attempt.complete("").await;
+    client
+        .watch(&task.task_id)
+        .await
+        .until_state(TaskState::Completed)
+        .await;
+    let token = attempt.token().value;
+    for (path, bytes) in files(relay.data()) {
+        let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|part| part == needle);
+        assert!(!holds(&token), "a lease token is in {}", path.display());
+        assert!(
+            !holds(secret.as_bytes()),
+            "a credential is in {}",
+            path.display()
+        );
+    }
+}
+
+fn files(root: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root)
+        .expect("the relay's directory")
+        .flatten()
+    {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if let Ok(bytes) = std::fs::read(&path) {
+            found.push((path, bytes));
+        }
+    }
+    found
+}

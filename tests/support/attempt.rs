@@ -1,0 +1,188 @@
+//! One attempt in the hands of a scripted daemon: numbers its frames and remembers how much output it sent.
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{
+    AttemptFrame, AttemptRef, DaemonFrame, Dispatch, LeaseToken, LifecyclePhase, OutputKind,
+    PermissionRequest, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError, TaskLifecycle,
+    TaskRejected, TaskStarted, TerminationReceipt, daemon_frame,
+};
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+#[derive(Clone, Debug)]
+pub struct ScriptedAttempt {
+    pub re: AttemptRef,
+    pub dispatch: Dispatch,
+    /// Number of the last control frame.
+    pub control_seq: u64,
+    /// End of the output.
+    pub offset: u64,
+    /// Says `within_lease` on terminal frames.
+    pub within_lease: bool,
+    outgoing: mpsc::Sender<DaemonFrame>,
+}
+
+impl ScriptedAttempt {
+    pub(crate) fn new(
+        re: AttemptRef,
+        dispatch: Dispatch,
+        outgoing: mpsc::Sender<DaemonFrame>,
+    ) -> Self {
+        Self {
+            re,
+            dispatch,
+            control_seq: 0,
+            offset: 0,
+            within_lease: true,
+            outgoing,
+        }
+    }
+
+    pub fn id(&self) -> &str {
+        &self.re.attempt_id
+    }
+
+    pub fn token(&self) -> LeaseToken {
+        self.dispatch
+            .token
+            .clone()
+            .expect("a dispatch carries its token")
+    }
+
+    /// The attempt goes on over another stream.
+    pub(crate) fn moved_to(&mut self, outgoing: mpsc::Sender<DaemonFrame>) {
+        self.outgoing = outgoing;
+    }
+
+    /// A frame of this attempt under a number of the test's choice.
+    pub fn frame(&self, control_seq: u64, body: Body) -> AttemptFrame {
+        AttemptFrame {
+            r#ref: Some(self.re.clone()),
+            control_seq,
+            within_lease: self.within_lease,
+            body: Some(body),
+            ..AttemptFrame::default()
+        }
+    }
+
+    /// Sends any frame as it is.
+    pub async fn send_frame(&self, frame: AttemptFrame) {
+        let frame = DaemonFrame {
+            frame: Some(daemon_frame::Frame::Attempt(frame)),
+        };
+        self.outgoing.send(frame).await.expect("the stream is open");
+    }
+
+    /// Sends a control frame under the next number.
+    pub async fn send(&mut self, body: Body) {
+        self.control_seq += 1;
+        self.send_frame(self.frame(self.control_seq, body)).await;
+    }
+
+    pub async fn accept(&mut self) {
+        self.send(Body::Accepted(TaskAccepted::default())).await;
+    }
+
+    pub async fn reject(&mut self, rejected: TaskRejected) {
+        self.send(Body::Rejected(rejected)).await;
+    }
+
+    pub async fn started(&mut self) {
+        self.send(Body::Started(TaskStarted::default())).await;
+    }
+
+    pub async fn phase(&mut self, phase: LifecyclePhase) {
+        self.send(Body::Lifecycle(TaskLifecycle {
+            phase: phase.into(),
+            ..TaskLifecycle::default()
+        }))
+        .await;
+    }
+
+    pub async fn tool(&mut self, phase: LifecyclePhase, id: &str) {
+        self.send(Body::Lifecycle(TaskLifecycle {
+            phase: phase.into(),
+            tool_call_id: id.to_owned(),
+            tool_name: "bash".to_owned(),
+            ..TaskLifecycle::default()
+        }))
+        .await;
+    }
+
+    /// Output that a person would see.
+    pub async fn say(&mut self, text: &str) {
+        let stream = Stream {
+            offset: self.offset,
+            chunk: Bytes::copy_from_slice(text.as_bytes()),
+            after_control_seq: self.control_seq,
+            visible: true,
+            kind: OutputKind::Text.into(),
+            ..Stream::default()
+        };
+        self.offset += text.len() as u64;
+        self.send_frame(self.frame(0, Body::Stream(stream))).await;
+    }
+
+    /// Asks for leave to use a tool; returns the id of the input.
+    pub async fn ask_permission(&mut self) -> String {
+        let input_id = uuid::Uuid::now_v7().to_string();
+        let tool_input = Bytes::from_static(b"{\"command\":\"ls\"}");
+        let digest: [u8; 32] = Sha256::digest(&tool_input).into();
+        self.send(Body::PermissionRequest(PermissionRequest {
+            input_id: input_id.clone(),
+            tool_name: "bash".to_owned(),
+            tool_input,
+            tool_input_sha256: Bytes::copy_from_slice(&digest),
+            ..PermissionRequest::default()
+        }))
+        .await;
+        input_id
+    }
+
+    pub fn completion(&self, result: &str) -> Body {
+        Body::Complete(TaskComplete {
+            final_offset: self.offset,
+            receipt: Some(receipt()),
+            result: Bytes::copy_from_slice(result.as_bytes()),
+            ..TaskComplete::default()
+        })
+    }
+
+    pub async fn complete(&mut self, result: &str) {
+        self.send(self.completion(result)).await;
+    }
+
+    pub async fn fail(&mut self, code: &str) {
+        self.send(Body::Error(TaskError {
+            final_offset: self.offset,
+            receipt: Some(TerminationReceipt {
+                exit_code: Some(1),
+                ..receipt()
+            }),
+            failure_code: code.to_owned(),
+            ..TaskError::default()
+        }))
+        .await;
+    }
+
+    pub async fn canceled(&mut self) {
+        self.send(Body::Canceled(TaskCanceled {
+            final_offset: self.offset,
+            receipt: Some(receipt()),
+            ..TaskCanceled::default()
+        }))
+        .await;
+    }
+}
+
+/// A process ran, ended by itself, and nothing is left of it.
+pub fn receipt() -> TerminationReceipt {
+    TerminationReceipt {
+        exit_code: Some(0),
+        group_empty: true,
+        prompt_written: Some(true),
+        process_started: true,
+        ..TerminationReceipt::default()
+    }
+}

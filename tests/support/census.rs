@@ -1,0 +1,70 @@
+//! Who is alive: processes found in /proc by a marker in their environment, whatever session or parent they have.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::patience::poll_until;
+
+/// Set by tests on the tasks they submit; every process of the task inherits it.
+pub const MARK: &str = "CENSUS_MARK";
+
+/// A living process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub pid: u32,
+    pub command_line: String,
+}
+
+/// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
+pub fn marked(mark: &str) -> Vec<Process> {
+    let wanted = format!("{MARK}={mark}");
+    let carries = |path: &PathBuf| {
+        let environment = fs::read(path.join("environ")).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry == wanted.as_bytes())
+    };
+    processes()
+        .filter(|(_, path)| carries(path))
+        .map(|(pid, path)| Process {
+            pid,
+            command_line: command_line(&path),
+        })
+        .collect()
+}
+
+/// Returns once no process carries the mark.
+pub async fn marked_gone(mark: &str) {
+    poll_until(&format!("all processes of {mark} to be gone"), || {
+        marked(mark).is_empty().then_some(())
+    })
+    .await;
+}
+
+/// Children of this process that ended and were not waited for.
+pub fn zombies_of(parent: u32) -> Vec<u32> {
+    let is_ours = |path: &PathBuf| {
+        let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
+        // The name may hold anything, so fields are counted after its closing parenthesis.
+        let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = rest.split_whitespace();
+        fields.next() == Some("Z") && fields.next() == Some(&parent.to_string())
+    };
+    processes()
+        .filter(|(_, path)| is_ours(path))
+        .map(|(pid, _)| pid)
+        .collect()
+}
+
+fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
+    let entries = fs::read_dir("/proc").expect("this machine has /proc");
+    entries.flatten().filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, entry.path()))
+    })
+}
+
+fn command_line(path: &std::path::Path) -> String {
+    let bytes = fs::read(path.join("cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).replace('\0', " ")
+}

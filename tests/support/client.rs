@@ -1,0 +1,214 @@
+//! A client with a credential: the generated clients, and the calls that most tests make.
+
+use baton_proto::unpack_error_detail;
+use baton_proto::v1::daemon_link_client::DaemonLinkClient;
+use baton_proto::v1::fleet_client::FleetClient;
+use baton_proto::v1::inputs_client::InputsClient;
+use baton_proto::v1::operator_client::OperatorClient;
+use baton_proto::v1::read_output_response::Item;
+use baton_proto::v1::tasks_client::TasksClient;
+use baton_proto::v1::{
+    CancelTaskRequest, CancelTaskResponse, CreateTokenRequest, GetTaskRequest, ReadOutputRequest,
+    RelayInfoRequest, RelayInfoResponse, Role, SubmitRequest, SubmitResponse, Task, TaskSpec,
+    Token,
+};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+use crate::patience::within;
+use crate::watching::Watch;
+
+pub(crate) type Service = InterceptedService<Channel, Bearer>;
+
+/// Puts the token on every call.
+#[derive(Clone, Debug)]
+pub struct Bearer(MetadataValue<Ascii>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request
+            .metadata_mut()
+            .insert("authorization", self.0.clone());
+        Ok(request)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Client {
+    url: String,
+    token: String,
+    channel: Channel,
+}
+
+impl Client {
+    /// Connects when the first call is made, and again after the relay was away.
+    pub fn new(url: &str, token: &str) -> Self {
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        Self {
+            url: url.to_owned(),
+            token: token.to_owned(),
+            channel: endpoint.tcp_nodelay(true).connect_lazy(),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub fn secret(&self) -> &str {
+        &self.token
+    }
+
+    /// The same relay with another credential.
+    pub fn with_token(&self, token: &str) -> Self {
+        Self {
+            token: token.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    pub(crate) fn service(&self) -> Service {
+        let header = format!("Bearer {}", self.token).parse();
+        InterceptedService::new(
+            self.channel.clone(),
+            Bearer(header.expect("a token is plain text")),
+        )
+    }
+
+    pub fn tasks(&self) -> TasksClient<Service> {
+        TasksClient::new(self.service())
+    }
+
+    pub fn operator(&self) -> OperatorClient<Service> {
+        OperatorClient::new(self.service())
+    }
+
+    pub fn fleet(&self) -> FleetClient<Service> {
+        FleetClient::new(self.service())
+    }
+
+    pub fn inputs(&self) -> InputsClient<Service> {
+        InputsClient::new(self.service())
+    }
+
+    pub fn link(&self) -> DaemonLinkClient<Service> {
+        DaemonLinkClient::new(self.service())
+    }
+
+    pub async fn try_submit(&self, request: SubmitRequest) -> Result<SubmitResponse, Status> {
+        let answer = within("an answer to Submit", async {
+            self.tasks().submit(request).await
+        });
+        answer.await.map(tonic::Response::into_inner)
+    }
+
+    pub async fn submit(&self, spec: TaskSpec) -> Task {
+        let request = SubmitRequest {
+            spec: Some(spec),
+            ..SubmitRequest::default()
+        };
+        let accepted = self.try_submit(request).await.expect("Submit is accepted");
+        accepted.task.expect("an accepted task is in the answer")
+    }
+
+    pub async fn try_get(&self, task_id: &str) -> Result<Task, Status> {
+        let request = GetTaskRequest {
+            task_id: task_id.to_owned(),
+            ..GetTaskRequest::default()
+        };
+        let mut tasks = self.tasks();
+        let answer = within("an answer to Get", tasks.get(request)).await?;
+        Ok(answer.into_inner().task.expect("Get answers with a task"))
+    }
+
+    pub async fn get(&self, task_id: &str) -> Task {
+        self.try_get(task_id).await.expect("the task is there")
+    }
+
+    pub async fn try_cancel(&self, task_id: &str) -> Result<CancelTaskResponse, Status> {
+        let request = CancelTaskRequest {
+            task_id: task_id.to_owned(),
+            reason: "a test wants it".to_owned(),
+        };
+        let mut tasks = self.tasks();
+        let answer = within("an answer to Cancel", tasks.cancel(request)).await?;
+        Ok(answer.into_inner())
+    }
+
+    pub async fn cancel(&self, task_id: &str) -> CancelTaskResponse {
+        self.try_cancel(task_id).await.expect("Cancel is accepted")
+    }
+
+    pub async fn watch(&self, task_id: &str) -> Watch {
+        Watch::open(self, task_id, 0)
+            .await
+            .expect("the task can be watched")
+    }
+
+    /// All output of the newest attempt, followed to its end. Fails on a cut or a gap.
+    pub async fn output(&self, task_id: &str) -> Vec<u8> {
+        let request = ReadOutputRequest {
+            task_id: task_id.to_owned(),
+            follow: true,
+            ..ReadOutputRequest::default()
+        };
+        let mut tasks = self.tasks();
+        let opened = within("output to open", tasks.read_output(request)).await;
+        let mut pieces = opened.expect("output can be read").into_inner();
+        let mut bytes = Vec::new();
+        loop {
+            let piece = within("the next piece of output", pieces.message()).await;
+            match piece.expect("output goes on").and_then(|piece| piece.item) {
+                Some(Item::Chunk(chunk)) => {
+                    assert_eq!(chunk.offset, bytes.len() as u64, "output has no gap");
+                    bytes.extend_from_slice(&chunk.data);
+                }
+                Some(Item::Cut(cut)) => panic!("output was cut: {cut:?}"),
+                Some(Item::End(end)) => {
+                    assert_eq!(end.offset, bytes.len() as u64);
+                    return bytes;
+                }
+                None => panic!("output ended without saying so"),
+            }
+        }
+    }
+
+    pub async fn info(&self) -> RelayInfoResponse {
+        let mut operator = self.operator();
+        let answer = within("relay info", operator.relay_info(RelayInfoRequest {})).await;
+        answer.expect("every credential may ask").into_inner()
+    }
+
+    pub async fn commit_seq(&self) -> u64 {
+        self.info().await.commit_seq
+    }
+
+    /// Makes a credential: the token's record and its secret.
+    pub async fn make_token(&self, tenant: &str, role: Role) -> (Token, String) {
+        let request = CreateTokenRequest {
+            name: format!("{tenant}-{role:?}"),
+            tenant: tenant.to_owned(),
+            role: role.into(),
+            ..CreateTokenRequest::default()
+        };
+        let mut operator = self.operator();
+        let made = within("a token", operator.create_token(request)).await;
+        let made = made.expect("an administrator makes tokens").into_inner();
+        let secret = made.secret.expect("a new token has a secret").value;
+        (made.token.expect("a new token has a record"), secret)
+    }
+
+    /// A client of a tenant.
+    pub async fn of_tenant(&self, tenant: &str, role: Role) -> Self {
+        let (_, secret) = self.make_token(tenant, role).await;
+        self.with_token(&secret)
+    }
+}
+
+/// The machine code of an error; empty when it carries none.
+pub fn code_of(status: &Status) -> String {
+    unpack_error_detail(status).map_or_else(String::new, |detail| detail.code)
+}

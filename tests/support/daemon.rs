@@ -1,0 +1,90 @@
+//! A real daemon inside the test's process: the same library call as `baton daemon`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use baton_daemon::{ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::patience::within;
+
+#[derive(Debug)]
+pub struct RealDaemon {
+    stop: CancellationToken,
+    status: watch::Receiver<DaemonStatus>,
+    running: JoinHandle<()>,
+    /// Removed last.
+    _dir: TempDir,
+}
+
+impl RealDaemon {
+    /// Runs any command; returns once the relay has welcomed it.
+    pub async fn start(url: &str, token: &str) -> Self {
+        Self::start_with(url, token, |_| {}).await
+    }
+
+    pub async fn start_with(
+        url: &str,
+        token: &str,
+        change: impl FnOnce(&mut DaemonConfig),
+    ) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let token_file = dir.path().join("token");
+        fs::write(&token_file, token).expect("a file can be written");
+        let mut config = DaemonConfig {
+            relay: url.to_owned(),
+            token_file,
+            ca_file: None,
+            data_dir: dir.path().join("data"),
+            name: "real".to_owned(),
+            slots: 8,
+            labels: BTreeMap::new(),
+            capabilities: Vec::new(),
+            agents: [(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand)].into(),
+            work_dir: dir.path().to_owned(),
+            drain: Duration::from_secs(5),
+            // This process has children of its own.
+            adopt_orphans: false,
+            clock: Clock::boot(),
+        };
+        change(&mut config);
+        let daemon = Daemon::open(config).expect("the configuration is good");
+        let mut status = daemon.status();
+        let stop = CancellationToken::new();
+        let running = tokio::spawn({
+            let stop = stop.clone();
+            async move { daemon.run(stop).await.expect("the daemon stops cleanly") }
+        });
+        let connected = status.wait_for(|status| status.connected);
+        within("the daemon to be welcome", connected)
+            .await
+            .expect("the daemon runs");
+        Self {
+            stop,
+            status,
+            running,
+            _dir: dir,
+        }
+    }
+
+    pub fn id(&self) -> String {
+        self.status.borrow().daemon_id.clone()
+    }
+
+    pub async fn until(&mut self, what: &str, wanted: impl FnMut(&DaemonStatus) -> bool) {
+        let seen = within(what, self.status.wait_for(wanted)).await;
+        drop(seen.expect("the daemon runs"));
+    }
+
+    /// Drains and ends.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        within("the daemon to stop", self.running)
+            .await
+            .expect("the daemon does not panic");
+    }
+}

@@ -1,0 +1,202 @@
+//! The executable under test as processes: relays that are killed and come back, daemons, and single commands.
+
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::client::Client;
+use crate::patience::within;
+use crate::ports::quiet_port;
+use crate::relay::read_token;
+
+/// The executable, with an environment that holds nothing of the developer's.
+#[derive(Clone, Copy, Debug)]
+pub struct Baton(pub &'static str);
+
+/// What a command printed and how it ended.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Said {
+    /// The only line of stdout as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(self.stdout.trim())
+            .unwrap_or_else(|error| panic!("stdout is one JSON object ({error}): {self:?}"))
+    }
+}
+
+impl Baton {
+    pub fn command(self, data: &Path) -> Command {
+        let mut command = Command::new(self.0);
+        command
+            .env_clear()
+            .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+            .env("HOME", data)
+            .env("BATON_DATA", data)
+            .env(
+                "RUST_LOG",
+                std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned()),
+            )
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Runs one command to its end.
+    pub async fn run(self, data: &Path, arguments: &[&str]) -> Said {
+        let output = self.command(data).args(arguments).output();
+        let output = within(&format!("baton {arguments:?} to end"), output).await;
+        let output = output.expect("the executable can be started");
+        Said {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// A relay as a process. It can be killed by force and started again on the same data and port.
+#[derive(Debug)]
+pub struct RelayProcess {
+    baton: Baton,
+    child: Child,
+    listen: String,
+    admin: Client,
+    dir: TempDir,
+}
+
+impl RelayProcess {
+    pub async fn start(baton: Baton) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let listen = format!("127.0.0.1:{}", quiet_port());
+        let child = spawn_relay(baton, dir.path(), &listen).await;
+        let admin = Client::new(&format!("http://{listen}"), &read_token(dir.path()));
+        Self {
+            baton,
+            child,
+            listen,
+            admin,
+            dir,
+        }
+    }
+
+    pub fn admin(&self) -> &Client {
+        &self.admin
+    }
+
+    pub fn data(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// kill -9; returns when the process is gone.
+    pub async fn kill(&mut self) {
+        self.child.start_kill().expect("the relay runs");
+        let status = within("the killed relay to be gone", self.child.wait()).await;
+        status.expect("a child can be waited for");
+    }
+
+    /// Starts it again where it was.
+    pub async fn revive(&mut self) {
+        self.child = spawn_relay(self.baton, self.dir.path(), &self.listen).await;
+    }
+
+    pub async fn terminate(&mut self) -> ExitStatus {
+        terminate(&mut self.child).await
+    }
+}
+
+async fn spawn_relay(baton: Baton, data: &Path, listen: &str) -> Child {
+    let mut command = baton.command(data);
+    let child = command.args(["relay", "--listen", listen]).spawn();
+    let mut child = child.expect("the executable can be started");
+    await_line(&mut child, "listening on").await;
+    child
+}
+
+/// Reads stderr until a line holds `text`, then keeps reading so that the pipe never fills.
+async fn await_line(child: &mut Child, text: &str) {
+    let stderr = child.stderr.take().expect("stderr is piped");
+    let mut lines = BufReader::new(stderr).lines();
+    let mut said = Vec::new();
+    let found = async {
+        while let Ok(Some(line)) = lines.next_line().await {
+            let found = line.contains(text);
+            said.push(line);
+            if found {
+                return true;
+            }
+        }
+        false
+    };
+    if !within(&format!("a line with {text:?}"), found).await {
+        panic!("the process ended early: {said:#?}");
+    }
+    tokio::spawn(drain(lines.into_inner()));
+    if let Some(stdout) = child.stdout.take() {
+        tokio::spawn(drain(stdout));
+    }
+}
+
+async fn drain(mut pipe: impl AsyncRead + Unpin) {
+    // Its end is the process's end.
+    drop(tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await);
+}
+
+/// A daemon as a process that may run any command.
+#[derive(Debug)]
+pub struct DaemonProcess {
+    child: Child,
+    pub data: PathBuf,
+}
+
+impl DaemonProcess {
+    /// Files go under `dir`, which outlives the daemon.
+    pub async fn start(baton: Baton, dir: &Path, name: &str, url: &str, token: &str) -> Self {
+        let data = dir.join(name);
+        std::fs::create_dir_all(&data).expect("a directory can be made");
+        let token_file = data.join("credential");
+        std::fs::write(&token_file, token).expect("a file can be written");
+        let child = baton
+            .command(&data)
+            .args(["daemon", "--relay", url, "--name", name, "--slots", "4"])
+            .args(["--allow-command", "--drain", "5s", "--token-file"])
+            .arg(&token_file)
+            .current_dir(&data)
+            .spawn();
+        let mut child = child.expect("the executable can be started");
+        await_line(&mut child, "baton daemon").await;
+        Self { child, data }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id().expect("the daemon runs")
+    }
+
+    pub async fn terminate(&mut self) -> ExitStatus {
+        terminate(&mut self.child).await
+    }
+
+    pub async fn kill(&mut self) {
+        self.child.start_kill().expect("the daemon runs");
+        let status = within("the killed daemon to be gone", self.child.wait()).await;
+        status.expect("a child can be waited for");
+    }
+}
+
+async fn terminate(child: &mut Child) -> ExitStatus {
+    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    kill_process(pid.expect("the process runs"), Signal::TERM).expect("a child can be signaled");
+    let status = within("the process to end after TERM", child.wait()).await;
+    status.expect("a child can be waited for")
+}

@@ -1,0 +1,101 @@
+//! A task's events as they come. Checks that revisions are 1, 2, 3, … without gap or duplicate.
+
+use baton_proto::timestamp_to_ms;
+use baton_proto::v1::watch_task_response::Item;
+use baton_proto::v1::{TaskEvent, TaskEventKind, TaskState, WatchTaskRequest, WatchTaskResponse};
+use tonic::{Status, Streaming};
+
+use crate::client::Client;
+use crate::patience::within;
+
+#[derive(Debug)]
+pub struct Watch {
+    stream: Streaming<WatchTaskResponse>,
+    /// Everything seen so far.
+    pub events: Vec<TaskEvent>,
+    /// How many of them came before CaughtUp; none until it came.
+    pub history: Option<usize>,
+    revision: u64,
+}
+
+impl Watch {
+    pub async fn open(client: &Client, task_id: &str, after: u64) -> Result<Self, Status> {
+        let request = WatchTaskRequest {
+            task_id: task_id.to_owned(),
+            from_revision: after,
+            ..WatchTaskRequest::default()
+        };
+        let mut tasks = client.tasks();
+        let opened = within("a watch to open", tasks.watch(request)).await?;
+        Ok(Self {
+            stream: opened.into_inner(),
+            events: Vec::new(),
+            history: None,
+            revision: after,
+        })
+    }
+
+    /// The next event; none when the watch has ended.
+    pub async fn next(&mut self) -> Result<Option<TaskEvent>, Status> {
+        loop {
+            let message = self.stream.message().await?;
+            match message.and_then(|message| message.item) {
+                None => return Ok(None),
+                Some(Item::Event(event)) => {
+                    self.revision += 1;
+                    assert_eq!(
+                        event.revision, self.revision,
+                        "no gap and no duplicate: {event:?}"
+                    );
+                    self.events.push(event.clone());
+                    return Ok(Some(event));
+                }
+                Some(Item::CaughtUp(_)) => {
+                    assert_eq!(self.history, None, "CaughtUp comes once");
+                    self.history = Some(self.events.len());
+                }
+                Some(Item::Lagged(lagged)) => panic!("a test's watch was too slow: {lagged:?}"),
+                Some(Item::HistoryCut(cut)) => panic!("a test's history was cut: {cut:?}"),
+            }
+        }
+    }
+
+    /// The first event, seen already or yet to come, that is wanted.
+    pub async fn until(&mut self, what: &str, wanted: impl Fn(&TaskEvent) -> bool) -> TaskEvent {
+        if let Some(seen) = self.events.iter().find(|event| wanted(event)) {
+            return seen.clone();
+        }
+        let found = async {
+            loop {
+                match self.next().await.expect("the watch goes on") {
+                    Some(event) if wanted(&event) => return event,
+                    Some(_) => {}
+                    None => panic!("the watch ended before {what}: {:#?}", self.events),
+                }
+            }
+        };
+        within(what, found).await
+    }
+
+    pub async fn until_kind(&mut self, kind: TaskEventKind) -> TaskEvent {
+        self.until(&format!("{kind:?}"), |event| event.kind() == kind)
+            .await
+    }
+
+    pub async fn until_state(&mut self, state: TaskState) -> TaskEvent {
+        self.until(&format!("{state:?}"), |event| event.task_state() == state)
+            .await
+    }
+
+    /// All events, to the end of the watch.
+    pub async fn to_end(mut self) -> Vec<TaskEvent> {
+        let end = async { while self.next().await.expect("the watch goes on").is_some() {} };
+        within("the end of the watch", end).await;
+        self.events
+    }
+}
+
+/// Relay time of an event in milliseconds.
+pub fn recorded_ms(event: &TaskEvent) -> u64 {
+    timestamp_to_ms(event.recorded_at.as_ref().expect("every event has a time"))
+}

@@ -1,0 +1,52 @@
+//! Promises that name a time, measured on the relay's own record of events with real gRPC and real processes.
+//!
+//! All cases run at once and spend their time waiting. A promise is kept within 250 ms; `BATON_TIMING_SLACK_MS` widens that
+//! for machines that are busy with other things, and changes no lower bound.
+
+mod promises;
+mod timers;
+
+use baton_tests::Relay;
+use tokio::task::JoinSet;
+
+const STANDIN: &str = env!("CARGO_BIN_EXE_standin");
+
+/// What "at most" may be exceeded by.
+fn allowance_ms() -> u64 {
+    let widened = std::env::var("BATON_TIMING_SLACK_MS").ok();
+    widened.map_or(250, |ms| {
+        ms.parse().expect("BATON_TIMING_SLACK_MS is a number")
+    })
+}
+
+/// A bound that is stated without the 250 ms.
+fn widened(ms: u64) -> u64 {
+    ms + allowance_ms() - 250.min(allowance_ms())
+}
+
+/// `took` lies between the limit and the limit with what is added to it. Times are cut to milliseconds twice.
+fn assert_within(what: &str, took: u64, limit: u64, added: u64) {
+    println!("{what}: {took} ms, limit {limit} ms + {added} ms");
+    assert!(
+        took + 2 >= limit,
+        "{what} ended after {took} ms, before its limit of {limit} ms"
+    );
+    let most = limit + added + allowance_ms();
+    assert!(took <= most, "{what} took {took} ms, more than {most} ms");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn timers_cancel_and_refusals_keep_their_times() {
+    let relay = Relay::start().await;
+    let daemon = relay.real_daemon().await;
+    let mut cases = JoinSet::new();
+    timers::spawn(&relay, &mut cases).await;
+    promises::spawn(&relay, &mut cases);
+    let mut failures = 0;
+    while let Some(ended) = cases.join_next().await {
+        // The panic itself has been printed already.
+        failures += usize::from(ended.is_err());
+    }
+    assert_eq!(failures, 0, "cases that failed; each has said why");
+    daemon.stop().await;
+}

@@ -1,0 +1,111 @@
+//! Times that are promised without a timer: how fast a cancel reaches its child, how long a stubborn one lives on, how
+//! fast a refusal comes.
+
+use std::path::Path;
+
+use baton_proto::v1::{
+    AttemptState, DeadlineProfile, DispatchPolicy, SubmitRequest, TaskEventKind, TaskSpec,
+    TaskState,
+};
+use baton_tests::{
+    Client, Relay, command, for_agent, marked, marked_gone, poll_until, recorded_ms,
+};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::task::JoinSet;
+
+use crate::{STANDIN, widened};
+
+const CANCEL_REACHES: u64 = 200;
+const FAIL_FAST: u64 = 100;
+const CLEANUP_TERM: u64 = 500;
+const AFTER_CLEANUP: u64 = 1_000;
+
+pub(crate) fn spawn(relay: &Relay, cases: &mut JoinSet<()>) {
+    let client = relay.admin().clone();
+    cases.spawn(cancel_reaches_a_running_child(client.clone()));
+    cases.spawn(a_stubborn_family_is_gone(client.clone()));
+    cases.spawn(fail_fast_is_fast(client));
+}
+
+fn boottime_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec.unsigned_abs() * 1_000 + now.tv_nsec.unsigned_abs() / 1_000_000
+}
+
+/// From the relay's record of the request to the child's own note of the signal: both by this machine's wall clock.
+async fn cancel_reaches_a_running_child(client: Client) {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let noted = dir.path().join("term");
+    let spec = command(
+        STANDIN,
+        &["note-term", &noted.display().to_string(), "pause"],
+        "reached",
+    );
+    let task = client.submit(spec).await;
+    let mut watch = client.watch(&task.task_id).await;
+    watch
+        .until("output", |event| event.state() == AttemptState::Streaming)
+        .await;
+    client.cancel(&task.task_id).await;
+    let requested = watch.until_kind(TaskEventKind::CancelRequested).await;
+    watch.until_state(TaskState::Canceled).await;
+    let took = read_ms(&noted).saturating_sub(recorded_ms(&requested));
+    println!("cancel reached its child after {took} ms");
+    assert!(
+        took < widened(CANCEL_REACHES),
+        "cancel took {took} ms to reach its child"
+    );
+}
+
+fn read_ms(file: &Path) -> u64 {
+    let text = std::fs::read_to_string(file).expect("the child noted the signal");
+    text.trim().parse().expect("the child noted a time")
+}
+
+async fn a_stubborn_family_is_gone(client: Client) {
+    let spec = TaskSpec {
+        profile: Some(DeadlineProfile {
+            cleanup_term_ms: Some(CLEANUP_TERM),
+            ..DeadlineProfile::default()
+        }),
+        ..command(
+            STANDIN,
+            &["orphan", "grandchild", "ignore-term", "pause"],
+            "stubborn",
+        )
+    };
+    let task = client.submit(spec).await;
+    poll_until("three stubborn processes", || {
+        (marked("stubborn").len() >= 3).then_some(())
+    })
+    .await;
+    let asked = boottime_ms();
+    client.cancel(&task.task_id).await;
+    marked_gone("stubborn").await;
+    let took = boottime_ms() - asked;
+    println!("a stubborn family was gone after {took} ms");
+    assert!(
+        took < widened(CLEANUP_TERM + AFTER_CLEANUP),
+        "they lived for {took} ms"
+    );
+}
+
+async fn fail_fast_is_fast(client: Client) {
+    // The connection is made first; the promise is about the answer.
+    client.info().await;
+    let asked = boottime_ms();
+    let refused = client
+        .try_submit(SubmitRequest {
+            spec: Some(TaskSpec {
+                dispatch_policy: DispatchPolicy::FailFast.into(),
+                ..for_agent("nobody has it")
+            }),
+            ..SubmitRequest::default()
+        })
+        .await;
+    let took = boottime_ms() - asked;
+    let code = refused.map(|_| ()).expect_err("nobody can take it").code();
+    assert_eq!(code, tonic::Code::Unavailable);
+    println!("fail_fast was refused after {took} ms");
+    assert!(took < widened(FAIL_FAST), "fail_fast took {took} ms");
+}
