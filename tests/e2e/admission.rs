@@ -27,7 +27,7 @@ async fn fail_fast_without_a_daemon_answers_unavailable_and_stores_nothing() {
         .unwrap_err();
     assert_eq!(
         (refused.code(), code_of(&refused).as_str()),
-        (Code::Unavailable, "NO_DAEMON")
+        (Code::Unavailable, "no_daemon")
     );
     assert_eq!(relay.admin().commit_seq().await, before);
 
@@ -50,7 +50,7 @@ async fn a_full_queue_answers_resource_exhausted_until_there_is_room() {
         .unwrap_err();
     assert_eq!(
         (refused.code(), code_of(&refused).as_str()),
-        (Code::ResourceExhausted, "QUEUE_FULL")
+        (Code::ResourceExhausted, "queue_full")
     );
     client.cancel(&open[0].task_id).await;
     client.submit(for_agent("nobody")).await;
@@ -81,7 +81,7 @@ async fn one_key_and_body_is_one_task_and_another_body_already_exists() {
     let refused = client.try_submit(request(other, "k1")).await.unwrap_err();
     assert_eq!(
         (refused.code(), code_of(&refused).as_str()),
-        (Code::AlreadyExists, "IDEMPOTENCY_CONFLICT")
+        (Code::AlreadyExists, "idempotency_conflict")
     );
 
     // The key is remembered as long as the task, so also after its end.

@@ -44,43 +44,43 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "no spec",
             bad,
-            "MISSING",
+            "missing",
             submit_request(client, SubmitRequest::default()),
         ),
         (
             "no agent",
             bad,
-            "MISSING",
+            "missing",
             submit(client, |spec| spec.agent.clear()),
         ),
         (
             "blank agent",
             bad,
-            "BLANK",
+            "blank",
             submit(client, |spec| spec.agent = " \t".into()),
         ),
         (
             "blank prompt",
             bad,
-            "BLANK",
+            "blank",
             submit(client, |spec| spec.prompt = "\n ".into()),
         ),
         (
             "oversize prompt",
             bad,
-            "TOO_LONG",
+            "too_large",
             submit(client, |spec| spec.prompt = "x".repeat(1024 * 1024 + 1)),
         ),
         (
             "oversize goal",
             bad,
-            "TOO_LONG",
+            "too_large",
             submit(client, |spec| spec.goal = "ü".repeat(4097)),
         ),
         (
             "many labels",
             bad,
-            "TOO_MANY",
+            "too_many",
             submit(client, |spec| {
                 spec.labels = (0..65).map(|n| (format!("k{n}"), String::new())).collect();
             }),
@@ -88,7 +88,7 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "bad label",
             bad,
-            "BAD_LABEL",
+            "bad_label",
             submit(client, |spec| {
                 spec.labels = [("a b".to_owned(), String::new())].into();
             }),
@@ -96,25 +96,25 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "zero byte",
             bad,
-            "ZERO_BYTE",
+            "zero_byte",
             submit(client, |spec| spec.prompt = "a\0b".into()),
         ),
         (
             "unknown enum",
             bad,
-            "UNKNOWN_ENUM_VALUE",
+            "unknown_enum_value",
             submit(client, |spec| spec.turn_kind = 99),
         ),
         (
             "short lease",
             bad,
-            "OUT_OF_RANGE",
+            "out_of_range",
             submit(client, |spec| spec.lease_ttl_ms = Some(4_999)),
         ),
         (
             "many tries",
             bad,
-            "OUT_OF_RANGE",
+            "out_of_range",
             submit(client, |spec| {
                 spec.retry = Some(RetryPolicy {
                     max_attempts: Some(11),
@@ -125,7 +125,7 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "profile twice",
             bad,
-            "CONFLICTING_FIELDS",
+            "conflicting_fields",
             submit(client, |spec| {
                 spec.profile = Some(DeadlineProfile::default());
                 spec.profile_name = "quick".into();
@@ -134,13 +134,13 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "empty command",
             bad,
-            "MISSING",
+            "missing",
             submit(client, |spec| spec.command = Some(CommandSpec::default())),
         ),
         (
             "bad environment",
             bad,
-            "MALFORMED_NAME",
+            "malformed_name",
             submit(client, |spec| {
                 spec.env = [("A=B".to_owned(), String::new())].into();
             }),
@@ -148,7 +148,7 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "unknown profile",
             Code::NotFound,
-            "PROFILE_NOT_FOUND",
+            "unknown_profile",
             submit(client, |spec| {
                 spec.profile_name = "nobody-stored-it".into();
             }),
@@ -156,7 +156,7 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "not built",
             Code::Unimplemented,
-            "NOT_BUILT",
+            "unimplemented",
             submit(client, |spec| spec.mcp = true),
         ),
     ]
@@ -206,67 +206,67 @@ fn others(client: &Client) -> Vec<(&'static str, Code, &'static str, Refused<'_>
         (
             "get nothing",
             bad,
-            "MISSING",
+            "missing",
             refused!(client, tasks.get(get(""))),
         ),
         (
             "get no id",
             bad,
-            "MALFORMED_ID",
+            "malformed_id",
             refused!(client, tasks.get(get("../etc/passwd"))),
         ),
         (
             "get unknown",
             missing,
-            "TASK_NOT_FOUND",
+            "unknown_task",
             refused!(client, tasks.get(get(UNKNOWN))),
         ),
         (
             "watch unknown",
             missing,
-            "TASK_NOT_FOUND",
+            "unknown_task",
             refused!(client, tasks.watch(watch(UNKNOWN))),
         ),
         (
             "read unknown",
             missing,
-            "TASK_NOT_FOUND",
+            "unknown_task",
             refused!(client, tasks.read_output(output(UNKNOWN))),
         ),
         (
             "cancel unknown",
             missing,
-            "TASK_NOT_FOUND",
+            "unknown_task",
             refused!(client, tasks.cancel(cancel(UNKNOWN, ""))),
         ),
         (
             "oversize reason",
             bad,
-            "TOO_LONG",
+            "too_large",
             refused!(client, tasks.cancel(cancel(UNKNOWN, &"r".repeat(2049)))),
         ),
         (
             "retry unknown",
             missing,
-            "TASK_NOT_FOUND",
+            "unknown_task",
             refused!(client, operator.retry_task(retry(UNKNOWN))),
         ),
         (
             "page token",
             bad,
-            "BAD_PAGE_TOKEN",
+            "bad_page_token",
             refused!(client, tasks.list(list(0, "nonsense"))),
         ),
         (
             "page size",
             bad,
-            "OUT_OF_RANGE",
+            "out_of_range",
             refused!(client, tasks.list(list(201, ""))),
         ),
         (
             "blank reason",
             bad,
-            "BLANK",
+            "blank",
             refused!(
                 client,
                 operator.pause(PauseRequest {
@@ -278,13 +278,13 @@ fn others(client: &Client) -> Vec<(&'static str, Code, &'static str, Refused<'_>
         (
             "token without role",
             bad,
-            "MISSING",
+            "missing",
             refused!(client, operator.create_token(CreateTokenRequest::default())),
         ),
         (
             "unknown role",
             bad,
-            "UNKNOWN_ENUM_VALUE",
+            "unknown_enum_value",
             refused!(
                 client,
                 operator.create_token(CreateTokenRequest {
@@ -330,14 +330,14 @@ async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on(
             "malformed UTF-8",
             malformed,
             Code::InvalidArgument,
-            "UNDECODABLE",
+            "undecodable",
         ),
-        ("truncated", truncated, Code::InvalidArgument, "UNDECODABLE"),
+        ("truncated", truncated, Code::InvalidArgument, "undecodable"),
         (
             "oversize",
             oversize,
             Code::ResourceExhausted,
-            "MESSAGE_TOO_LARGE",
+            "message_too_large",
         ),
     ] {
         let status = raw_unary(client, "/baton.v1.Tasks/Get", body)
@@ -355,7 +355,7 @@ async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on(
         .unwrap_err();
     assert_eq!(
         code_of(&status),
-        "MISSING",
+        "missing",
         "an unknown field is ignored: {status:?}"
     );
     assert_eq!(client.commit_seq().await, before);

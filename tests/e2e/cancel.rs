@@ -1,7 +1,7 @@
 //! Cancel: idempotent, confirmed, and never a second end.
 
 use baton_proto::v1::attempt_command::Body;
-use baton_proto::v1::{AttemptState, CancelReason, TaskEventKind, TaskState, Termination};
+use baton_proto::v1::{AttemptState, CancelReason, Role, TaskEventKind, TaskState, Termination};
 use baton_tests::{Relay, command, for_agent, marked, marked_gone};
 
 use crate::STANDIN;
@@ -97,7 +97,7 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
 async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
     let relay = Relay::start().await;
     let mut daemon = relay.scripted(&["away"]).await;
-    let client = relay.admin();
+    let client = &relay.admin().of_tenant("", Role::Submitter).await;
     let task = client.submit(for_agent("away")).await;
     let mut attempt = daemon.running().await;
     daemon.acked(&attempt).await;

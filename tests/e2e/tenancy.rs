@@ -46,7 +46,7 @@ async fn a_foreign_id_looks_like_an_unknown_one_and_changes_nothing() {
     let unknown = every_refusal(&theirs, UNKNOWN).await;
     for (foreign, unknown) in foreign.iter().zip(&unknown) {
         assert_eq!(foreign.code(), Code::NotFound, "{foreign:?}");
-        assert_eq!(code_of(foreign), "TASK_NOT_FOUND");
+        assert_eq!(code_of(foreign), "unknown_task");
         assert_eq!(foreign.message(), unknown.message());
         assert_eq!(foreign.details(), unknown.details());
     }
@@ -144,13 +144,13 @@ async fn roles_may_do_what_their_row_says_and_no_more() {
     let refused = reader.try_cancel(&task.task_id).await.unwrap_err();
     assert_eq!(
         (refused.code(), code_of(&refused).as_str()),
-        (Code::PermissionDenied, "FORBIDDEN")
+        (Code::PermissionDenied, "permission_denied")
     );
     let stranger = admin.with_token("btn_0000");
     let refused = stranger.try_get(&task.task_id).await.unwrap_err();
     assert_eq!(
         (refused.code(), code_of(&refused).as_str()),
-        (Code::Unauthenticated, "UNAUTHENTICATED")
+        (Code::Unauthenticated, "unauthenticated")
     );
     let no_daemon = ScriptedDaemon::try_connect(&reader, hello(&["work"])).await;
     assert_eq!(

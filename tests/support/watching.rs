@@ -6,7 +6,7 @@ use baton_proto::v1::{TaskEvent, TaskEventKind, TaskState, WatchTaskRequest, Wat
 use tonic::{Status, Streaming};
 
 use crate::client::Client;
-use crate::patience::within;
+use crate::patience::{PATIENCE, within};
 
 #[derive(Debug)]
 pub struct Watch {
@@ -65,16 +65,21 @@ impl Watch {
         if let Some(seen) = self.events.iter().find(|event| wanted(event)) {
             return seen.clone();
         }
-        let found = async {
-            loop {
-                match self.next().await.expect("the watch goes on") {
-                    Some(event) if wanted(&event) => return event,
-                    Some(_) => {}
-                    None => panic!("the watch ended before {what}: {:#?}", self.events),
-                }
+        loop {
+            match self.patient_next(what).await {
+                Some(event) if wanted(&event) => return event,
+                Some(_) => {}
+                None => panic!("the watch ended before {what}: {:#?}", self.events),
             }
-        };
-        within(what, found).await
+        }
+    }
+
+    /// The next event; a panic that shows what there was when none comes.
+    async fn patient_next(&mut self, what: &str) -> Option<TaskEvent> {
+        match tokio::time::timeout(PATIENCE, self.next()).await {
+            Ok(event) => event.expect("the watch goes on"),
+            Err(_) => panic!("waited in vain for {what} after {:#?}", self.events),
+        }
     }
 
     pub async fn until_kind(&mut self, kind: TaskEventKind) -> TaskEvent {
@@ -89,8 +94,7 @@ impl Watch {
 
     /// All events, to the end of the watch.
     pub async fn to_end(mut self) -> Vec<TaskEvent> {
-        let end = async { while self.next().await.expect("the watch goes on").is_some() {} };
-        within("the end of the watch", end).await;
+        while self.patient_next("the end of the watch").await.is_some() {}
         self.events
     }
 }

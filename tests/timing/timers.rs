@@ -3,7 +3,7 @@
 
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::{
-    AttemptState, AttentionCause, DeadlineProfile, LifecyclePhase, RetryPolicy, TaskEvent,
+    AttemptState, AttentionCause, DeadlineProfile, LifecyclePhase, RetryPolicy, Role, TaskEvent,
     TaskEventKind, TaskSpec, TaskState, Termination, TimerKind,
 };
 use baton_tests::{Client, Relay, ScriptedDaemon, command, for_agent, recorded_ms};
@@ -201,7 +201,8 @@ async fn user_input(client: Client, mut daemon: ScriptedDaemon) {
 }
 
 /// A daemon that does not answer Cancel: the end is committed all the same, and says that nobody saw the process go.
-async fn cleanup_term(client: Client, mut daemon: ScriptedDaemon) {
+async fn cleanup_term(admin: Client, mut daemon: ScriptedDaemon) {
+    let client = admin.of_tenant("", Role::Submitter).await;
     let profile = DeadlineProfile {
         cleanup_term_ms: Some(LIMIT),
         ..DeadlineProfile::default()

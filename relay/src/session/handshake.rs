@@ -53,6 +53,7 @@ pub(super) async fn greet(
         pending: std::collections::VecDeque::new(),
         held: Held::default(),
         listed,
+        early: Some(Vec::new()),
         acks,
         settling: JoinSet::new(),
     })

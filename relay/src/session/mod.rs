@@ -15,6 +15,7 @@ mod outbound;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use baton_core::effects::Downstream;
 use baton_core::id::{AttemptId, SessionId};
 use baton_core::input::{Frame, FrameRef, Input};
 use baton_proto::v1;
@@ -90,6 +91,8 @@ pub(crate) struct Session {
     held: Held,
     /// Refs that Hello listed; Welcome says which of them this session may speak for.
     listed: Vec<FrameRef>,
+    /// Messages that were free to go before Welcome was; none once it went. Few: Hello is still being handled.
+    early: Option<Vec<Downstream>>,
     acks: AckFeed,
     /// Terminal frames that wait until their output is durable.
     settling: JoinSet<Settled>,

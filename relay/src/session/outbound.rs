@@ -54,11 +54,20 @@ impl Session {
     }
 
     fn encode(&mut self, message: Downstream) {
+        // A message waits for the writes of its own task, Welcome for all of them; yet Welcome is the first word.
+        let first = matches!(message, Downstream::Welcome { .. });
+        if let Some(early) = self.early.as_mut().filter(|_| !first) {
+            return early.push(message);
+        }
         match message {
             Downstream::Welcome {
                 heartbeat_ms,
                 settlements,
-            } => self.welcome(heartbeat_ms, &settlements),
+            } => {
+                self.welcome(heartbeat_ms, &settlements);
+                let early = self.early.take().unwrap_or_default();
+                early.into_iter().for_each(|message| self.encode(message));
+            }
             Downstream::Dispatch(dispatch) => {
                 let to = &dispatch.to;
                 let re = FrameRef {
