@@ -305,7 +305,7 @@ async fn frames_out_of_order_and_with_a_wrong_token_are_refused() {
     attempt.send_frame(forged).await;
     let rejected = refusal(&mut daemon, "a wrong token").await;
     assert_eq!(rejected.error.unwrap().code, "bad_proof");
-    attempt.control_seq += 1;
+    // What is not proved takes no number either.
     assert_eq!(client.commit_seq().await, before);
 
     attempt.accept().await;

@@ -102,7 +102,7 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "unknown enum",
             bad,
-            "unknown_enum_value",
+            "unknown_enum",
             submit(client, |spec| spec.turn_kind = 99),
         ),
         (
@@ -284,7 +284,7 @@ fn others(client: &Client) -> Vec<(&'static str, Code, &'static str, Refused<'_>
         (
             "unknown role",
             bad,
-            "unknown_enum_value",
+            "unknown_enum",
             refused!(
                 client,
                 operator.create_token(CreateTokenRequest {
@@ -324,7 +324,7 @@ async fn requests_that_cannot_be_decoded_are_refused_and_the_connection_goes_on(
     // Field 1 of GetTaskRequest is a string: three bytes that are no UTF-8.
     let malformed = Bytes::from_static(&[0x0a, 0x03, 0xff, 0xfe, 0xfd]);
     let truncated = Bytes::from_static(&[0x0a, 0x7f, b'x']);
-    let oversize = Bytes::from(vec![0; 2 * 1024 * 1024 + 1]);
+    let oversize = Bytes::from(vec![0; 3 * 1024 * 1024]);
     for (what, body, code, machine) in [
         (
             "malformed UTF-8",

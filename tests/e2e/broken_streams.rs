@@ -1,7 +1,8 @@
 //! Streams that cannot go on: they end alone, and the attempts they carried are unharmed.
 
 use baton_proto::v1::{
-    DaemonFrame, Heartbeat, Hello, RelayFrame, Role, TaskState, daemon_frame, relay_frame,
+    DaemonFrame, GoodbyeCode, Heartbeat, Hello, RelayFrame, Role, TaskState, daemon_frame,
+    relay_frame,
 };
 use baton_tests::{Client, RawLink, Relay, ScriptedDaemon, code_of, for_agent, hello, poll_until};
 use bytes::Bytes;
@@ -140,8 +141,12 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
     drop(daemon.ended().await);
     let before = admin.commit_seq().await;
     raw.send(malformed_hello()).await;
-    let ended = raw.end().await;
-    println!("an undecodable frame ended its stream with {ended:?}");
+    let last = RelayFrame::decode(raw.next().await.unwrap().expect("a last word")).unwrap();
+    assert!(
+        matches!(&last.frame, Some(relay_frame::Frame::Goodbye(bye)) if bye.code() == GoodbyeCode::ProtocolError),
+        "{last:?}"
+    );
+    assert!(raw.end().await.is_none(), "and then it is over");
     let running = admin.get(&task.task_id).await;
     assert_eq!(
         running.state(),
@@ -187,7 +192,7 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
         _ => None,
     };
     let code = daemon.expect("Goodbye", goodbye).await;
-    assert_eq!(code, baton_proto::v1::GoodbyeCode::ProtocolError);
+    assert_eq!(code, GoodbyeCode::ProtocolError);
     drop(daemon.ended().await);
 
     let link = daemon.client().clone();
@@ -198,7 +203,7 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
     };
     let _second = ScriptedDaemon::connect(&link, other).await;
     let code = first.expect("Goodbye", goodbye).await;
-    assert_eq!(code, baton_proto::v1::GoodbyeCode::Superseded);
+    assert_eq!(code, GoodbyeCode::Superseded);
 
     // An id that belongs to another credential is refused.
     let thief = fresh(&relay).await;

@@ -1,6 +1,7 @@
 //! The two commands that a new user runs first.
 
-use baton_tests::{poll_until, quiet_port};
+use baton_tests::{quiet_port, within};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::BATON;
 
@@ -9,7 +10,7 @@ async fn up_with_demo_and_exit_prints_task_output_and_completed_and_leaves_nothi
     let home = tempfile::tempdir().unwrap();
     let mut command = BATON.command(home.path());
     command.env_remove("BATON_DATA").env("TMPDIR", home.path());
-    let output = baton_tests::within(
+    let output = within(
         "the demo",
         command.args(["up", "--demo", "--exit"]).output(),
     );
@@ -38,14 +39,13 @@ async fn a_second_shell_finds_what_up_started_without_any_flag() {
     let home = tempfile::tempdir().unwrap();
     let listen = format!("127.0.0.1:{}", quiet_port());
     let mut command = BATON.command(home.path());
-    let mut up = command
-        .args(["up", "--demo", "--listen", &listen])
-        .spawn()
-        .unwrap();
+    command.args(["up", "--demo", "--listen", &listen]);
+    let mut up = command.spawn().unwrap();
+    let mut lines = BufReader::new(up.stdout.take().unwrap()).lines();
+    let demo = async { while lines.next_line().await.unwrap().as_deref() != Some("completed") {} };
+    within("the demo to complete", demo).await;
 
     // Only the data directory is shared: the token file and the address are found in it.
-    let address = home.path().join("relay.url");
-    poll_until("up to announce itself", || address.exists().then_some(())).await;
     let said = BATON.run(home.path(), &["tasks", "--json"]).await;
     assert_eq!(said.code, Some(0), "{said:?}");
     let ran = BATON
@@ -69,6 +69,6 @@ async fn a_second_shell_finds_what_up_started_without_any_flag() {
 
     let pid = rustix::process::Pid::from_raw(up.id().unwrap().cast_signed()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let ended = baton_tests::within("up to stop", up.wait()).await.unwrap();
+    let ended = within("up to stop", up.wait()).await.unwrap();
     assert_eq!(ended.code(), Some(0));
 }

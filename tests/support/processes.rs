@@ -148,9 +148,20 @@ async fn await_line(child: &mut Child, text: &str) {
     }
 }
 
-async fn drain(mut pipe: impl AsyncRead + Unpin) {
-    // Its end is the process's end.
-    drop(tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await);
+/// Whoever looks for a fault sets `BATON_TEST_LOG` and gets what the processes say.
+async fn drain(pipe: impl AsyncRead + Unpin) {
+    let shown = std::env::var_os("BATON_TEST_LOG").is_some();
+    let mut lines = BufReader::new(pipe).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        if shown {
+            show(&line);
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "only where somebody asked for it")]
+fn show(line: &str) {
+    eprintln!("{line}");
 }
 
 /// A daemon as a process that may run any command.

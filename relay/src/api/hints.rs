@@ -84,6 +84,7 @@ fn link(fault: &LinkFault) -> &'static str {
         LinkFault::HelloTimeout(_) | LinkFault::HelloNotFirst | LinkFault::EndedBeforeHello => {
             "open a stream and send Hello first"
         }
+        LinkFault::Undecodable => "build the frame from the published protos",
         LinkFault::BadHello { .. } => "mend the field and connect again",
         LinkFault::Version(_) => "use a daemon of this relay's version",
         LinkFault::ForeignDaemon => "give each daemon a data directory and a token of its own",

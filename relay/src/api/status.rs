@@ -158,6 +158,7 @@ fn link_row(fault: &LinkFault) -> Row {
         LinkFault::HelloTimeout(_) => (Code::DeadlineExceeded, "hello_timeout", Later),
         LinkFault::HelloNotFirst => (InvalidArgument, "hello_not_first", Never),
         LinkFault::EndedBeforeHello => (InvalidArgument, "ended_before_hello", Never),
+        LinkFault::Undecodable => (InvalidArgument, "undecodable", Never),
         LinkFault::BadHello { .. } => (InvalidArgument, "bad_hello", Never),
         LinkFault::Version(_) => (FailedPrecondition, "version_unsupported", Never),
         LinkFault::ForeignDaemon => (PermissionDenied, "foreign_daemon", Never),

@@ -64,6 +64,34 @@ pub(super) fn complete<'a>(
     }
 }
 
+/// Tasks whose stored record the input may need.
+pub(super) fn named(input: &Input) -> Vec<TaskId> {
+    match input {
+        Input::Cancel { task, .. } | Input::Retry { task, .. } => vec![*task],
+        Input::Frame(frame) => vec![frame.re.task],
+        Input::SessionOpened { hello, .. } => {
+            hello.active.iter().map(|active| active.re.task).collect()
+        }
+        // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
+        Input::Submit(_)
+        | Input::Answer { .. }
+        | Input::PauseTask { .. }
+        | Input::UnpauseTask { .. }
+        | Input::PauseScheduler { .. }
+        | Input::UnpauseScheduler { .. }
+        | Input::DrainDaemon { .. }
+        | Input::UndrainDaemon { .. }
+        | Input::Inspect { .. }
+        | Input::ListDaemons { .. }
+        | Input::SessionClosed { .. }
+        | Input::Heartbeat { .. }
+        | Input::Activity(_)
+        | Input::Hold { .. }
+        | Input::DeliveryFailed { .. }
+        | Input::Tick => Vec::new(),
+    }
+}
+
 fn prior(submit: &Submit, live: &impl Fn(TaskId) -> bool, reader: &Reader) -> Option<Prior> {
     let key = submit.spec.idempotency_key.as_deref()?;
     let known = reader.idempotency(&submit.spec.tenant, key)?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use baton_core::Core;
 use baton_core::effects::{CloseReason, Effects, Outgoing, Reply, Send, Write};
-use baton_core::id::{RequestId, SessionId, TenantScope};
+use baton_core::id::{RequestId, SessionId, TaskId, TenantScope};
 use baton_core::input::Input;
 use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -71,7 +71,7 @@ struct OpenSession {
 struct Pending {
     changes: Vec<Change>,
     bytes: usize,
-    tasks: Vec<baton_core::id::TaskId>,
+    tasks: Vec<TaskId>,
     sends: Vec<Outgoing>,
     writes: Vec<oneshot::Sender<()>>,
 }
@@ -231,6 +231,12 @@ impl Loop {
     }
 
     fn handle(&mut self, mut input: Input) {
+        // The store does not know this turn's writes yet, and the core has let go of what they finished.
+        let ended_now =
+            |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
+        if finished::named(&input).into_iter().any(ended_now) {
+            self.append();
+        }
         let scope = |session: &SessionId| self.sessions.get(session).map(|open| &open.scope);
         finished::complete(
             &mut input,

@@ -61,6 +61,12 @@ pub(super) fn token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
     Some(LeaseToken(bytes))
 }
 
+/// What a frame brings along as proof. One of the wrong size is a wrong one, not an absent one.
+pub(super) fn proof(frame: &v1::AttemptFrame) -> Option<LeaseToken> {
+    let sent = frame.token.as_ref()?;
+    Some(token(Some(sent)).unwrap_or(LeaseToken([0; 32])))
+}
+
 /// Turns a body into what it means; `in_lease` is the daemon's word on a terminal frame.
 pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameFault> {
     let Some(body) = body else {

@@ -69,6 +69,8 @@ pub enum LinkFault {
     HelloNotFirst,
     #[error("the stream ended before Hello")]
     EndedBeforeHello,
+    #[error("the first frame cannot be decoded; text is UTF-8")]
+    Undecodable,
     #[error("Hello.{field}: {what}")]
     BadHello {
         field: &'static str,

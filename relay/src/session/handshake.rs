@@ -68,7 +68,9 @@ async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, Li
             frame: Some(Frame::Hello(hello)),
         })) => Ok(hello),
         Ok(Some(_)) => Err(LinkFault::HelloNotFirst),
-        Ok(None) | Err(_) => Err(LinkFault::EndedBeforeHello),
+        Ok(None) => Err(LinkFault::EndedBeforeHello),
+        // Or the connection broke, and then nobody hears this.
+        Err(_) => Err(LinkFault::Undecodable),
     }
 }
 

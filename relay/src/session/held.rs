@@ -85,6 +85,15 @@ impl Held {
         }
     }
 
+    /// The frame was refused, so it was not the last word.
+    pub(super) fn refused(&mut self, attempt: AttemptId, control_seq: u64) {
+        if let Some(one) = self.attempts.get_mut(&attempt)
+            && one.last_word == Some(control_seq)
+        {
+            one.last_word = None;
+        }
+    }
+
     pub(super) fn acked_control(&mut self, attempt: AttemptId, control_seq: u64) -> Option<Acked> {
         let Entry::Occupied(mut entry) = self.attempts.entry(attempt) else {
             return None;

@@ -114,7 +114,7 @@ impl Session {
             re,
             control_seq: sent.control_seq,
             observed: decode::observed(sent),
-            proof: None,
+            proof: decode::proof(sent),
             body,
             finished: None,
         });

@@ -162,7 +162,12 @@ impl Session {
             // An undecodable frame ends this stream and nothing else.
             Next::Frame(frame) => match *frame {
                 Ok(Some(frame)) => self.take(frame).await,
-                Ok(None) | Err(_) => Err(Ended::ByPeer),
+                Ok(None) => Err(Ended::ByPeer),
+                // A broken connection looks the same, and then nobody hears the goodbye.
+                Err(_) => Err(Ended::Goodbye(
+                    v1::GoodbyeCode::ProtocolError,
+                    "a frame cannot be decoded",
+                )),
             },
             Next::Flush => self.flush_due().await,
         }

@@ -84,13 +84,20 @@ impl Session {
                 // Its receipt may still come and lift a fence, so its place stays until then.
                 self.push(Downstream::Abandon { attempt, code });
             }
+            rejected @ Downstream::FrameRejected {
+                attempt,
+                control_seq,
+                ..
+            } => {
+                self.held.refused(attempt, control_seq);
+                self.push(rejected);
+            }
             other @ (Downstream::HeartbeatAck { .. }
             | Downstream::HoldAck { .. }
             | Downstream::Ack { .. }
             | Downstream::LeaseConfirmed { .. }
             | Downstream::Cancel { .. }
             | Downstream::Answer { .. }
-            | Downstream::FrameRejected { .. }
             | Downstream::Drain) => self.push(other),
         }
     }
