@@ -102,7 +102,7 @@ fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refuse
         (
             "unknown enum",
             bad,
-            "unknown_enum",
+            "unknown_enum_value",
             submit(client, |spec| spec.turn_kind = 99),
         ),
         (
@@ -284,7 +284,7 @@ fn others(client: &Client) -> Vec<(&'static str, Code, &'static str, Refused<'_>
         (
             "unknown role",
             bad,
-            "unknown_enum",
+            "unknown_enum_value",
             refused!(
                 client,
                 operator.create_token(CreateTokenRequest {
