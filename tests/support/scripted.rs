@@ -210,18 +210,18 @@ impl ScriptedDaemon {
         attempt
     }
 
-    /// Waits until the relay has acknowledged every control frame that this attempt sent.
+    /// Waits until all that this attempt sent is durable on the relay, output too.
     pub async fn acked(&mut self, attempt: &ScriptedAttempt) {
-        self.expect("an Ack of all control frames", |frame| {
+        self.expect("an Ack of everything", |frame| {
             let Some(Frame::Ack(ack)) = &frame.frame else {
                 return None;
             };
-            let mine = ack
-                .entries
-                .iter()
-                .find(|entry| entry.attempt_id == attempt.id());
-            mine.filter(|entry| entry.control_seq >= attempt.control_seq)
-                .map(|_| ())
+            let all = ack.entries.iter().any(|entry| {
+                entry.attempt_id == attempt.id()
+                    && entry.control_seq >= attempt.control_seq
+                    && entry.output_offset >= attempt.offset
+            });
+            all.then_some(())
         })
         .await;
     }
