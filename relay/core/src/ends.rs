@@ -267,7 +267,7 @@ fn receipt_of(attempt: &AttemptRecord) -> Receipt {
     }
 }
 
-fn confirm_cancel(live: &mut Live, receipt: Receipt, now: Wall) {
+pub(crate) fn confirm_cancel(live: &mut Live, receipt: Receipt, now: Wall) {
     if live
         .record()
         .cancel

@@ -82,6 +82,11 @@ impl Core {
 
     fn next_frame(&mut self, live: &mut Live, from: From, frame: Frame, turn: &mut Turn<'_>) {
         let accepts = matches!(frame.body, FrameBody::Accepted);
+        let words = if let FrameBody::Phase { message, .. } = &frame.body {
+            message.clone()
+        } else {
+            None
+        };
         let event = match event_of(frame.body, &live.spec, turn.now.wall) {
             Ok(event) => event,
             Err(Refused::Unknown) => {
@@ -102,6 +107,7 @@ impl Core {
             turn,
         ) {
             Outcome::Applied => {
+                live.annotate(words);
                 if cancels {
                     note_delivered(live, turn.now.wall);
                 }
@@ -124,10 +130,9 @@ impl Core {
 
     /// The third of the three steps.
     fn confirm_lease(&mut self, live: &mut Live, session: SessionId, turn: &mut Turn<'_>) {
-        live.confirmed_at = Some(turn.now.at);
-        live.missed = 0;
-        live.credit_ms = 0;
         let granted_ms = live.spec.lease_ttl_ms;
+        // Also where settlement had confirmed it already: the worker counts from the send of this frame.
+        live.renew(turn.now.at + granted_ms, &self.config, turn.now.at);
         let expires_at = wall_of(turn.now.at + granted_ms, turn.now);
         let to = self.attempt_ref(live);
         turn.tell(

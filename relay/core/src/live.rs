@@ -171,6 +171,13 @@ impl Live {
         self.dirty = true;
     }
 
+    /// Adds a daemon's words to the newest note.
+    pub(crate) fn annotate(&mut self, message: Option<Arc<str>>) {
+        if let (Some(note), Some(message)) = (self.notes.last_mut(), message) {
+            note.message.get_or_insert(message);
+        }
+    }
+
     /// The same for an attempt that need not be the newest.
     pub(crate) fn note_for(&mut self, index: usize, kind: EventKind) {
         let attempt = &self.record.attempts[index];
@@ -207,6 +214,14 @@ impl Live {
         self.timers.on_fact(&Fact::Renewed { until }, now, &limits);
         self.missed = 0;
         self.credit_ms = 0;
+        if self
+            .newest()
+            .lease
+            .as_ref()
+            .is_some_and(|lease| lease.confirmed)
+        {
+            self.confirmed_at.get_or_insert(now);
+        }
         if let Some(lease) = Arc::make_mut(&mut self.record)
             .attempts
             .last_mut()

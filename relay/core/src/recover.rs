@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::conversation::Affinity;
 use crate::core::{Core, Recovered, Turn};
-use crate::effects::{Effects, Write};
+use crate::effects::Effects;
 use crate::fences::Fences;
 use crate::live::Live;
 use crate::queue::Queue;
@@ -49,7 +49,6 @@ impl Core {
         for (spec, record) in tasks {
             core.restore(spec, record, &mut turn);
         }
-        turn.write(Write::PutScheduler(core.scheduler.clone()));
         (core, turn.fx)
     }
 

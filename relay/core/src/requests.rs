@@ -5,10 +5,13 @@ use std::sync::Arc;
 use crate::attempt::{Event, Outcome};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Downstream, Reply};
+use crate::ends::confirm_cancel;
 use crate::id::{AttemptId, InputId, RequestId, TaskId, TenantId};
 use crate::input::{Actor, Finished};
 use crate::live::Live;
-use crate::record::{Answer, CancelRecord, EventKind, InputRecord, InputState, State, TaskState};
+use crate::record::{
+    Answer, CancelRecord, EventKind, InputRecord, InputState, Receipt, State, TaskState,
+};
 use crate::reject::Rejection;
 use crate::timers::TimerSet;
 
@@ -71,6 +74,10 @@ impl Core {
         if replaces {
             // It is being ended for another reason already; the holder learns that a person wants it, too.
             self.tell_cancel(live, turn);
+        }
+        let dead = self.fences.may_lease(live.id(), None, turn.now.at).is_ok();
+        if dead && !live.is_newest_leased() {
+            confirm_cancel(live, Receipt::NotNeeded, turn.now.wall);
         }
     }
 

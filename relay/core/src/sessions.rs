@@ -230,10 +230,14 @@ impl Core {
                     acked: live.written_seq,
                 }
             }
-            ActiveState::Unreachable => Verdict::Keep {
-                acked: live.written_seq,
-                granted_ms: None,
-            },
+            // It is in no heartbeat while its shim does not answer: the lease alone bounds it.
+            ActiveState::Unreachable => {
+                live.confirmed_at = None;
+                Verdict::Keep {
+                    acked: live.written_seq,
+                    granted_ms: None,
+                }
+            }
         }
     }
 

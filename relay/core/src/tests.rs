@@ -13,4 +13,5 @@ mod life;
 mod losses;
 mod placing;
 mod settlement;
+mod sim;
 mod submitting;

@@ -28,9 +28,13 @@ impl Machine<'_> {
         });
         let end = End {
             state,
+            message: code
+                .as_ref()
+                .filter(|_| by != EndedBy::Daemon)
+                .and_then(explain)
+                .map(Arc::from),
             failure_code: code,
             retryable,
-            message: None,
             user_message: None,
             by,
             cause_phase: self.attempt.phase,
@@ -288,6 +292,46 @@ pub(crate) fn code_of(timer: TimerKind) -> FailureCode {
         TimerKind::Total => FailureCode::TaskDeadlineExceeded,
         TimerKind::Lease => FailureCode::LeaseExpired,
     }
+}
+
+/// What happened, in a sentence, where the relay decided the end.
+fn explain(code: &FailureCode) -> Option<&'static str> {
+    Some(match code {
+        FailureCode::DeliveryFailed => "the offer could not be written to the daemon's stream",
+        FailureCode::NotAccepted => "the daemon did not accept the offer in time",
+        FailureCode::DaemonLostAttempt => "the daemon came back without this attempt",
+        FailureCode::LeaseExpired => {
+            "the daemon did not renew the lease in time; it may be down or cut off"
+        }
+        FailureCode::ProcessStartTimeout => {
+            "the agent's process did not start within process_start"
+        }
+        FailureCode::PromptWriteTimeout => "the prompt was not written within prompt_write",
+        FailureCode::NoFirstEventTimeout => "the agent said nothing within first_event",
+        FailureCode::NoVisibleEventTimeout => "the agent showed nothing within first_visible_event",
+        FailureCode::StreamIdleTimeout => "the agent fell silent for longer than stream_idle",
+        FailureCode::ToolIdleTimeout => "a tool call was silent for longer than tool_idle",
+        FailureCode::UserInputTimeout => "nobody answered within user_input",
+        FailureCode::TaskDeadlineExceeded => "the attempt ran longer than total",
+        FailureCode::NoResult => "cleanup began and no result followed",
+        FailureCode::CanceledByUser => "canceled on request",
+        FailureCode::CanceledByOperator => "canceled by an operator",
+        FailureCode::SpawnFailed
+        | FailureCode::ProviderMissing
+        | FailureCode::BadCwd
+        | FailureCode::AgentExit
+        | FailureCode::ProviderError
+        | FailureCode::ProviderAuth
+        | FailureCode::ProviderQuota
+        | FailureCode::OutputInvalid
+        | FailureCode::ReceiptsMissing
+        | FailureCode::RelayUnreachable
+        | FailureCode::DependencyFailed
+        | FailureCode::OperatorForced
+        | FailureCode::DispatchLimit
+        | FailureCode::Starved
+        | FailureCode::Other(_) => return None,
+    })
 }
 
 /// What a daemon's error code makes of the attempt.

@@ -191,3 +191,12 @@ fn an_offer_is_canceled_at_once_because_no_process_may_exist() {
     world.frame(&mut work, crate::input::FrameBody::Accepted);
     assert_eq!(world.rejections(&machine), [Rejection::TaskTerminal]);
 }
+
+#[test]
+fn a_cancel_of_what_never_ran_is_confirmed_at_once() {
+    let mut world = World::new();
+    let task = world.submit(spec());
+    let cancel = world.cancel(task).unwrap().cancel.clone().unwrap();
+    assert!(cancel.delivered.is_some() && cancel.confirmed.is_some());
+    assert!(cancel.attempt.is_some(), "it names its attempt");
+}

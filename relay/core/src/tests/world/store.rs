@@ -39,7 +39,7 @@ impl Store {
         }
     }
 
-    pub(super) fn finished(&self, task: TaskId) -> Option<Finished> {
+    pub(in crate::tests) fn finished(&self, task: TaskId) -> Option<Finished> {
         let record = self.done.get(&task)?.clone();
         Some(Finished {
             record,
