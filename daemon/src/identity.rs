@@ -22,7 +22,7 @@ pub(crate) struct Identity {
     /// Empty where the kernel does not tell.
     pub(crate) boot_id: String,
     /// Released by the kernel when the process ends, however it ends.
-    _lock: File,
+    lock: File,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ impl Identity {
                 .unwrap_or_default()
                 .trim()
                 .to_owned(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -83,6 +83,13 @@ impl Identity {
             .map_err(|source| IdentityError::Keep { path, source })?;
         daemon_id.clone_into(&mut self.daemon_id);
         Ok(())
+    }
+}
+
+impl Drop for Identity {
+    fn drop(&mut self) {
+        // Closing alone is not enough: a child between fork and exec holds a copy of the descriptor.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
