@@ -14,6 +14,7 @@ mod profiles;
 mod restart;
 mod tenancy;
 mod tidy;
+mod tracing;
 mod up;
 mod wire;
 

@@ -1,5 +1,5 @@
 //! What the tests stand on: relays in process and as processes, clients, a daemon that follows a script frame by
-//! frame, real daemons, a tap on the wire, a census of processes.
+//! frame, real daemons, a tap on the wire, a collector of traces, a census of processes.
 //!
 //! Everything waits for events under one generous deadline (`PATIENCE`); nothing sleeps and no port is fixed. What is
 //! checked is the tests' business, but a watch checks by itself that revisions have no gap.
@@ -7,6 +7,7 @@
 mod attempt;
 mod census;
 mod client;
+mod collector;
 mod daemon;
 mod patience;
 mod ports;
@@ -21,6 +22,7 @@ mod watching;
 pub use attempt::{ScriptedAttempt, receipt};
 pub use census::{MARK, Process, marked, marked_gone, zombies_of};
 pub use client::{Client, code_of};
+pub use collector::{Collector, attribute};
 pub use daemon::RealDaemon;
 pub use patience::{PATIENCE, poll_until, together, within};
 pub use ports::quiet_port;

@@ -72,20 +72,28 @@ pub struct RelayProcess {
     baton: Baton,
     child: Child,
     listen: String,
+    /// More of its command line, the same at each start.
+    arguments: Vec<String>,
     admin: Client,
     dir: TempDir,
 }
 
 impl RelayProcess {
     pub async fn start(baton: Baton) -> Self {
+        Self::start_with(baton, &[]).await
+    }
+
+    pub async fn start_with(baton: Baton, arguments: &[&str]) -> Self {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let listen = format!("127.0.0.1:{}", quiet_port());
-        let child = spawn_relay(baton, dir.path(), &listen).await;
+        let child = spawn_relay(baton, dir.path(), &listen, &arguments).await;
         let admin = Client::new(&format!("http://{listen}"), &read_token(dir.path()));
         Self {
             baton,
             child,
             listen,
+            arguments,
             admin,
             dir,
         }
@@ -108,7 +116,8 @@ impl RelayProcess {
 
     /// Starts it again where it was.
     pub async fn revive(&mut self) {
-        self.child = spawn_relay(self.baton, self.dir.path(), &self.listen).await;
+        let (data, arguments) = (self.dir.path(), &self.arguments);
+        self.child = spawn_relay(self.baton, data, &self.listen, arguments).await;
     }
 
     pub async fn terminate(&mut self) -> ExitStatus {
@@ -116,9 +125,12 @@ impl RelayProcess {
     }
 }
 
-async fn spawn_relay(baton: Baton, data: &Path, listen: &str) -> Child {
+async fn spawn_relay(baton: Baton, data: &Path, listen: &str, arguments: &[String]) -> Child {
     let mut command = baton.command(data);
-    let child = command.args(["relay", "--listen", listen]).spawn();
+    let child = command
+        .args(["relay", "--listen", listen])
+        .args(arguments)
+        .spawn();
     let mut child = child.expect("the executable can be started");
     await_line(&mut child, "listening on").await;
     child
