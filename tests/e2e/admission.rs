@@ -87,11 +87,7 @@ async fn one_key_and_body_is_one_task_and_another_body_already_exists() {
     // The key is remembered as long as the task, so also after its end.
     let mut attempt = daemon.running().await;
     attempt.complete("").await;
-    client
-        .watch(&id(&first))
-        .await
-        .until_state(TaskState::Completed)
-        .await;
+    client.until_state(&id(&first), TaskState::Completed).await;
     let after = client
         .try_submit(request(for_agent("keyed"), "k1"))
         .await

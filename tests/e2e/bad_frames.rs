@@ -278,9 +278,7 @@ async fn a_fault_of_meaning_is_refused_with_its_code_and_keeps_stream_and_attemp
     attempt.say("fine").await;
     attempt.complete("unharmed").await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     assert_eq!(client.get(&task.task_id).await.result.as_ref(), b"unharmed");
     assert_eq!(client.output(&task.task_id).await, b"fine");
@@ -313,9 +311,7 @@ async fn frames_out_of_order_and_with_a_wrong_token_are_refused() {
     attempt.started().await;
     attempt.complete("").await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
 }
 
@@ -350,9 +346,7 @@ async fn unknown_phases_and_duplicates_take_their_number_and_change_nothing() {
     assert_eq!(client.get(&task.task_id).await.state(), settled.state());
     attempt.complete("").await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     let refused = daemon.unexpected();
     let refused = refused

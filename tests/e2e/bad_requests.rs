@@ -13,21 +13,256 @@ use tonic::{Code, Status};
 
 const UNKNOWN: &str = "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10";
 
-type Refused<'a> = Pin<Box<dyn Future<Output = Status> + Send + 'a>>;
+type Refused = Pin<Box<dyn Future<Output = Status> + Send>>;
+type Change = fn(&mut TaskSpec);
+type Ask = fn(Client) -> Refused;
 
-fn submit<'a>(client: &'a Client, change: impl FnOnce(&mut TaskSpec)) -> Refused<'a> {
-    let mut spec = for_agent("nobody");
-    change(&mut spec);
-    submit_request(
-        client,
-        SubmitRequest {
-            spec: Some(spec),
-            ..SubmitRequest::default()
+/// What is wrong with a submission, and the code that says so.
+const SUBMISSIONS: &[(&str, Code, &str, Change)] = &[
+    ("no agent", Code::InvalidArgument, "missing", |spec| {
+        spec.agent.clear()
+    }),
+    ("blank agent", Code::InvalidArgument, "blank", |spec| {
+        spec.agent = " \t".into()
+    }),
+    ("blank prompt", Code::InvalidArgument, "blank", |spec| {
+        spec.prompt = "\n ".into()
+    }),
+    ("long prompt", Code::InvalidArgument, "too_large", |spec| {
+        spec.prompt = "x".repeat(1024 * 1024 + 1)
+    }),
+    ("long goal", Code::InvalidArgument, "too_large", |spec| {
+        spec.goal = "ü".repeat(4097)
+    }),
+    ("many labels", Code::InvalidArgument, "too_many", |spec| {
+        spec.labels = (0..65).map(|n| (format!("k{n}"), String::new())).collect();
+    }),
+    ("bad label", Code::InvalidArgument, "bad_label", |spec| {
+        spec.labels = [("a b".to_owned(), String::new())].into();
+    }),
+    ("zero byte", Code::InvalidArgument, "zero_byte", |spec| {
+        spec.prompt = "a\0b".into()
+    }),
+    (
+        "unknown enum",
+        Code::InvalidArgument,
+        "unknown_enum_value",
+        |spec| spec.turn_kind = 99,
+    ),
+    (
+        "short lease",
+        Code::InvalidArgument,
+        "out_of_range",
+        |spec| spec.lease_ttl_ms = Some(4_999),
+    ),
+    (
+        "many tries",
+        Code::InvalidArgument,
+        "out_of_range",
+        |spec| {
+            spec.retry = Some(RetryPolicy {
+                max_attempts: Some(11),
+                ..RetryPolicy::default()
+            });
         },
-    )
+    ),
+    (
+        "profile twice",
+        Code::InvalidArgument,
+        "conflicting_fields",
+        |spec| {
+            spec.profile = Some(DeadlineProfile::default());
+            spec.profile_name = "quick".into();
+        },
+    ),
+    ("empty command", Code::InvalidArgument, "missing", |spec| {
+        spec.command = Some(CommandSpec::default())
+    }),
+    (
+        "bad variable",
+        Code::InvalidArgument,
+        "malformed_name",
+        |spec| {
+            spec.env = [("A=B".to_owned(), String::new())].into();
+        },
+    ),
+    (
+        "unknown profile",
+        Code::NotFound,
+        "unknown_profile",
+        |spec| spec.profile_name = "no-such".into(),
+    ),
+    ("not built", Code::Unimplemented, "unimplemented", |spec| {
+        spec.mcp = true
+    }),
+];
+
+macro_rules! ask {
+    ($service:ident.$method:ident($request:expr)) => {
+        |client| {
+            Box::pin(async move {
+                let mut service = client.$service();
+                let answer = within(stringify!($method), service.$method($request)).await;
+                answer.map(|_| ()).expect_err(stringify!($method))
+            })
+        }
+    };
 }
 
-fn submit_request(client: &Client, request: SubmitRequest) -> Refused<'_> {
+/// The same for requests about something.
+const OTHERS: &[(&str, Code, &str, Ask)] = &[
+    (
+        "submit nothing",
+        Code::InvalidArgument,
+        "missing",
+        ask!(tasks.submit(SubmitRequest::default())),
+    ),
+    (
+        "get nothing",
+        Code::InvalidArgument,
+        "missing",
+        ask!(tasks.get(get(""))),
+    ),
+    (
+        "get no id",
+        Code::InvalidArgument,
+        "malformed_id",
+        ask!(tasks.get(get("../etc/passwd"))),
+    ),
+    (
+        "get unknown",
+        Code::NotFound,
+        "unknown_task",
+        ask!(tasks.get(get(UNKNOWN))),
+    ),
+    (
+        "watch unknown",
+        Code::NotFound,
+        "unknown_task",
+        ask!(tasks.watch(watch(UNKNOWN))),
+    ),
+    (
+        "read unknown",
+        Code::NotFound,
+        "unknown_task",
+        ask!(tasks.read_output(output(UNKNOWN))),
+    ),
+    (
+        "cancel unknown",
+        Code::NotFound,
+        "unknown_task",
+        ask!(tasks.cancel(cancel(UNKNOWN, ""))),
+    ),
+    (
+        "long reason",
+        Code::InvalidArgument,
+        "too_large",
+        ask!(tasks.cancel(cancel(UNKNOWN, &"r".repeat(2049)))),
+    ),
+    (
+        "retry unknown",
+        Code::NotFound,
+        "unknown_task",
+        ask!(operator.retry_task(retry(UNKNOWN))),
+    ),
+    (
+        "page token",
+        Code::InvalidArgument,
+        "bad_page_token",
+        ask!(tasks.list(list(0, "nonsense"))),
+    ),
+    (
+        "page size",
+        Code::InvalidArgument,
+        "out_of_range",
+        ask!(tasks.list(list(201, ""))),
+    ),
+    (
+        "blank reason",
+        Code::InvalidArgument,
+        "blank",
+        ask!(operator.pause(pause("  "))),
+    ),
+    (
+        "token without role",
+        Code::InvalidArgument,
+        "missing",
+        ask!(operator.create_token(role(0))),
+    ),
+    (
+        "unknown role",
+        Code::InvalidArgument,
+        "unknown_enum_value",
+        ask!(operator.create_token(role(77))),
+    ),
+];
+
+fn get(id: &str) -> GetTaskRequest {
+    GetTaskRequest {
+        task_id: id.to_owned(),
+        ..GetTaskRequest::default()
+    }
+}
+
+fn watch(id: &str) -> WatchTaskRequest {
+    WatchTaskRequest {
+        task_id: id.to_owned(),
+        ..WatchTaskRequest::default()
+    }
+}
+
+fn output(id: &str) -> ReadOutputRequest {
+    ReadOutputRequest {
+        task_id: id.to_owned(),
+        ..ReadOutputRequest::default()
+    }
+}
+
+fn cancel(id: &str, reason: &str) -> CancelTaskRequest {
+    CancelTaskRequest {
+        task_id: id.to_owned(),
+        reason: reason.to_owned(),
+    }
+}
+
+fn retry(id: &str) -> RetryTaskRequest {
+    RetryTaskRequest {
+        task_id: id.to_owned(),
+        ..RetryTaskRequest::default()
+    }
+}
+
+fn list(page_size: u32, token: &str) -> ListTasksRequest {
+    ListTasksRequest {
+        page_size,
+        page_token: token.to_owned(),
+        ..ListTasksRequest::default()
+    }
+}
+
+fn pause(reason: &str) -> PauseRequest {
+    let target = Some(pause_request::Target::TaskId(UNKNOWN.to_owned()));
+    PauseRequest {
+        target,
+        reason: reason.to_owned(),
+    }
+}
+
+fn role(role: i32) -> CreateTokenRequest {
+    CreateTokenRequest {
+        name: "x".to_owned(),
+        role,
+        ..CreateTokenRequest::default()
+    }
+}
+
+fn submission(client: Client, change: Change) -> Refused {
+    let mut spec = for_agent("nobody");
+    change(&mut spec);
+    let request = SubmitRequest {
+        spec: Some(spec),
+        ..SubmitRequest::default()
+    };
     Box::pin(async move {
         client
             .try_submit(request)
@@ -37,264 +272,15 @@ fn submit_request(client: &Client, request: SubmitRequest) -> Refused<'_> {
     })
 }
 
-/// One row per kind of bad submission.
-fn submissions(client: &Client) -> Vec<(&'static str, Code, &'static str, Refused<'_>)> {
-    let bad = Code::InvalidArgument;
-    vec![
-        (
-            "no spec",
-            bad,
-            "missing",
-            submit_request(client, SubmitRequest::default()),
-        ),
-        (
-            "no agent",
-            bad,
-            "missing",
-            submit(client, |spec| spec.agent.clear()),
-        ),
-        (
-            "blank agent",
-            bad,
-            "blank",
-            submit(client, |spec| spec.agent = " \t".into()),
-        ),
-        (
-            "blank prompt",
-            bad,
-            "blank",
-            submit(client, |spec| spec.prompt = "\n ".into()),
-        ),
-        (
-            "oversize prompt",
-            bad,
-            "too_large",
-            submit(client, |spec| spec.prompt = "x".repeat(1024 * 1024 + 1)),
-        ),
-        (
-            "oversize goal",
-            bad,
-            "too_large",
-            submit(client, |spec| spec.goal = "ü".repeat(4097)),
-        ),
-        (
-            "many labels",
-            bad,
-            "too_many",
-            submit(client, |spec| {
-                spec.labels = (0..65).map(|n| (format!("k{n}"), String::new())).collect();
-            }),
-        ),
-        (
-            "bad label",
-            bad,
-            "bad_label",
-            submit(client, |spec| {
-                spec.labels = [("a b".to_owned(), String::new())].into();
-            }),
-        ),
-        (
-            "zero byte",
-            bad,
-            "zero_byte",
-            submit(client, |spec| spec.prompt = "a\0b".into()),
-        ),
-        (
-            "unknown enum",
-            bad,
-            "unknown_enum_value",
-            submit(client, |spec| spec.turn_kind = 99),
-        ),
-        (
-            "short lease",
-            bad,
-            "out_of_range",
-            submit(client, |spec| spec.lease_ttl_ms = Some(4_999)),
-        ),
-        (
-            "many tries",
-            bad,
-            "out_of_range",
-            submit(client, |spec| {
-                spec.retry = Some(RetryPolicy {
-                    max_attempts: Some(11),
-                    ..RetryPolicy::default()
-                });
-            }),
-        ),
-        (
-            "profile twice",
-            bad,
-            "conflicting_fields",
-            submit(client, |spec| {
-                spec.profile = Some(DeadlineProfile::default());
-                spec.profile_name = "quick".into();
-            }),
-        ),
-        (
-            "empty command",
-            bad,
-            "missing",
-            submit(client, |spec| spec.command = Some(CommandSpec::default())),
-        ),
-        (
-            "bad environment",
-            bad,
-            "malformed_name",
-            submit(client, |spec| {
-                spec.env = [("A=B".to_owned(), String::new())].into();
-            }),
-        ),
-        (
-            "unknown profile",
-            Code::NotFound,
-            "unknown_profile",
-            submit(client, |spec| {
-                spec.profile_name = "nobody-stored-it".into();
-            }),
-        ),
-        (
-            "not built",
-            Code::Unimplemented,
-            "unimplemented",
-            submit(client, |spec| spec.mcp = true),
-        ),
-    ]
-}
-
-macro_rules! refused {
-    ($client:expr, $service:ident.$method:ident($request:expr)) => {{
-        let request = $request;
-        Box::pin(async move {
-            let mut service = $client.$service();
-            let answer = within(stringify!($method), service.$method(request)).await;
-            answer.map(|_| ()).expect_err(stringify!($method))
-        })
-    }};
-}
-
-/// One row per kind of bad request about something.
-fn others(client: &Client) -> Vec<(&'static str, Code, &'static str, Refused<'_>)> {
-    let bad = Code::InvalidArgument;
-    let missing = Code::NotFound;
-    let get = |id: &str| GetTaskRequest {
-        task_id: id.to_owned(),
-        ..GetTaskRequest::default()
-    };
-    let watch = |id: &str| WatchTaskRequest {
-        task_id: id.to_owned(),
-        ..WatchTaskRequest::default()
-    };
-    let output = |id: &str| ReadOutputRequest {
-        task_id: id.to_owned(),
-        ..ReadOutputRequest::default()
-    };
-    let cancel = |id: &str, reason: &str| CancelTaskRequest {
-        task_id: id.to_owned(),
-        reason: reason.to_owned(),
-    };
-    let retry = |id: &str| RetryTaskRequest {
-        task_id: id.to_owned(),
-        ..RetryTaskRequest::default()
-    };
-    let list = |size: u32, token: &str| ListTasksRequest {
-        page_size: size,
-        page_token: token.to_owned(),
-        ..ListTasksRequest::default()
-    };
-    vec![
-        (
-            "get nothing",
-            bad,
-            "missing",
-            refused!(client, tasks.get(get(""))),
-        ),
-        (
-            "get no id",
-            bad,
-            "malformed_id",
-            refused!(client, tasks.get(get("../etc/passwd"))),
-        ),
-        (
-            "get unknown",
-            missing,
-            "unknown_task",
-            refused!(client, tasks.get(get(UNKNOWN))),
-        ),
-        (
-            "watch unknown",
-            missing,
-            "unknown_task",
-            refused!(client, tasks.watch(watch(UNKNOWN))),
-        ),
-        (
-            "read unknown",
-            missing,
-            "unknown_task",
-            refused!(client, tasks.read_output(output(UNKNOWN))),
-        ),
-        (
-            "cancel unknown",
-            missing,
-            "unknown_task",
-            refused!(client, tasks.cancel(cancel(UNKNOWN, ""))),
-        ),
-        (
-            "oversize reason",
-            bad,
-            "too_large",
-            refused!(client, tasks.cancel(cancel(UNKNOWN, &"r".repeat(2049)))),
-        ),
-        (
-            "retry unknown",
-            missing,
-            "unknown_task",
-            refused!(client, operator.retry_task(retry(UNKNOWN))),
-        ),
-        (
-            "page token",
-            bad,
-            "bad_page_token",
-            refused!(client, tasks.list(list(0, "nonsense"))),
-        ),
-        (
-            "page size",
-            bad,
-            "out_of_range",
-            refused!(client, tasks.list(list(201, ""))),
-        ),
-        (
-            "blank reason",
-            bad,
-            "blank",
-            refused!(
-                client,
-                operator.pause(PauseRequest {
-                    target: Some(pause_request::Target::TaskId(UNKNOWN.to_owned())),
-                    reason: "  ".to_owned(),
-                })
-            ),
-        ),
-        (
-            "token without role",
-            bad,
-            "missing",
-            refused!(client, operator.create_token(CreateTokenRequest::default())),
-        ),
-        (
-            "unknown role",
-            bad,
-            "unknown_enum_value",
-            refused!(
-                client,
-                operator.create_token(CreateTokenRequest {
-                    name: "x".to_owned(),
-                    role: 77,
-                    ..CreateTokenRequest::default()
-                })
-            ),
-        ),
-    ]
+/// Every row, with its call under way when it is awaited.
+fn rows(client: &Client) -> impl Iterator<Item = (&'static str, Code, &'static str, Refused)> {
+    let submissions = SUBMISSIONS.iter().map(|(what, code, machine, change)| {
+        (*what, *code, *machine, submission(client.clone(), *change))
+    });
+    let others = OTHERS
+        .iter()
+        .map(|(what, code, machine, ask)| (*what, *code, *machine, ask(client.clone())));
+    submissions.chain(others)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -303,7 +289,7 @@ async fn every_bad_request_has_its_own_machine_code_and_leaves_the_commit_sequen
     let client = relay.admin();
     let task = client.submit(for_agent("nobody")).await;
     let before = client.commit_seq().await;
-    for (what, code, machine, refused) in submissions(client).into_iter().chain(others(client)) {
+    for (what, code, machine, refused) in rows(client) {
         let status = refused.await;
         assert_eq!(
             (status.code(), code_of(&status).as_str()),

@@ -23,6 +23,53 @@ async fn fresh(relay: &Relay) -> Client {
     relay.admin().of_tenant("", Role::Daemon).await
 }
 
+/// First frames that are no Hello, or none that makes sense.
+fn bad_beginnings() -> Vec<(&'static str, Bytes, Code, &'static str)> {
+    let bad = |change: fn(&mut Hello)| {
+        let mut hello = hello(&["x"]);
+        change(&mut hello);
+        encoded(daemon_frame::Frame::Hello(hello))
+    };
+    let heartbeat = encoded(daemon_frame::Frame::Heartbeat(Heartbeat::default()));
+    let garbage = Bytes::from_static(&[0xff; 7]);
+    let invalid = Code::InvalidArgument;
+    vec![
+        (
+            "a frame before Hello",
+            heartbeat,
+            invalid,
+            "hello_not_first",
+        ),
+        ("no arm", Bytes::new(), invalid, "hello_not_first"),
+        ("malformed UTF-8", malformed_hello(), invalid, "undecodable"),
+        ("garbage", garbage, invalid, "undecodable"),
+        (
+            "no name",
+            bad(|hello| hello.name.clear()),
+            invalid,
+            "bad_hello",
+        ),
+        (
+            "no slots",
+            bad(|hello| hello.slots = 0),
+            invalid,
+            "bad_hello",
+        ),
+        (
+            "no instance",
+            bad(|hello| hello.instance_id.clear()),
+            invalid,
+            "bad_hello",
+        ),
+        (
+            "another version",
+            bad(|hello| hello.protocol_version = 9),
+            Code::FailedPrecondition,
+            "version_unsupported",
+        ),
+    ]
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
     let relay = Relay::start().await;
@@ -31,65 +78,9 @@ async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
     let task = admin.submit(for_agent("bystander")).await;
     let mut attempt = bystander.running().await;
     bystander.acked(&attempt).await;
-    let bad = |change: fn(&mut Hello)| {
-        let mut hello = hello(&["x"]);
-        change(&mut hello);
-        encoded(daemon_frame::Frame::Hello(hello))
-    };
-    let heartbeat = encoded(daemon_frame::Frame::Heartbeat(Heartbeat::default()));
-    let rows = [
-        (
-            "a frame before Hello",
-            heartbeat,
-            Code::InvalidArgument,
-            "hello_not_first",
-        ),
-        (
-            "no arm",
-            Bytes::new(),
-            Code::InvalidArgument,
-            "hello_not_first",
-        ),
-        (
-            "malformed UTF-8",
-            malformed_hello(),
-            Code::InvalidArgument,
-            "undecodable",
-        ),
-        (
-            "garbage",
-            Bytes::from_static(&[0xff; 7]),
-            Code::InvalidArgument,
-            "undecodable",
-        ),
-        (
-            "no name",
-            bad(|hello| hello.name.clear()),
-            Code::InvalidArgument,
-            "bad_hello",
-        ),
-        (
-            "no slots",
-            bad(|hello| hello.slots = 0),
-            Code::InvalidArgument,
-            "bad_hello",
-        ),
-        (
-            "no instance",
-            bad(|hello| hello.instance_id.clear()),
-            Code::InvalidArgument,
-            "bad_hello",
-        ),
-        (
-            "version",
-            bad(|hello| hello.protocol_version = 9),
-            Code::FailedPrecondition,
-            "version_unsupported",
-        ),
-    ];
     let client = fresh(&relay).await;
     let before = admin.commit_seq().await;
-    for (what, first, code, machine) in rows {
+    for (what, first, code, machine) in bad_beginnings() {
         let status = match RawLink::open(&client, first).await {
             Ok(link) => link
                 .end()
@@ -105,11 +96,7 @@ async fn a_stream_that_does_not_begin_with_a_good_hello_ends_alone() {
         assert_eq!(admin.commit_seq().await, before, "{what} wrote something");
     }
     attempt.complete("unharmed").await;
-    admin
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
-        .await;
+    admin.until_state(&task.task_id, TaskState::Completed).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,11 +145,7 @@ async fn an_undecodable_frame_ends_its_stream_and_its_attempts_go_on_over_the_ne
     let daemon = daemon.reconnect(&client, &mut [&mut attempt]).await;
     attempt.say("still here").await;
     attempt.complete("unharmed").await;
-    admin
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
-        .await;
+    admin.until_state(&task.task_id, TaskState::Completed).await;
     drop(daemon);
 }
 

@@ -126,9 +126,5 @@ async fn a_cancel_names_its_attempt_and_is_brought_again_after_a_reconnect() {
         .await;
     assert_eq!(reason, CancelReason::User);
     attempt.canceled().await;
-    client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Canceled)
-        .await;
+    client.until_state(&task.task_id, TaskState::Canceled).await;
 }

@@ -13,9 +13,7 @@ async fn a_late_frame_changes_nothing() {
     attempt.say("words").await;
     attempt.complete("the first").await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     daemon.acked(&attempt).await;
     let settled = client.get(&task.task_id).await;
@@ -29,9 +27,7 @@ async fn a_late_frame_changes_nothing() {
     assert_eq!(next.re.task_id, other.task_id);
     next.complete("").await;
     client
-        .watch(&other.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&other.task_id, TaskState::Completed)
         .await;
 
     let after = client.get(&task.task_id).await;
@@ -79,9 +75,7 @@ async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing
     next.send_frame(frame).await;
     next.complete("").await;
     client
-        .watch(&other.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&other.task_id, TaskState::Completed)
         .await;
     let after = client.get(&task.task_id).await;
     assert_eq!(after.state(), settled.state());

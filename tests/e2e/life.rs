@@ -1,10 +1,10 @@
 //! One task from submit to its end, on a real daemon and on a scripted one.
 
 use baton_proto::v1::{
-    AttemptState, LifecyclePhase, OutputKind, ReadOutputRequest, RetryTaskRequest, TaskEventKind,
-    TaskState, Termination, read_output_response::Item,
+    AttemptState, LifecyclePhase, OutputKind, ReadOutputRequest, RetryPolicy, RetryTaskRequest,
+    TaskEventKind, TaskState, Termination, read_output_response::Item,
 };
-use baton_tests::{Relay, Watch, command, for_agent, marked_gone, within};
+use baton_tests::{Client, Relay, Watch, command, for_agent, marked_gone, within};
 
 use crate::STANDIN;
 
@@ -64,15 +64,10 @@ async fn a_failing_command_is_retried_and_keeps_its_budget_and_codes() {
         &["fail-once", &flag.display().to_string()],
         "again",
     );
-    spec.retry = Some(baton_proto::v1::RetryPolicy {
-        backoff_initial_ms: Some(10),
-        ..Default::default()
-    });
+    spec.retry = soon();
     let task = client.submit(spec).await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     let done = client.get(&task.task_id).await;
     let ends: Vec<_> = done
@@ -98,41 +93,47 @@ async fn a_failing_command_is_retried_and_keeps_its_budget_and_codes() {
 
     // The same end twice in a row stops it: a third try would only waste a slot.
     let mut spec = command(STANDIN, &["exit", "3"], "never");
-    spec.retry = Some(baton_proto::v1::RetryPolicy {
-        backoff_initial_ms: Some(10),
-        ..Default::default()
-    });
+    spec.retry = soon();
     let task = client.submit(spec).await;
-    client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Failed)
-        .await;
+    client.until_state(&task.task_id, TaskState::Failed).await;
     let failed = client.get(&task.task_id).await;
     assert_eq!(
         (failed.attempts.len(), failed.retry_stop.as_str()),
         (2, "repeated_failure")
     );
 
-    // A person may ask for one more all the same.
+    ask_again(client, &task.task_id).await;
+}
+
+/// Retries that do not keep a test waiting.
+fn soon() -> Option<RetryPolicy> {
+    Some(RetryPolicy {
+        backoff_initial_ms: Some(10),
+        ..RetryPolicy::default()
+    })
+}
+
+/// A person may ask for one more all the same.
+async fn ask_again(client: &Client, task_id: &str) {
+    let request = RetryTaskRequest {
+        task_id: task_id.to_owned(),
+        reason: "the disk is mended".to_owned(),
+        ..RetryTaskRequest::default()
+    };
     let mut operator = client.operator();
-    let again = within(
-        "a retry",
-        operator.retry_task(RetryTaskRequest {
-            task_id: task.task_id.clone(),
-            reason: "the disk is mended".to_owned(),
-            ..RetryTaskRequest::default()
-        }),
-    );
-    let again = again.await.unwrap().into_inner().task.unwrap();
-    assert_eq!(
-        again.attempts.last().map(|attempt| attempt.attempt_number),
-        Some(3)
-    );
-    let mut watch = Watch::open(client, &task.task_id, again.revision)
-        .await
-        .unwrap();
-    watch.until_state(TaskState::Failed).await;
+    let again = within("a retry", operator.retry_task(request)).await;
+    let again = again
+        .expect("a failed task may be retried")
+        .into_inner()
+        .task;
+    let again = again.expect("a retry answers with the task");
+    let newest = again.attempts.last().map(|attempt| attempt.attempt_number);
+    assert_eq!(newest, Some(3));
+    let watch = Watch::open(client, task_id, again.revision).await;
+    watch
+        .expect("it can be watched")
+        .until_state(TaskState::Failed)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -253,8 +254,6 @@ async fn a_flood_of_output_arrives_whole_and_in_order() {
         .all(|line| line[..1023].iter().all(|b| *b == b'x'));
     assert!(whole && output.iter().filter(|b| **b == b'\n').count() == 2048);
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
 }

@@ -45,11 +45,7 @@ async fn gone_after_cancel(
     client.cancel(&task.task_id).await;
     marked_gone(mark).await;
     let took = boottime().saturating_sub(asked);
-    client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Canceled)
-        .await;
+    client.until_state(&task.task_id, TaskState::Canceled).await;
     let canceled = client.get(&task.task_id).await;
     assert_eq!(
         canceled.attempts[0].termination(),
@@ -105,9 +101,7 @@ async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_a
         .submit(command(STANDIN, &["print", "2", "grandchild"], "left"))
         .await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     marked_gone("left").await;
     assert_eq!(client.output(&task.task_id).await, b"line 1\nline 2\n");

@@ -1,5 +1,6 @@
 //! The relay goes away and comes back: what runs goes on, and nothing is run again.
 
+use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{Role, TaskState};
 use baton_tests::{
@@ -9,88 +10,98 @@ use baton_tests::{
 use crate::{BATON, STANDIN};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_relay_comes_back_and_the_same_attempts_complete() {
+async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
     let mut relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
-    let (_, scripted_secret) = client.make_token("", Role::Daemon).await;
-    let (_, real_secret) = client.make_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().unwrap();
-    let mut real =
-        DaemonProcess::start(BATON, dir.path(), "real", client.url(), &real_secret).await;
-    let link = client.with_token(&scripted_secret);
+    let link = client.of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["scripted"])).await;
-
-    let go_on = dir.path().join("go-on");
-    let runs = dir.path().join("runs");
-    let wait_for_file = format!(
-        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
-        go_on.display()
-    );
-    let counted = format!(
-        "echo $BATON_ATTEMPT_ID >> {}; {wait_for_file}",
-        runs.display()
-    );
-    let real_task = client
-        .submit(command("sh", &["-c", &counted], "restart"))
-        .await;
-    let scripted_task = client.submit(for_agent("scripted")).await;
+    let running_task = client.submit(for_agent("scripted")).await;
+    let mut running = daemon.running().await;
+    running.say("before ").await;
+    daemon.acked(&running).await;
     let offered_task = client.submit(for_agent("scripted")).await;
-    let mut attempt = daemon.running().await;
-    attempt.say("before ").await;
-    daemon.acked(&attempt).await;
     let mut offered = daemon.offered().await;
-    poll_until("the child to run", || runs.exists().then_some(())).await;
 
     relay.kill().await;
     relay.revive().await;
 
     let mut daemon = daemon
-        .reconnect(&link, &mut [&mut attempt, &mut offered])
+        .reconnect(&link, &mut [&mut running, &mut offered])
         .await;
-    for settlement in &daemon.welcome.settlements {
-        let kept = matches!(settlement.decision, Some(Decision::Keep(_)));
-        assert!(kept, "{settlement:?}");
-    }
     assert_eq!(daemon.welcome.settlements.len(), 2);
-    attempt.say("after").await;
-    attempt.complete("kept").await;
+    for settlement in &daemon.welcome.settlements {
+        assert!(
+            matches!(settlement.decision, Some(Decision::Keep(_))),
+            "{settlement:?}"
+        );
+    }
+    running.say("after").await;
+    running.complete("kept").await;
     // After a restart an offered attempt counts as confirmed.
     offered.accept().await;
     offered.started().await;
     offered.complete("also kept").await;
-    std::fs::write(&go_on, "").unwrap();
-    for task in [&real_task, &scripted_task, &offered_task] {
+    for (task, attempt) in [(&running_task, &running), (&offered_task, &offered)] {
         client
-            .watch(&task.task_id)
-            .await
-            .until_state(TaskState::Completed)
+            .until_state(&task.task_id, TaskState::Completed)
             .await;
-        assert_eq!(
-            client.get(&task.task_id).await.attempts.len(),
-            1,
-            "nothing was run again"
-        );
-    }
-    let done = client.get(&scripted_task.task_id).await;
-    assert_eq!(done.attempts[0].attempt_id, attempt.id());
-    assert_eq!(done.result.as_ref(), b"kept");
-    assert_eq!(client.output(&scripted_task.task_id).await, b"before after");
-    let lines = std::fs::read_to_string(&runs).unwrap();
-    assert_eq!(lines.lines().count(), 1, "the child ran once: {lines}");
-    assert_eq!(
-        client.output(&real_task.task_id).await,
-        b"begun\nfinished\n"
-    );
-    marked_gone("restart").await;
-    assert!(
-        daemon
-            .unexpected()
+        let done = client.get(&task.task_id).await;
+        let attempts: Vec<&str> = done
+            .attempts
             .iter()
-            .all(|frame| !format!("{frame:?}").contains("Rejected"))
-    );
-
+            .map(|one| one.attempt_id.as_str())
+            .collect();
+        assert_eq!(attempts, [attempt.id()], "nothing was run again");
+    }
     assert_eq!(
-        real.terminate().await.code(),
+        client.get(&running_task.task_id).await.result.as_ref(),
+        b"kept"
+    );
+    assert_eq!(client.output(&running_task.task_id).await, b"before after");
+    let refused = daemon.unexpected();
+    let refused = refused
+        .iter()
+        .find(|frame| matches!(frame.frame, Some(Frame::Rejected(_))));
+    assert!(refused.is_none(), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut daemon = DaemonProcess::start(BATON, dir.path(), "real", client.url(), &secret).await;
+    let (go_on, runs) = (dir.path().join("go-on"), dir.path().join("runs"));
+    let script = format!(
+        "echo $BATON_ATTEMPT_ID >> {}; echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
+        runs.display(),
+        go_on.display()
+    );
+    let task = client
+        .submit(command("sh", &["-c", &script], "restart"))
+        .await;
+    poll_until("the child to run", || runs.exists().then_some(())).await;
+
+    relay.kill().await;
+    relay.revive().await;
+
+    std::fs::write(&go_on, "").unwrap();
+    client
+        .until_state(&task.task_id, TaskState::Completed)
+        .await;
+    let done = client.get(&task.task_id).await;
+    let lines = std::fs::read_to_string(&runs).unwrap();
+    let ran: Vec<&str> = lines.lines().collect();
+    assert_eq!(
+        ran,
+        [done.attempts[0].attempt_id.as_str()],
+        "the child ran once"
+    );
+    assert_eq!(client.output(&task.task_id).await, b"begun\nfinished\n");
+    marked_gone("restart").await;
+    assert_eq!(
+        daemon.terminate().await.code(),
         Some(0),
         "a drained daemon ends cleanly"
     );

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    AttemptRef, RetryPolicy, TaskState, attempt_command, daemon_frame, relay_frame,
+    Attempt, AttemptRef, RetryPolicy, Task, TaskState, attempt_command, daemon_frame, relay_frame,
 };
 use baton_tests::{RealDaemon, Relay, Tap, Taped, command};
 
@@ -21,6 +21,40 @@ fn kind(body: &Body) -> &'static str {
         Body::Canceled(_) => "canceled",
         _ => "other",
     }
+}
+
+/// The ref of a frame, in either direction, that concerns one attempt.
+fn about_an_attempt(frame: &Taped) -> Option<(Option<AttemptRef>, &'static str)> {
+    match frame {
+        Taped::Up(up) => match &up.frame {
+            Some(daemon_frame::Frame::Attempt(frame)) => {
+                let body = frame.body.as_ref().expect("a frame has a body");
+                Some((frame.r#ref.clone(), kind(body)))
+            }
+            _ => None,
+        },
+        Taped::Down(down) => match &down.frame {
+            Some(relay_frame::Frame::Attempt(command)) => {
+                let dispatch = matches!(command.body, Some(attempt_command::Body::Dispatch(_)));
+                Some((
+                    command.r#ref.clone(),
+                    if dispatch { "dispatch" } else { "command" },
+                ))
+            }
+            _ => None,
+        },
+    }
+}
+
+/// Task, attempt and number.
+type Named = (String, String, u32);
+
+fn attempts_of(task: &Task) -> impl Iterator<Item = Named> {
+    let named = |attempt: &Attempt| {
+        let (task, attempt_id) = (task.task_id.clone(), attempt.attempt_id.clone());
+        (task, attempt_id, attempt.attempt_number)
+    };
+    task.attempts.iter().map(named)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,9 +76,7 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
     });
     let task = client.submit(spec).await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     let canceled = client
         .submit(command(STANDIN, &["print", "1", "pause"], "wire2"))
@@ -60,45 +92,14 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
 
     let done = client.get(&task.task_id).await;
     let canceled = client.get(&canceled.task_id).await;
-    let known: BTreeSet<(String, String, u32)> = [&done, &canceled]
-        .into_iter()
-        .flat_map(|task| {
-            let of = |attempt: &baton_proto::v1::Attempt| {
-                (
-                    task.task_id.clone(),
-                    attempt.attempt_id.clone(),
-                    attempt.attempt_number,
-                )
-            };
-            task.attempts.iter().map(of).collect::<Vec<_>>()
-        })
-        .collect();
+    let known: BTreeSet<Named> = attempts_of(&done).chain(attempts_of(&canceled)).collect();
     assert_eq!(known.len(), 3, "two attempts and a canceled one");
     let named = |re: &AttemptRef| (re.task_id.clone(), re.attempt_id.clone(), re.attempt_number);
     let mut kinds = BTreeSet::new();
     let mut checked = 0;
-    for frame in tap.frames() {
-        let (re, what) = match &frame {
-            Taped::Up(up) => match &up.frame {
-                Some(daemon_frame::Frame::Attempt(frame)) => {
-                    let body = frame.body.as_ref().expect("a frame has a body");
-                    (frame.r#ref.as_ref(), kind(body))
-                }
-                _ => continue,
-            },
-            Taped::Down(down) => match &down.frame {
-                Some(relay_frame::Frame::Attempt(command)) => {
-                    let dispatch = matches!(command.body, Some(attempt_command::Body::Dispatch(_)));
-                    (
-                        command.r#ref.as_ref(),
-                        if dispatch { "dispatch" } else { "command" },
-                    )
-                }
-                _ => continue,
-            },
-        };
+    for (re, what) in tap.frames().iter().filter_map(about_an_attempt) {
         let re = re.unwrap_or_else(|| panic!("{what} without a ref"));
-        assert!(known.contains(&named(re)), "{what} names {re:?}");
+        assert!(known.contains(&named(&re)), "{what} names {re:?}");
         assert!(
             !re.incarnation.is_empty() && !re.traceparent.is_empty(),
             "{what}: {re:?}"
@@ -133,9 +134,7 @@ async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
     let mut attempt = daemon.running().await;
     attempt.complete("").await;
     client
-        .watch(&task.task_id)
-        .await
-        .until_state(TaskState::Completed)
+        .until_state(&task.task_id, TaskState::Completed)
         .await;
     let token = attempt.token().value;
     for (path, bytes) in files(relay.data()) {

@@ -10,7 +10,7 @@ use baton_proto::v1::tasks_client::TasksClient;
 use baton_proto::v1::{
     CancelTaskRequest, CancelTaskResponse, CreateTokenRequest, GetTaskRequest, ReadOutputRequest,
     RelayInfoRequest, RelayInfoResponse, Role, SubmitRequest, SubmitResponse, Task, TaskSpec,
-    Token,
+    TaskState, Token,
 };
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -146,6 +146,11 @@ impl Client {
         Watch::open(self, task_id, 0)
             .await
             .expect("the task can be watched")
+    }
+
+    /// Waits until the task has this state, or has had it.
+    pub async fn until_state(&self, task_id: &str, state: TaskState) {
+        self.watch(task_id).await.until_state(state).await;
     }
 
     /// All output of the newest attempt, followed to its end. Fails on a cut or a gap.

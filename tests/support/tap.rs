@@ -22,8 +22,8 @@ const FRAMES: usize = 256;
 /// One frame as it was seen.
 #[derive(Clone, Debug)]
 pub enum Taped {
-    Up(DaemonFrame),
-    Down(RelayFrame),
+    Up(Box<DaemonFrame>),
+    Down(Box<RelayFrame>),
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Wire {
     async fn carry_up(self, mut from: Streaming<DaemonFrame>, to: mpsc::Sender<DaemonFrame>) {
         let copy = async {
             while let Ok(Some(frame)) = from.message().await {
-                self.record(Taped::Up(frame.clone()));
+                self.record(Taped::Up(Box::new(frame.clone())));
                 if to.send(frame).await.is_err() {
                     return;
                 }
@@ -128,7 +128,7 @@ impl Wire {
         let copy = async {
             while let Some(frame) = from.next().await {
                 if let Ok(frame) = &frame {
-                    self.record(Taped::Down(frame.clone()));
+                    self.record(Taped::Down(Box::new(frame.clone())));
                 }
                 if to.send(frame).await.is_err() {
                     return;

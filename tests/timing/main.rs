@@ -3,6 +3,11 @@
 //! All cases run at once and spend their time waiting. A promise is kept within 250 ms; `BATON_TIMING_SLACK_MS` widens that
 //! for machines that are busy with other things, and changes no lower bound.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "the figures are what people run this for"
+)]
+
 mod promises;
 mod timers;
 
