@@ -191,6 +191,9 @@ fn attempt_end(page: &mut Page, attempt: &Attempt) {
             &format!("gone, {}", attempt.termination().short_name()),
         );
     }
+    if attempt.failure_code.is_empty() {
+        return;
+    }
     let safe = if attempt.retry_safe {
         "safe"
     } else {

@@ -1,7 +1,5 @@
 //! `baton drain`: no new work for one daemon, or new work again.
 
-use std::time::Duration;
-
 use baton_proto::v1::{Daemon, DrainDaemonRequest, UndrainDaemonRequest};
 use baton_proto::{ShortName, to_json};
 use clap::Args;
@@ -9,7 +7,6 @@ use clap::Args;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
-use crate::duration;
 use crate::errors::CliError;
 use crate::exit::Exit;
 
@@ -19,16 +16,12 @@ pub(crate) struct DrainArgs {
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Cancel what still runs after this time. Without it, everything may finish.
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
-    deadline: Option<Duration>,
-
     /// Why, for those who look at the daemon later.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 
     /// Offer work to the daemon again.
-    #[arg(long, conflicts_with_all = ["deadline", "reason"])]
+    #[arg(long, conflicts_with = "reason")]
     undo: bool,
 
     /// Print the daemon as one JSON object.
@@ -71,7 +64,7 @@ async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliErro
     let request = DrainDaemonRequest {
         daemon: args.daemon,
         reason: args.reason,
-        deadline_ms: args.deadline.map(duration::millis),
+        deadline_ms: None,
     };
     Ok(relay
         .fleet()

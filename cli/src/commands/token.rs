@@ -35,9 +35,9 @@ pub(crate) enum TokenCommand {
 
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
-    /// Name for people, for example the machine or program that will use it.
-    #[arg(long, value_name = "NAME", default_value = "")]
-    name: String,
+    /// Name for people, for example the machine or program that will use it. The default is its role.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
 
     /// What it may do: admin, operator, submitter, answerer, agent, daemon or read_only.
     #[arg(long, value_name = "ROLE", value_parser = role)]
@@ -113,13 +113,20 @@ async fn create(args: CreateArgs, console: &Console) -> Result<Exit, CliError> {
     // A file that cannot be written must not cost a token.
     let mut file = args.out.as_deref().map(private_file).transpose()?;
     let request = CreateTokenRequest {
-        name: args.name,
+        name: args
+            .name
+            .unwrap_or_else(|| args.role.short_name().to_owned()),
         tenant: args.tenant,
         role: args.role.into(),
         agent_scope: args.agent_scope,
         ttl_ms: args.ttl.map(duration::millis),
     };
-    let response = relay.operator().create_token(request).await?.into_inner();
+    let response = relay.operator().create_token(request).await;
+    if let (Err(_), Some(path)) = (&response, &args.out) {
+        // It holds nothing, and would be in the way of the next try.
+        drop(std::fs::remove_file(path));
+    }
+    let response = response?.into_inner();
     if args.json {
         console.json(&to_json(&response))?;
         return Ok(Exit::Done);

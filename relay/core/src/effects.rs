@@ -208,8 +208,10 @@ pub enum Downstream {
         code: Rejection,
         expected: Option<u64>,
     },
-    /// Take nothing new.
-    Drain,
+    /// Take nothing new, or work again.
+    Drain {
+        withdrawn: bool,
+    },
 }
 
 /// Names an attempt in a message to its holder.

@@ -153,7 +153,11 @@ impl Core {
             turn,
         );
         if let Some(session) = self.roster.session_of(daemon) {
-            turn.tell(After::Everything, session, Downstream::Drain);
+            turn.tell(
+                After::Everything,
+                session,
+                Downstream::Drain { withdrawn: false },
+            );
         }
         self.reply_daemon(request, daemon, turn);
     }
@@ -169,6 +173,14 @@ impl Core {
             return turn.refuse(request, Rejection::UnknownDaemon);
         }
         self.mark_drained(daemon, None, turn);
+        // The daemon was told to rest, and says so in its heartbeats until it is told otherwise.
+        if let Some(session) = self.roster.session_of(daemon) {
+            turn.tell(
+                After::Everything,
+                session,
+                Downstream::Drain { withdrawn: true },
+            );
+        }
         self.reply_daemon(request, daemon, turn);
     }
 

@@ -191,7 +191,10 @@ impl Stamp {
                 code,
                 expected,
             } => self.rejected(attempt, control_seq, code, expected),
-            Downstream::Drain => self.frame(Frame::Drain(v1::Drain::default())),
+            Downstream::Drain { withdrawn } => self.frame(Frame::Drain(v1::Drain {
+                withdrawn,
+                ..v1::Drain::default()
+            })),
         })
     }
 

@@ -98,7 +98,7 @@ impl Session {
             | Downstream::LeaseConfirmed { .. }
             | Downstream::Cancel { .. }
             | Downstream::Answer { .. }
-            | Downstream::Drain) => self.push(other),
+            | Downstream::Drain { .. }) => self.push(other),
         }
     }
 

@@ -246,7 +246,7 @@ fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
         world
             .told(machine)
             .iter()
-            .any(|m| matches!(m, Downstream::Drain))
+            .any(|m| matches!(m, Downstream::Drain { withdrawn: false }))
     );
     let waiting = world.submit(spec());
     world.frame(&mut work, completed());
@@ -269,5 +269,11 @@ fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
     };
     let reply = world.ask(undrain).unwrap();
     assert!(matches!(reply, Reply::Daemon(view) if !view.draining));
+    assert!(
+        world
+            .told(&machine)
+            .iter()
+            .any(|m| matches!(m, Downstream::Drain { withdrawn: true }))
+    );
     assert_eq!(world.dispatch().re.task, waiting);
 }

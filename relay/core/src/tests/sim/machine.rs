@@ -305,7 +305,7 @@ impl Worker {
             | Downstream::FrameRejected { .. }
             | Downstream::HoldAck { .. }
             | Downstream::Answer { .. }
-            | Downstream::Drain => Vec::new(),
+            | Downstream::Drain { .. } => Vec::new(),
         }
     }
 
