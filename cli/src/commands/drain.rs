@@ -1,6 +1,6 @@
 //! `baton drain`: no new work for one daemon, or new work again.
 
-use baton_proto::v1::{Daemon, DrainDaemonRequest, UndrainDaemonRequest};
+use baton_proto::v1::{Daemon, DaemonState, DrainDaemonRequest, UndrainDaemonRequest};
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
@@ -34,7 +34,7 @@ pub(crate) struct DrainArgs {
 
 pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let json = args.json;
+    let (json, undo) = (args.json, args.undo);
     let daemon = if args.undo {
         undrain(&relay, args).await?
     } else {
@@ -51,6 +51,9 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
         return Ok(Exit::Done);
     }
     console.line(daemon.state().short_name())?;
+    if undo && daemon.state() == DaemonState::Draining {
+        console.note("it has been told, and takes work again once it has heard");
+    }
     if !daemon.attempts.is_empty() {
         console.note(&format!(
             "it still holds {} attempts",

@@ -147,11 +147,19 @@ impl WaitsFor {
 #[derive(Clone, Debug)]
 pub struct DaemonView {
     pub record: Arc<DaemonRecord>,
-    pub connected: bool,
+    /// When its stream began and was last heard; none while it has no stream.
+    pub connected: Option<Connected>,
     pub draining: bool,
     pub sick: bool,
     pub free_slots: u32,
     pub held: Vec<AttemptId>,
+}
+
+/// Since when a stream stands, for display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connected {
+    pub since: Wall,
+    pub heard: Wall,
 }
 
 /// Messages to a daemon. The shell adds incarnation and epoch.

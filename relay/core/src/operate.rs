@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::conversation::ConversationKey;
 use crate::core::{Core, Turn};
 use crate::effects::{
-    After, DaemonView, DeadlineView, Downstream, Reply, TaskView, WaitsFor, Write,
+    After, Connected, DaemonView, DeadlineView, Downstream, Reply, TaskView, WaitsFor, Write,
 };
 use crate::fences::Guard;
 use crate::id::{DaemonId, RequestId, TaskId, TenantId, TenantScope};
@@ -13,8 +13,8 @@ use crate::input::Actor;
 use crate::live::{Live, wall_of};
 use crate::record::{DrainMark, EventKind, Pause, State};
 use crate::reject::Rejection;
-use crate::roster::Daemon;
-use crate::time::{Moment, Now};
+use crate::roster::{Daemon, Presence};
+use crate::time::{Moment, Now, Wall};
 use crate::timers::{Armed, Fact, TimerKey};
 
 impl Core {
@@ -203,7 +203,7 @@ impl Core {
     }
 
     fn reply_daemon(&mut self, request: RequestId, daemon: DaemonId, turn: &mut Turn<'_>) {
-        match self.daemon_view(daemon, turn.now.at) {
+        match self.daemon_view(daemon, turn.now) {
             Some(view) => turn.reply(request, After::Everything, Reply::Daemon(Box::new(view))),
             None => turn.refuse(request, Rejection::UnknownDaemon),
         }
@@ -221,19 +221,19 @@ impl Core {
             TenantScope::One(tenant) => record.scope.covers(tenant),
         });
         let views = seen
-            .filter_map(|record| self.daemon_view(record.daemon, turn.now.at))
+            .filter_map(|record| self.daemon_view(record.daemon, turn.now))
             .collect();
         turn.reply(request, After::Everything, Reply::Daemons(views));
     }
 
-    fn daemon_view(&self, daemon: DaemonId, now: Moment) -> Option<DaemonView> {
+    fn daemon_view(&self, daemon: DaemonId, now: Now) -> Option<DaemonView> {
         let record = Arc::clone(self.daemons.get(&daemon)?);
         let live: &Daemon = self.roster.get(daemon)?;
         Some(DaemonView {
             record,
-            connected: live.presence.session().is_some(),
+            connected: connected(&live.presence, now),
             draining: live.draining || live.drained,
-            sick: live.is_sick(now),
+            sick: live.is_sick(now.at),
             free_slots: live.free_slots(),
             held: live.held.iter().copied().collect(),
         })
@@ -285,6 +285,16 @@ impl Core {
             Err(_) => Some(WaitsFor::Fence),
             Ok(()) => Some(WaitsFor::Daemon),
         }
+    }
+}
+
+fn connected(presence: &Presence, now: Now) -> Option<Connected> {
+    match *presence {
+        Presence::Unheard | Presence::Away { .. } => None,
+        Presence::Connected { since, heard, .. } => Some(Connected {
+            since: Wall(now.wall.0.saturating_sub(now.at.since(since))),
+            heard: Wall(now.wall.0.saturating_sub(now.at.since(heard))),
+        }),
     }
 }
 

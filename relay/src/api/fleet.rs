@@ -191,7 +191,7 @@ fn position(view: &DaemonView) -> Vec<u8> {
 
 fn state(view: &DaemonView) -> v1::DaemonState {
     match view {
-        view if !view.connected => v1::DaemonState::Offline,
+        view if view.connected.is_none() => v1::DaemonState::Offline,
         view if view.draining => v1::DaemonState::Draining,
         view if view.sick => v1::DaemonState::Sick,
         _takes_work => v1::DaemonState::Online,
@@ -219,7 +219,11 @@ fn daemon(view: &DaemonView) -> v1::Daemon {
         capabilities: record.capabilities.clone(),
         agents: agents.collect(),
         attempts: held.collect(),
-        last_heartbeat_at: Some(timestamp(record.last_seen)),
+        connected_at: view.connected.map(|stream| timestamp(stream.since)),
+        last_heartbeat_at: Some(timestamp(
+            view.connected
+                .map_or(record.last_seen, |stream| stream.heard),
+        )),
         created_at: Some(timestamp(record.first_seen)),
         boot_id: record.boot_id.to_string(),
         drain_reason: record
