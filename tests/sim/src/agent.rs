@@ -1,0 +1,367 @@
+//! The agent's processes: they start only when confirmed, work along a plan, and are dead by the lease's limit.
+
+use std::sync::Arc;
+
+use baton_core::id::{AttemptId, InputId};
+use baton_core::input::{
+    Activity, CanceledBody, Completed, Errored, FrameBody, Input, Termination,
+};
+use baton_core::record::{Exit, FailureCode, Phase, Usage};
+use baton_core::spec::TaskSpec;
+use baton_core::time::Mint;
+
+use crate::daemon::Kill;
+use crate::links::Up;
+use crate::world::{Event, World};
+
+/// What this attempt will come to, if nobody interferes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plan {
+    Complete,
+    Fail {
+        retryable: bool,
+    },
+    /// Stops talking for ever; a deadline must end it.
+    Hang,
+    Release,
+    Reject,
+    /// The dispatch is overlooked.
+    Ignore,
+}
+
+impl Plan {
+    pub(crate) fn of(world: &mut World, _spec: &TaskSpec) -> Self {
+        let (failures, hangs) = (world.options.failures, world.options.hangs);
+        if world.healing {
+            return Plan::Complete;
+        }
+        let rng = &mut world.rng;
+        match rng.below(100) {
+            0..=14 if failures => Plan::Fail {
+                retryable: rng.chance(60),
+            },
+            15..=19 if failures => Plan::Reject,
+            20..=22 if failures => Plan::Release,
+            23..=25 if failures => Plan::Ignore,
+            26..=37 if hangs => Plan::Hang,
+            _ => Plan::Complete,
+        }
+    }
+}
+
+/// The processes are gone.
+pub(crate) fn gone() -> Termination {
+    Termination {
+        exit: Some(Exit::Code(0)),
+        group_empty: true,
+        ..Termination::default()
+    }
+}
+
+impl World {
+    /// Confirmed: the process starts, unless it did already or the daemon has given it back.
+    pub(crate) fn start(&mut self, index: usize, attempt: AttemptId) {
+        let now = self.now;
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        if held.confirmed || held.ended || held.limit <= now {
+            return;
+        }
+        held.confirmed = true;
+        held.alive = true;
+        let (task, spec) = (held.re.task, Arc::clone(&held.spec));
+        self.born(task, attempt, &spec);
+        self.say(index, attempt, FrameBody::Started);
+        let at = now + self.rng.between(10, 3_000);
+        self.at(
+            at,
+            Event::Step {
+                daemon: index,
+                attempt,
+            },
+        );
+    }
+
+    /// The agent goes on by one step of its plan.
+    pub(crate) fn step(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        if !held.alive || held.ended || held.killing.is_some() {
+            return;
+        }
+        let again = self.now + self.rng.between(20, 4_000);
+        if held.asked.is_some() || !held.reachable {
+            // Either a person is asked, or its shim does not answer the daemon for now.
+            held.reachable |= self.rng.chance(5);
+            return self.at(
+                again,
+                Event::Step {
+                    daemon: index,
+                    attempt,
+                },
+            );
+        }
+        held.stage += 1;
+        let (stage, plan, tool) = (held.stage, held.plan, held.tool.take());
+        if let Some(id) = tool {
+            self.say(index, attempt, FrameBody::ToolFinished { id });
+        } else {
+            self.work(index, attempt, stage, plan);
+        }
+        self.at(
+            again,
+            Event::Step {
+                daemon: index,
+                attempt,
+            },
+        );
+    }
+
+    fn work(&mut self, index: usize, attempt: AttemptId, stage: u32, plan: Plan) {
+        let phase = |phase| FrameBody::Phase {
+            phase,
+            message: None,
+        };
+        match stage {
+            1 => self.say(index, attempt, phase(Phase::AgentStarted)),
+            2 => self.say(index, attempt, phase(Phase::PromptWritten)),
+            3 if self.rng.chance(50) => self.say(index, attempt, phase(Phase::FirstEventSeen)),
+            _ => match self.rng.below(100) {
+                0..=29 => self.print(index, attempt),
+                30..=44 => self.open_tool(index, attempt),
+                45..=54 if self.options.inputs => self.ask_person(index, attempt),
+                55..=84 => self.finish(index, attempt, plan),
+                _ => {}
+            },
+        }
+    }
+
+    fn print(&mut self, index: usize, attempt: AttemptId) {
+        let daemon = &mut self.daemons[index];
+        let (Some(conn), true) = (daemon.conn, daemon.welcomed) else {
+            return;
+        };
+        let Some(held) = daemon.held.get_mut(&attempt) else {
+            return;
+        };
+        held.output += 100;
+        let activity = Activity {
+            session: self.conns[conn].session,
+            re: held.re,
+            visible: self.rng.chance(50),
+            tools: Vec::new(),
+            output_end: held.output,
+        };
+        self.send_up(conn, Up::Input(Input::Activity(activity)));
+    }
+
+    fn open_tool(&mut self, index: usize, attempt: AttemptId) {
+        let id: Arc<str> = format!("t{}", self.rng.bits()).into();
+        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+            held.tool = Some(Arc::clone(&id));
+        }
+        self.say(
+            index,
+            attempt,
+            FrameBody::ToolStarted {
+                id,
+                name: "bash".into(),
+            },
+        );
+    }
+
+    fn ask_person(&mut self, index: usize, attempt: AttemptId) {
+        let input = InputId(self.mint.id());
+        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+            held.asked = Some(input);
+        }
+        let payload = Arc::from(*b"may I?");
+        self.say(
+            index,
+            attempt,
+            FrameBody::PermissionRequest {
+                input,
+                tool: None,
+                payload,
+            },
+        );
+    }
+
+    /// The agent comes to its end, most often with its processes gone, sometimes before.
+    fn finish(&mut self, index: usize, attempt: AttemptId, plan: Plan) {
+        let lingers = self.options.unproven_ends && self.rng.chance(30);
+        let termination = if lingers {
+            Termination::default()
+        } else {
+            gone()
+        };
+        let body = match plan {
+            Plan::Complete => completed(termination),
+            Plan::Fail { retryable } => failed(termination, retryable, self.rng.below(3)),
+            Plan::Release => FrameBody::Released {
+                reason: None,
+                termination,
+            },
+            Plan::Hang | Plan::Reject | Plan::Ignore => return,
+        };
+        if !lingers {
+            self.bury(index, attempt);
+        }
+        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+            held.ended = true;
+        }
+        self.say(index, attempt, body);
+        if lingers {
+            let takes = self.rng.below(20_000);
+            self.kill(index, attempt, Kill::Lingering, takes);
+        }
+    }
+
+    /// TERM goes out; the processes are gone after `takes`, and by the limit at the latest.
+    pub(crate) fn kill(&mut self, index: usize, attempt: AttemptId, why: Kill, takes: u64) {
+        let now = self.now;
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        held.killing = Some(why);
+        let at = (now + takes).min(held.limit);
+        self.at(
+            at,
+            Event::Dead {
+                daemon: index,
+                attempt,
+            },
+        );
+    }
+
+    pub(crate) fn limit_reached(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        if held.alive && self.now >= held.limit {
+            held.killing.get_or_insert(Kill::Limit);
+            self.killed(index, attempt);
+        }
+    }
+
+    fn bury(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        if std::mem::take(&mut held.alive) {
+            let (task, spec) = (held.re.task, Arc::clone(&held.spec));
+            self.died(task, attempt, &spec);
+        }
+    }
+
+    /// The last process is gone; what the daemon says about it depends on why.
+    pub(crate) fn killed(&mut self, index: usize, attempt: AttemptId) {
+        let held = self.daemons[index].held.get(&attempt);
+        let Some((why, ended)) = held
+            .filter(|h| h.alive)
+            .and_then(|h| Some((h.killing?, h.ended)))
+        else {
+            return;
+        };
+        self.bury(index, attempt);
+        match why {
+            Kill::Canceled => self.report_cancel(index, attempt),
+            Kill::GivenUp if ended || self.rng.chance(50) => self.report_death(index, attempt),
+            Kill::GivenUp => {
+                self.daemons[index].held.remove(&attempt);
+            }
+            Kill::Limit | Kill::Lingering => self.report_death(index, attempt),
+        }
+    }
+
+    fn report_cancel(&mut self, index: usize, attempt: AttemptId) {
+        if self.rng.chance(50) {
+            let phase = Phase::CleanupFinished;
+            self.say(
+                index,
+                attempt,
+                FrameBody::Phase {
+                    phase,
+                    message: None,
+                },
+            );
+        }
+        let now = self.now;
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        held.ended = true;
+        let in_lease = now < held.limit;
+        let body = if self.rng.chance(15) {
+            completed(gone())
+        } else {
+            FrameBody::Canceled(CanceledBody {
+                termination: gone(),
+                in_lease,
+                ..CanceledBody::default()
+            })
+        };
+        self.say(index, attempt, body);
+    }
+
+    /// A receipt, or the worker's own word that its lease ran out.
+    pub(crate) fn report_death(&mut self, index: usize, attempt: AttemptId) {
+        let bare = self.rng.chance(50);
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        let body = if held.ended || bare {
+            FrameBody::Receipt {
+                termination: gone(),
+            }
+        } else {
+            FrameBody::Errored(Errored {
+                in_lease: false,
+                ..errored(FailureCode::RelayUnreachable, gone())
+            })
+        };
+        held.ended = true;
+        self.say(index, attempt, body);
+    }
+}
+
+fn completed(termination: Termination) -> FrameBody {
+    FrameBody::Completed(Completed {
+        result: Some(Arc::from(*b"done")),
+        termination,
+        in_lease: true,
+        ..Completed::default()
+    })
+}
+
+fn failed(termination: Termination, retryable: bool, exit: u64) -> FrameBody {
+    let code = if retryable {
+        FailureCode::AgentExit
+    } else {
+        FailureCode::ProviderAuth
+    };
+    let exit = Some(Exit::Code(i32::try_from(exit).unwrap_or(1)));
+    FrameBody::Errored(errored(
+        code,
+        Termination {
+            exit,
+            ..termination
+        },
+    ))
+}
+
+fn errored(code: FailureCode, termination: Termination) -> Errored {
+    Errored {
+        code,
+        retryable_hint: None,
+        message: None,
+        user_message: None,
+        usage: Usage::default(),
+        agent_session_id: None,
+        final_offset: 0,
+        termination,
+        in_lease: true,
+    }
+}

@@ -1,0 +1,358 @@
+//! What must hold in every prefix of every history. Each broken promise panics with its name.
+//!
+//! Judged where it can first be seen: a record when it is handed over, a message when it is let go, a process when
+//! it starts.
+
+use std::sync::Arc;
+
+use baton_core::effects::{Downstream, Renewal, Reply, Send, Verdict, Write};
+use baton_core::id::{AttemptId, TaskId};
+use baton_core::record::{
+    AttemptRecord, End, EndState, EndedBy, EventKind, InputState, Receipt, State as AttemptStage,
+    TaskRecord, TaskState,
+};
+
+use crate::store::State;
+
+/// S1, S2, S6: one write against what was handed over before it.
+pub(crate) fn write(before: &State, write: &Write) {
+    match write {
+        Write::PutSpec { task, .. } => {
+            assert!(
+                !before.specs.contains_key(task),
+                "S2: a spec is written twice: {task}"
+            );
+        }
+        Write::PutLive(record) => {
+            assert!(
+                !record.state.is_terminal(),
+                "S6: over and stored as live: {}",
+                record.task
+            );
+            assert!(
+                !before.done.contains_key(&record.task),
+                "S6: {} came back without Reopen",
+                record.task
+            );
+            change(before, record);
+        }
+        Write::PutDone(record) => {
+            assert!(
+                record.state.is_terminal(),
+                "S6: {:?} stored as done",
+                record.state
+            );
+            change(before, record);
+        }
+        Write::Reopen(record) => {
+            let old = before.done.get(&record.task);
+            let old = old.unwrap_or_else(|| panic!("S6: {} was not finished", record.task));
+            let allowed = matches!(
+                old.state,
+                TaskState::Failed | TaskState::TimedOut | TaskState::Lost
+            );
+            assert!(allowed, "S6: {:?} was reopened", old.state);
+            let asked = |event: &Arc<_>| is_retry_asked(event);
+            assert!(
+                record.timeline.events.iter().any(asked),
+                "S6: reopened without a person"
+            );
+            change(before, record);
+        }
+        Write::PutIdempotency { .. }
+        | Write::PutDaemon(_)
+        | Write::PutScheduler(_)
+        | Write::PutFence(_)
+        | Write::DropFence(_) => {}
+    }
+}
+
+fn is_retry_asked(event: &Arc<baton_core::record::TimelineEvent>) -> bool {
+    matches!(event.kind, EventKind::RetryAsked)
+}
+
+fn change(before: &State, new: &TaskRecord) {
+    shape(before, new);
+    let Some(old) = before.record(new.task) else {
+        return;
+    };
+    assert!(
+        new.revision >= old.revision,
+        "S4: the revision of {} went back",
+        new.task
+    );
+    assert!(
+        new.attempts.len() >= old.attempts.len(),
+        "S2: an attempt of {} is gone",
+        new.task
+    );
+    assert!(
+        old.cancel.is_none() || new.cancel.is_some(),
+        "S4: the cancel of {} is gone",
+        new.task
+    );
+    let adopted = new
+        .attempts
+        .iter()
+        .any(|a| a.state.end().is_some_and(|e| e.adopted_late))
+        && !old
+            .attempts
+            .iter()
+            .any(|a| a.state.end().is_some_and(|e| e.adopted_late));
+    for (was, is) in old.attempts.iter().zip(&new.attempts) {
+        assert!(
+            (was.id, was.number) == (is.id, is.number),
+            "S2: attempt {} changed its id",
+            was.id
+        );
+        if let Some(end) = was.state.end() {
+            same_end(was, end, is);
+        }
+        assert!(
+            is.control_seq >= was.control_seq,
+            "S4: the frames of {} went back",
+            was.id
+        );
+    }
+    if old.state.is_terminal() && new.state.is_terminal() && !adopted {
+        assert_eq!(old.state, new.state, "S6: {} ended twice", new.task);
+    }
+}
+
+/// Of one record alone.
+fn shape(before: &State, new: &TaskRecord) {
+    let leased = new.attempts.iter().filter(|a| a.state.is_leased()).count();
+    assert!(leased <= 1, "S1: {leased} leased attempts of {}", new.task);
+    for (index, attempt) in new.attempts.iter().enumerate() {
+        assert_eq!(
+            attempt.number as usize,
+            index + 1,
+            "S2: numbers of {}",
+            new.task
+        );
+        let newest = index + 1 == new.attempts.len();
+        assert!(
+            newest || attempt.state.end().is_some(),
+            "S1: {} is open and not the newest",
+            attempt.id
+        );
+    }
+    assert!(
+        new.counters.dispatches <= 20,
+        "S12: {} dispatches of {}",
+        new.counters.dispatches,
+        new.task
+    );
+    let first = new.timeline.dropped + 1;
+    let numbers = new.timeline.events.iter().map(|event| event.revision);
+    assert!(
+        numbers.eq(first..=new.revision),
+        "S11: a gap in the timeline of {}",
+        new.task
+    );
+    if leased == 1 {
+        one_per_conversation(before, new);
+    }
+}
+
+/// The successor rule for conversations, as far as records show it.
+fn one_per_conversation(before: &State, new: &TaskRecord) {
+    let Some(spec) = before.specs.get(&new.task) else {
+        return;
+    };
+    if spec.conversation_id.is_none() {
+        return;
+    }
+    for (id, other) in &before.live {
+        let theirs = &before.specs[id];
+        let same = theirs.conversation_id == spec.conversation_id && theirs.tenant == spec.tenant;
+        let leased = other.attempts.iter().any(|a| a.state.is_leased());
+        assert!(
+            !same || !leased || *id == new.task,
+            "S1: {} and {id} are leased in one conversation",
+            new.task
+        );
+    }
+}
+
+/// An end is final, but for a receipt that arrives, a result adopted late, and a limit that becomes the failure.
+fn same_end(was: &AttemptRecord, old: &End, is: &AttemptRecord) {
+    let Some(new) = is.state.end() else {
+        panic!(
+            "S6: attempt {} was over and is {:?}",
+            was.id,
+            is.state.name()
+        );
+    };
+    if new.adopted_late && !old.adopted_late {
+        let by_relay =
+            old.by == EndedBy::Relay && matches!(old.state, EndState::Lost | EndState::TimedOut);
+        assert!(by_relay, "S6: adopted over {old:?}");
+        return;
+    }
+    let mut expected = old.clone();
+    expected.receipt = new.receipt;
+    assert_eq!(expected, *new, "S6: the end of {} changed", was.id);
+    let forward = old.receipt == new.receipt
+        || (old.receipt, new.receipt) == (Receipt::Unconfirmed, Receipt::Confirmed);
+    assert!(forward, "S6: the receipt of {} went back", was.id);
+}
+
+/// S3: what a frame of an attempt that holds no lease may have changed in its task.
+pub(crate) fn stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord) {
+    let adopted = new
+        .attempt(attempt)
+        .and_then(|a| a.state.end())
+        .is_some_and(|e| e.adopted_late);
+    for (was, is) in old.attempts.iter().zip(&new.attempts) {
+        // Its receipt may have let the successor be placed in the same turn.
+        let placed = was.state == AttemptStage::Queued
+            && (is.state == AttemptStage::Offered || adopted && is.state.end().is_some());
+        let same = was.id == attempt || placed || was.state == is.state;
+        assert!(
+            same,
+            "S3: a frame of {attempt} moved {} from {:?} to {:?}",
+            was.id, was.state, is.state
+        );
+    }
+    let quiet = adopted
+        || (old.counters.failures, old.counters.losses)
+            == (new.counters.failures, new.counters.losses);
+    assert!(quiet, "S3: a frame of {attempt} was counted");
+    assert!(
+        adopted || old.attempts.len() == new.attempts.len(),
+        "S3: a frame of {attempt} made an attempt"
+    );
+    assert!(
+        old.cancel.is_some() == new.cancel.is_some() && old.paused == new.paused,
+        "S3: {attempt}"
+    );
+}
+
+/// S5: whatever is let go is implied by what is durable.
+pub(crate) fn sent(durable: &State, send: &Send) {
+    match send {
+        Send::Reply {
+            outcome: Ok(Reply::Submitted { record, .. } | Reply::Task(record)),
+            ..
+        } => known(durable, record),
+        Send::Published { record, .. } => known(durable, record),
+        Send::ToSession { message, .. } => message_sent(durable, message),
+        Send::Reply { .. } | Send::CloseSession { .. } => {}
+    }
+}
+
+fn known(durable: &State, record: &TaskRecord) {
+    let stored = durable.record(record.task);
+    let stored =
+        stored.unwrap_or_else(|| panic!("S5: {} was told of and is not durable", record.task));
+    assert!(
+        stored.revision >= record.revision,
+        "S5: {} at {} was told, {} is durable",
+        record.task,
+        record.revision,
+        stored.revision
+    );
+}
+
+fn message_sent(durable: &State, message: &Downstream) {
+    match message {
+        Downstream::Welcome { settlements, .. } => {
+            for settlement in settlements {
+                settled(durable, settlement.attempt, &settlement.verdict);
+            }
+        }
+        Downstream::HeartbeatAck { results, .. } => results
+            .iter()
+            .for_each(|(a, r)| renewed(durable, *a, r, false)),
+        Downstream::HoldAck { results, .. } => results
+            .iter()
+            .for_each(|(a, r)| renewed(durable, *a, r, true)),
+        Downstream::Ack {
+            attempt,
+            control_seq,
+        } => {
+            let stored = durable.find(*attempt);
+            let kept =
+                stored.is_some_and(|a| a.control_seq >= *control_seq || !a.state.is_leased());
+            assert!(
+                kept,
+                "S5: frame {control_seq} of {attempt} was acknowledged and is not durable"
+            );
+        }
+        Downstream::Dispatch(dispatch) => {
+            let stored = attempt(durable, dispatch.to.task, dispatch.to.attempt);
+            assert!(
+                stored.lease.is_some(),
+                "S5: {} was offered and has no lease",
+                stored.id
+            );
+        }
+        Downstream::LeaseConfirmed { to, .. } => {
+            let stored = attempt(durable, to.task, to.attempt);
+            let confirmed = stored.lease.as_ref().is_some_and(|lease| lease.confirmed);
+            assert!(
+                confirmed,
+                "S5: {} was confirmed and that is not durable",
+                stored.id
+            );
+        }
+        Downstream::Cancel { to, .. } => {
+            let stored = attempt(durable, to.task, to.attempt);
+            let ending = matches!(stored.state, AttemptStage::CleaningUp { .. })
+                || !stored.state.is_leased();
+            assert!(
+                ending,
+                "S5: {} was told to end and is {:?}",
+                stored.id,
+                stored.state.name()
+            );
+        }
+        Downstream::Answer { to, input, .. } => {
+            let stored = attempt(durable, to.task, to.attempt);
+            let answered = stored
+                .inputs
+                .iter()
+                .any(|i| i.id == *input && !matches!(i.state, InputState::Open));
+            assert!(
+                answered,
+                "S5: an answer to {input} was sent and is not durable"
+            );
+        }
+        Downstream::Abandon { attempt, .. } => over(durable, *attempt),
+        Downstream::FrameRejected { .. } | Downstream::Drain => {}
+    }
+}
+
+fn attempt(durable: &State, task: TaskId, id: AttemptId) -> &AttemptRecord {
+    let stored = durable.attempt(task, id);
+    stored.unwrap_or_else(|| panic!("S5: attempt {id} was told of and is not durable"))
+}
+
+fn over(durable: &State, attempt: AttemptId) {
+    let leased = durable.find(attempt).is_some_and(|a| a.state.is_leased());
+    assert!(!leased, "S5: {attempt} was given up and is leased on disk");
+}
+
+fn settled(durable: &State, attempt: AttemptId, verdict: &Verdict) {
+    match verdict {
+        Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => {
+            let stored = durable.find(attempt);
+            let kept = stored.is_some_and(|a| a.control_seq >= *acked || !a.state.is_leased());
+            assert!(kept, "S5: {attempt} was acknowledged up to {acked}");
+        }
+        Verdict::Kill { .. } => over(durable, attempt),
+    }
+}
+
+fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, hold: bool) {
+    match renewal {
+        Renewal::Revoked { .. } => over(durable, attempt),
+        Renewal::Renewed { granted_ms, .. } if hold => {
+            let lease = durable.find(attempt).and_then(|a| a.lease.as_ref());
+            let kept = lease.is_some_and(|lease| lease.granted_ms >= *granted_ms);
+            assert!(kept, "S5: the hold of {attempt} is not durable");
+        }
+        Renewal::Renewed { .. } => {}
+    }
+}

@@ -1,0 +1,450 @@
+//! People and programs: they submit (some twice), cancel early, late and twice, retry, answer, pause and drain.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use baton_core::effects::Reply;
+use baton_core::id::{RequestId, TaskId, TenantId, TenantScope};
+use baton_core::input::{Actor, Input, Submit};
+use baton_core::record::{InputState, TaskRecord, TaskState};
+use baton_core::reject::Rejection;
+use baton_core::spec::{
+    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
+    TaskSpec, TurnKind, WhenUnsafe,
+};
+use baton_core::time::Mint;
+
+use crate::world::{Event, World};
+
+#[derive(Debug, Default)]
+pub(crate) struct Clients {
+    requests: u64,
+    asked: BTreeMap<u64, Asked>,
+    submitted: Vec<Arc<TaskSpec>>,
+    /// S7: what each key was acknowledged as.
+    keys: BTreeMap<(TenantId, String), TaskId>,
+    known: Vec<TaskId>,
+    /// S4: an acknowledged cancel of an open task leaves one way to end.
+    canceled: BTreeMap<TaskId, ()>,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Submit(Arc<TaskSpec>),
+    Cancel(TaskId),
+    Daemons,
+    Other,
+}
+
+impl Clients {
+    pub(crate) fn next_request(&mut self) -> u64 {
+        self.requests += 1;
+        self.requests
+    }
+
+    /// The relay died: what was asked may or may not have happened.
+    pub(crate) fn forget_requests(&mut self) {
+        self.asked.clear();
+    }
+}
+
+fn actor() -> Actor {
+    Actor {
+        name: "alice".into(),
+        operator: false,
+    }
+}
+
+impl World {
+    pub(crate) fn client_acts(&mut self) {
+        if self.healing {
+            return;
+        }
+        let pace = self.options.storm_ms / (self.options.tasks as u64 * 3);
+        let next = self.now + self.rng.between(1, pace.max(2));
+        self.at(next, Event::Client);
+        let many = self.clients.submitted.len() >= self.options.tasks;
+        match self.rng.below(100) {
+            0..=44 if !many => self.submit_new(),
+            45..=54 => self.submit_again(),
+            55..=69 if self.options.cancels => self.cancel_some(),
+            70..=79 if self.options.retries => self.retry_some(),
+            80..=83 if self.options.pauses => self.pause_some(),
+            84..=87 if self.options.drains => self.drain_some(),
+            88..=96 => self.answer_some(),
+            _ => self.inspect_some(),
+        }
+    }
+
+    fn submit_new(&mut self) {
+        let spec = Arc::new(self.new_spec());
+        self.clients.submitted.push(Arc::clone(&spec));
+        self.submit(spec);
+    }
+
+    fn submit_again(&mut self) {
+        let at = self.rng.index(self.clients.submitted.len());
+        let spec = self.clients.submitted.get(at).cloned();
+        if let Some(spec) = spec.filter(|spec| spec.idempotency_key.is_some()) {
+            self.counts.resubmits += 1;
+            self.submit(spec);
+        }
+    }
+
+    fn submit(&mut self, spec: Arc<TaskSpec>) {
+        let task = TaskId(self.mint.id());
+        let asked = Arc::clone(&spec);
+        let digest = digest(&spec);
+        let request = self.ask(|request| {
+            Input::Submit(Submit {
+                request,
+                task,
+                spec,
+                digest,
+                prior: None,
+            })
+        });
+        self.remember(request, Asked::Submit(asked));
+    }
+
+    fn remember(&mut self, request: Option<RequestId>, asked: Asked) {
+        if let Some(RequestId(number)) = request {
+            self.clients.asked.insert(number, asked);
+        }
+    }
+
+    fn new_spec(&mut self) -> TaskSpec {
+        let number = self.clients.submitted.len();
+        let rng = &mut self.rng;
+        let key = rng.chance(50).then(|| format!("key-{number}"));
+        let talks = self.options.conversations && rng.chance(50);
+        let talk = talks.then(|| format!("talk-{}", rng.below(3)));
+        let deadlines = self.options.hangs && rng.chance(60);
+        let profile = Profile {
+            process_start_ms: deadlines.then_some(15_000),
+            first_event_ms: deadlines.then_some(20_000),
+            stream_idle_ms: deadlines.then_some(15_000),
+            tool_idle_ms: deadlines.then_some(30_000),
+            user_input_ms: deadlines.then_some(20_000),
+            cleanup_term_ms: rng.chance(50).then_some(1_500),
+            ..Profile::default()
+        };
+        let tenant = if rng.chance(70) { "acme" } else { "globex" };
+        let ttl = if self.options.short_ttl {
+            rng.between(5_000, 9_000)
+        } else {
+            rng.between(15_000, 40_000)
+        };
+        TaskSpec {
+            tenant: TenantId::new(tenant).expect("a good name"),
+            submitted_by: "alice".into(),
+            idempotency_key: key,
+            goal: String::new(),
+            prompt: format!("task {number}"),
+            agent: "claude".into(),
+            options: AgentOptions::default(),
+            argv: Vec::new(),
+            cwd: None,
+            env: BTreeMap::new(),
+            conversation_id: talk,
+            channel_id: None,
+            turn_kind: TurnKind::User,
+            requested_profile: RequestedProfile::Absent,
+            effective_profile: profile,
+            queue_ms: Some(rng.between(60_000, 900_000)),
+            total_ms: Some(rng.between(60_000, 300_000)),
+            lease_ttl_ms: ttl,
+            retry: RetryPolicy {
+                max_attempts: u32::try_from(rng.between(1, 4)).unwrap_or(1),
+                max_losses: u32::try_from(rng.between(1, 4)).unwrap_or(1),
+                when_unsafe: rng
+                    .pick(&[
+                        WhenUnsafe::Park,
+                        WhenUnsafe::Retry,
+                        WhenUnsafe::Retry,
+                        WhenUnsafe::Fail,
+                    ])
+                    .unwrap_or_default(),
+                backoff_initial_ms: rng.between(1, 2_000),
+                backoff_max_ms: 30_000,
+            },
+            on_input_timeout: rng
+                .pick(&[
+                    OnInputTimeout::Fail,
+                    OnInputTimeout::Deny,
+                    OnInputTimeout::Park,
+                ])
+                .unwrap_or_default(),
+            dispatch_policy: if rng.chance(5) {
+                DispatchPolicy::FailFast
+            } else {
+                DispatchPolicy::Queue
+            },
+            target: Target::default(),
+            priority: u8::try_from(rng.pick(&[0, 50, 50, 100]).unwrap_or(50)).unwrap_or(50),
+            labels: BTreeMap::new(),
+            success_criteria: Vec::new(),
+            contract: None,
+            traceparent: None,
+        }
+    }
+
+    fn some_task(&mut self) -> Option<(TenantId, TaskId)> {
+        let task = self.rng.pick(&self.clients.known)?;
+        let record = self.relay.store.view.record(task)?;
+        Some((record.tenant.clone(), task))
+    }
+
+    fn cancel_some(&mut self) {
+        let Some((tenant, task)) = self.some_task() else {
+            return;
+        };
+        let by = Actor {
+            operator: self.rng.chance(30),
+            ..actor()
+        };
+        let request = self.ask(|request| Input::Cancel {
+            request,
+            tenant,
+            task,
+            by,
+            reason: None,
+            finished: None,
+        });
+        self.remember(request, Asked::Cancel(task));
+    }
+
+    fn retry_some(&mut self) {
+        let Some((tenant, task)) = self.some_task() else {
+            return;
+        };
+        let by = actor();
+        let request = self.ask(|request| Input::Retry {
+            request,
+            tenant,
+            task,
+            by,
+            reason: None,
+            finished: None,
+        });
+        self.remember(request, Asked::Other);
+    }
+
+    fn pause_some(&mut self) {
+        let Some((tenant, task)) = self.some_task() else {
+            return;
+        };
+        let (by, reason) = (actor(), Arc::from("look"));
+        let kind = self.rng.below(4);
+        let request = self.ask(|request| match kind {
+            0 => Input::PauseTask {
+                request,
+                tenant,
+                task,
+                by,
+                reason,
+            },
+            1 => Input::UnpauseTask {
+                request,
+                tenant,
+                task,
+                by,
+            },
+            2 => Input::PauseScheduler {
+                request,
+                by,
+                reason,
+            },
+            _ => Input::UnpauseScheduler { request, by },
+        });
+        self.remember(request, Asked::Other);
+    }
+
+    fn drain_some(&mut self) {
+        let index = self.rng.index(self.daemons.len());
+        let daemon = self.daemons[index].id;
+        let (by, reason, scope) = (actor(), Arc::from("look"), TenantScope::All);
+        let drain = self.rng.chance(50);
+        if !drain {
+            self.daemons[index].draining = false;
+        }
+        let request = self.ask(|request| {
+            if drain {
+                Input::DrainDaemon {
+                    request,
+                    scope,
+                    daemon,
+                    by,
+                    reason,
+                }
+            } else {
+                Input::UndrainDaemon {
+                    request,
+                    scope,
+                    daemon,
+                    by,
+                }
+            }
+        });
+        self.remember(request, Asked::Other);
+    }
+
+    fn inspect_some(&mut self) {
+        if let Some((tenant, task)) = self.some_task() {
+            let request = self.ask(|request| Input::Inspect {
+                request,
+                tenant,
+                task,
+            });
+            self.remember(request, Asked::Other);
+        }
+    }
+
+    fn answer_some(&mut self) {
+        let view = &self.relay.store.view;
+        let open = view.live.values().filter_map(|record| {
+            let inputs = &record.newest()?.inputs;
+            let input = inputs
+                .iter()
+                .find(|i| matches!(i.state, InputState::Open | InputState::Answered(_)))?;
+            Some((record.tenant.clone(), record.task, input.id))
+        });
+        let open: Vec<_> = open.collect();
+        for (tenant, task, input) in open {
+            let (by, approved, payload) = (actor(), Some(self.rng.chance(60)), Arc::from(*b"ok"));
+            let request = self.ask(|request| Input::Answer {
+                request,
+                tenant,
+                task,
+                input,
+                by,
+                approved,
+                payload,
+            });
+            self.counts.answers += 1;
+            self.remember(request, Asked::Other);
+        }
+    }
+
+    /// In healing nothing stays paused, drained or unanswered.
+    pub(crate) fn settle_clients(&mut self) {
+        self.answer_some();
+        let by = actor();
+        self.ask(|request| Input::UnpauseScheduler { request, by });
+        for index in 0..self.daemons.len() {
+            self.daemons[index].draining = false;
+            let (daemon, scope, by) = (self.daemons[index].id, TenantScope::All, actor());
+            self.ask(|request| Input::UndrainDaemon {
+                request,
+                scope,
+                daemon,
+                by,
+            });
+        }
+        let paused = self
+            .relay
+            .store
+            .view
+            .live
+            .values()
+            .filter(|r| r.paused.is_some());
+        let paused: Vec<_> = paused.map(|r| (r.tenant.clone(), r.task)).collect();
+        for (tenant, task) in paused {
+            let by = actor();
+            self.ask(|request| Input::UnpauseTask {
+                request,
+                tenant,
+                task,
+                by,
+            });
+        }
+    }
+
+    pub(crate) fn replied(&mut self, request: RequestId, outcome: Result<Reply, Rejection>) {
+        let Some(asked) = self.clients.asked.remove(&request.0) else {
+            return;
+        };
+        match (asked, outcome) {
+            (Asked::Submit(spec), Ok(Reply::Submitted { record, created })) => {
+                self.submit_acked(&spec, &record, created)
+            }
+            (Asked::Cancel(task), Ok(Reply::Task(record))) => self.cancel_acked(task, &record),
+            (Asked::Daemons, Ok(Reply::Daemons(views))) => {
+                for view in views {
+                    assert!(
+                        view.held.is_empty(),
+                        "L2: {} still holds {:?}",
+                        view.record.name,
+                        view.held
+                    );
+                }
+            }
+            (Asked::Submit(_) | Asked::Cancel(_) | Asked::Daemons | Asked::Other, _) => {}
+        }
+    }
+
+    fn submit_acked(&mut self, spec: &TaskSpec, record: &TaskRecord, created: bool) {
+        self.counts.submits += u64::from(created);
+        if !self.clients.known.contains(&record.task) {
+            self.clients.known.push(record.task);
+        }
+        let Some(key) = spec.idempotency_key.clone() else {
+            return;
+        };
+        let known = self
+            .clients
+            .keys
+            .insert((spec.tenant.clone(), key), record.task);
+        assert!(
+            known.is_none_or(|known| known == record.task && !created),
+            "S7: a key made two tasks: {known:?} and {}",
+            record.task
+        );
+    }
+
+    fn cancel_acked(&mut self, task: TaskId, record: &TaskRecord) {
+        assert_eq!(task, record.task);
+        assert!(
+            record.cancel.is_some() || record.state.is_terminal(),
+            "S4: acknowledged and not canceled: {task}"
+        );
+        if record.cancel.is_some() {
+            self.clients.canceled.insert(task, ());
+        }
+    }
+
+    /// The last look: every acknowledged task is there, every acknowledged cancel held, nobody holds anything.
+    pub(crate) fn check_acknowledged(&mut self) {
+        for task in &self.clients.known {
+            let record = self.relay.store.durable.record(*task);
+            assert!(record.is_some(), "S4: {task} was acknowledged and is gone");
+        }
+        for task in self.clients.canceled.keys() {
+            let record = self
+                .relay
+                .store
+                .durable
+                .record(*task)
+                .expect("looked at above");
+            assert_eq!(
+                record.state,
+                TaskState::Canceled,
+                "S4: the cancel of {task} was acknowledged"
+            );
+        }
+        let request = self.ask(|request| Input::ListDaemons {
+            request,
+            scope: TenantScope::All,
+        });
+        self.remember(request, Asked::Daemons);
+    }
+}
+
+/// The prompt is the whole difference between two submissions here.
+fn digest(spec: &TaskSpec) -> [u8; 32] {
+    let mut digest = [0; 32];
+    for (place, byte) in digest.iter_mut().zip(spec.prompt.bytes()) {
+        *place = byte;
+    }
+    digest
+}

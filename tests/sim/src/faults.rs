@@ -1,0 +1,101 @@
+//! What goes wrong in a storm, and how it stops.
+
+use baton_core::input::Input;
+
+use crate::daemon::Hold;
+use crate::links::Up;
+use crate::world::{Event, World};
+
+impl World {
+    pub(crate) fn fault(&mut self) {
+        if self.healing {
+            return;
+        }
+        let next = self.now + self.rng.between(200, 12_000);
+        self.at(next, Event::Fault);
+        let index = self.rng.index(self.daemons.len());
+        match self.rng.below(100) {
+            0..=29 if self.options.cuts => self.cut_daemon(index),
+            30..=39 if self.options.relay_crashes => self.crash_relay(),
+            40..=49 if self.options.relay_stalls => self.stall_relay(),
+            50..=64 if self.options.daemon_crashes => {
+                self.counts.daemon_crashes += 1;
+                self.crash_daemon(index, false);
+            }
+            65..=74 if self.options.reboots => {
+                self.counts.reboots += 1;
+                self.crash_daemon(index, true);
+            }
+            75..=82 if self.options.holds && self.options.shims && self.options.disk_outbox => {
+                self.ask_hold(index)
+            }
+            83..=87 if self.options.wall_jumps => self.jump_wall(),
+            88..=90 if self.options.drains => self.daemons[index].draining = self.rng.chance(50),
+            _ => {}
+        }
+    }
+
+    fn cut_daemon(&mut self, index: usize) {
+        if let Some(conn) = self.daemons[index].conn {
+            self.cut(conn);
+        }
+    }
+
+    fn stall_relay(&mut self) {
+        self.counts.stalls += 1;
+        let away = self.rng.between(500, 25_000);
+        self.note(|| format!("the loop is away for {away} ms"));
+        self.relay.stalled_until = self.now + away;
+    }
+
+    fn jump_wall(&mut self) {
+        let by = i64::try_from(self.rng.below(400_000_000)).unwrap_or(0);
+        self.wall_shift += if self.rng.chance(50) { by } else { -by };
+    }
+
+    /// A restart on purpose: more time is asked for first.
+    fn ask_hold(&mut self, index: usize) {
+        let daemon = &mut self.daemons[index];
+        let (Some(conn), true) = (daemon.conn, daemon.welcomed) else {
+            return;
+        };
+        self.counts.holds += 1;
+        let (request, at) = (self.now, self.now);
+        daemon.hold = Some(Hold { request, at });
+        let running = daemon
+            .held
+            .values()
+            .filter(|held| held.alive && !held.ended && held.reachable);
+        let attempts = running
+            .map(|held| (held.re.attempt, held.token.clone()))
+            .collect();
+        let session = self.conns[conn].session;
+        let granted_ms = self.rng.between(10_000, 90_000);
+        self.send_up(
+            conn,
+            Up::Input(Input::Hold {
+                session,
+                request,
+                attempts,
+                granted_ms,
+            }),
+        );
+    }
+
+    /// The loop comes back, streams that are dead are found out, and nobody is away for long.
+    pub(crate) fn wake_all_daemons(&mut self) {
+        self.relay.stalled_until = self.relay.stalled_until.min(self.now + 1_000);
+        for index in 0..self.daemons.len() {
+            let life = self.daemons[index].life;
+            if self.daemons[index].conn.is_none() {
+                self.at(
+                    self.now + 1_000,
+                    Event::Connect {
+                        daemon: index,
+                        life,
+                    },
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! A deterministic simulation of the real core: one thread, one seed, a virtual clock, and everything that can go
+//! wrong around it.
+//!
+//! Daemons, clients, links and the store are small honest models; every decision is the core's own. Each seed enables
+//! its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
+
+mod agent;
+mod checks;
+mod clients;
+mod counts;
+mod daemon;
+mod faults;
+mod gate;
+mod hearing;
+mod links;
+mod options;
+mod relay;
+mod rng;
+mod store;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub use counts::Counts;
+pub use options::Options;
+use world::World;
+
+/// Lines of trace that a failure shows.
+const SHOWN: usize = 60;
+
+/// A seed that broke a promise.
+#[derive(Debug)]
+pub struct Failure {
+    pub seed: u64,
+    pub what: String,
+    pub options: Options,
+    pub trace: Vec<String>,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "seed {}: {}", self.seed, self.what)?;
+        writeln!(f, "{:?}", self.options)?;
+        let from = self.trace.len().saturating_sub(SHOWN);
+        self.trace[from..]
+            .iter()
+            .try_for_each(|line| writeln!(f, "  {line}"))
+    }
+}
+
+/// Runs one seed to its end. A failure is run again with its trace on, which changes nothing else.
+pub fn run(seed: u64) -> Result<Counts, Box<Failure>> {
+    let options = Options::of(seed);
+    let mut world = World::new(seed, options.clone(), false);
+    let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) else {
+        return Ok(world.counts);
+    };
+    let what = panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+    Err(Box::new(Failure {
+        seed,
+        what: what.unwrap_or_default(),
+        options,
+        trace: trace(seed),
+    }))
+}
+
+/// Everything that happened under this seed, up to its end or its failure.
+pub fn trace(seed: u64) -> Vec<String> {
+    let mut world = World::new(seed, Options::of(seed), true);
+    let end = catch_unwind(AssertUnwindSafe(|| world.run()));
+    if end.is_err() {
+        world.note(|| "here it broke".into());
+    }
+    world.trace
+}

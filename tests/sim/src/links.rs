@@ -1,0 +1,230 @@
+//! Streams between daemons and the relay. Inside one nothing is lost or reordered, for it is TCP; but it can end at
+//! any point, what was on its way is then lost behind some frame, and what is not lost may come very late.
+
+use std::collections::VecDeque;
+
+use baton_core::effects::Downstream;
+use baton_core::id::SessionId;
+use baton_core::input::{Hello, Input};
+
+use crate::world::{Event, World};
+
+#[derive(Debug)]
+pub(crate) enum Up {
+    Hello(Box<Hello>),
+    Input(Input),
+    End,
+}
+
+#[derive(Debug)]
+pub(crate) enum Down {
+    Message(Downstream),
+    End,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pipe<T> {
+    queue: VecDeque<(u64, T)>,
+    last: u64,
+    /// Nothing enters any more.
+    shut: bool,
+}
+
+impl<T> Pipe<T> {
+    fn new() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            last: 0,
+            shut: false,
+        }
+    }
+
+    fn push(&mut self, at: u64, item: T) -> u64 {
+        self.last = self.last.max(at);
+        self.queue.push_back((self.last, item));
+        self.last
+    }
+
+    fn pop(&mut self, now: u64) -> Option<T> {
+        let (at, _) = self.queue.front()?;
+        if *at > now {
+            return None;
+        }
+        self.queue.pop_front().map(|(_, item)| item)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Conn {
+    pub(crate) session: SessionId,
+    pub(crate) daemon: usize,
+    pub(crate) up: Pipe<Up>,
+    pub(crate) down: Pipe<Down>,
+    /// Hello has been read by the relay.
+    pub(crate) greeted: bool,
+    pub(crate) relay_open: bool,
+    pub(crate) daemon_open: bool,
+}
+
+impl World {
+    pub(crate) fn open_conn(&mut self, daemon: usize) -> usize {
+        let session = SessionId(baton_core::time::Mint::id(&mut self.mint));
+        self.conns.push(Conn {
+            session,
+            daemon,
+            up: Pipe::new(),
+            down: Pipe::new(),
+            greeted: false,
+            relay_open: true,
+            daemon_open: true,
+        });
+        self.conns.len() - 1
+    }
+
+    fn delay(&mut self) -> u64 {
+        let most = self.options.delay_ms;
+        self.rng.between(1, most)
+    }
+
+    pub(crate) fn send_up(&mut self, conn: usize, item: Up) {
+        let at = self.now + self.delay();
+        let pipe = &mut self.conns[conn].up;
+        if !pipe.shut {
+            let at = pipe.push(at, item);
+            self.at(at, Event::Arrive { conn, up: true });
+        }
+    }
+
+    pub(crate) fn send_down(&mut self, conn: usize, item: Down) {
+        let at = self.now + self.delay();
+        let pipe = &mut self.conns[conn].down;
+        if !pipe.shut {
+            let at = pipe.push(at, item);
+            self.at(at, Event::Arrive { conn, up: false });
+        }
+    }
+
+    pub(crate) fn arrive(&mut self, conn: usize, up: bool) {
+        if up {
+            while let Some(item) = self.conns[conn].up.pop(self.now) {
+                self.relay_hears(conn, item);
+            }
+        } else {
+            while let Some(item) = self.conns[conn].down.pop(self.now) {
+                self.daemon_hears(conn, item);
+            }
+        }
+    }
+
+    /// The stream breaks. A prefix of what is on its way still arrives, perhaps late; each side learns of the end in
+    /// its own time, or finds out by silence.
+    pub(crate) fn cut(&mut self, conn: usize) {
+        if self.conns[conn].up.shut && self.conns[conn].down.shut {
+            return;
+        }
+        self.counts.cuts += 1;
+        self.note(|| format!("stream {conn} is cut"));
+        let late = self.options.late_frames && !self.healing && self.rng.chance(50);
+        let extra = if late {
+            self.rng.between(500, 60_000)
+        } else {
+            0
+        };
+        let silent = self.options.half_open && !self.healing && self.rng.chance(40);
+        let known = if silent {
+            90_000
+        } else {
+            self.rng.between(1, 2_000)
+        };
+        let (kept_up, kept_down) = (self.rng.bits(), self.rng.bits());
+        let now = self.now;
+        let greeted = self.conns[conn].greeted;
+        let up = &mut self.conns[conn].up;
+        // A Hello that comes after a newer one would be judged as the newer: the relay reads a stream's Hello at once.
+        let kept = if greeted {
+            shorten(up, kept_up, extra)
+        } else {
+            shorten(up, 0, 0)
+        };
+        let end = up.push(now + known, Up::End);
+        up.shut = true;
+        let times: Vec<u64> = up.queue.iter().map(|(at, _)| *at).collect();
+        self.counts.late_arrivals += if late { kept } else { 0 };
+        times
+            .into_iter()
+            .chain([end])
+            .for_each(|at| self.at(at, Event::Arrive { conn, up: true }));
+        let known = if silent {
+            90_000
+        } else {
+            self.rng.between(1, 2_000)
+        };
+        let down = &mut self.conns[conn].down;
+        shorten(down, kept_down, extra);
+        let end = down.push(now + known, Down::End);
+        down.shut = true;
+        let times: Vec<u64> = down.queue.iter().map(|(at, _)| *at).collect();
+        times
+            .into_iter()
+            .chain([end])
+            .for_each(|at| self.at(at, Event::Arrive { conn, up: false }));
+    }
+
+    /// One side hangs up; the other learns it behind what was sent before.
+    pub(crate) fn relay_hangs_up(&mut self, conn: usize) {
+        self.conns[conn].relay_open = false;
+        self.send_down(conn, Down::End);
+        self.conns[conn].down.shut = true;
+    }
+
+    pub(crate) fn daemon_hangs_up(&mut self, conn: usize) {
+        self.conns[conn].daemon_open = false;
+        self.send_up(conn, Up::End);
+        self.conns[conn].up.shut = true;
+    }
+
+    /// The relay's process is gone: what it sent may arrive, what it was sent is lost.
+    pub(crate) fn relay_dies(&mut self, conn: usize) {
+        self.conns[conn].relay_open = false;
+        self.conns[conn].up.queue.clear();
+        self.conns[conn].up.shut = true;
+        if !self.conns[conn].down.shut {
+            let kept = self.rng.bits();
+            shorten(&mut self.conns[conn].down, kept, 0);
+            let at = self.now + self.rng.between(1, 3_000);
+            let at = self.conns[conn].down.push(at, Down::End);
+            self.conns[conn].down.shut = true;
+            self.at(at, Event::Arrive { conn, up: false });
+        }
+    }
+
+    /// The daemon's process is gone; the kernel closes its streams, or the machine is off and nobody says so.
+    pub(crate) fn daemon_dies(&mut self, conn: usize, silent: bool) {
+        self.conns[conn].daemon_open = false;
+        self.conns[conn].down.queue.clear();
+        self.conns[conn].down.shut = true;
+        if self.conns[conn].up.shut {
+            return;
+        }
+        let after = if silent {
+            90_000
+        } else {
+            self.rng.between(1, 1_000)
+        };
+        let at = self.now + after;
+        let at = self.conns[conn].up.push(at, Up::End);
+        self.conns[conn].up.shut = true;
+        self.at(at, Event::Arrive { conn, up: true });
+    }
+}
+
+/// Keeps some prefix of what is on its way and delays it; how many were kept.
+fn shorten<T>(pipe: &mut Pipe<T>, chance: u64, extra: u64) -> u64 {
+    let kept = chance % (pipe.queue.len() as u64 + 1);
+    pipe.queue.truncate(usize::try_from(kept).unwrap_or(0));
+    for (at, _) in &mut pipe.queue {
+        *at += extra;
+    }
+    pipe.last = pipe.queue.back().map_or(0, |(at, _)| *at);
+    kept
+}

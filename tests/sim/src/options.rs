@@ -1,0 +1,96 @@
+//! What one seed may do: each enables its own subset of faults, so that rare ones are not drowned by common ones.
+
+use baton_core::config::Config;
+use baton_core::id::{Incarnation, RelayEpoch};
+use uuid::Uuid;
+
+use crate::rng::Rng;
+
+/// A swarm of switches and sizes; percentages are of the chances to do it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub daemons: usize,
+    pub tasks: usize,
+    /// How long faults and new work go on, in virtual milliseconds.
+    pub storm_ms: u64,
+    /// No fault at all: then nothing may be lost either.
+    pub calm: bool,
+    pub cuts: bool,
+    /// Streams that end without either side being told.
+    pub half_open: bool,
+    /// What was on its way when a stream ended may still arrive, much later.
+    pub late_frames: bool,
+    pub relay_crashes: bool,
+    pub relay_stalls: bool,
+    pub slow_disk: bool,
+    pub wall_jumps: bool,
+    pub daemon_crashes: bool,
+    pub reboots: bool,
+    /// Processes outlive their daemon.
+    pub shims: bool,
+    /// Frames outlive their daemon.
+    pub disk_outbox: bool,
+    pub holds: bool,
+    pub hangs: bool,
+    pub failures: bool,
+    pub unproven_ends: bool,
+    pub cancels: bool,
+    pub retries: bool,
+    pub pauses: bool,
+    pub drains: bool,
+    pub inputs: bool,
+    pub conversations: bool,
+    pub grace_ms: u64,
+    pub delay_ms: u64,
+    pub max_open: usize,
+    pub short_ttl: bool,
+}
+
+impl Options {
+    pub fn of(seed: u64) -> Self {
+        let mut rng = Rng::new(seed.wrapping_mul(0x1_0001) ^ 0xface);
+        let calm = rng.chance(8);
+        let mut on = |percent| !calm && rng.chance(percent);
+        Self {
+            calm,
+            cuts: on(75),
+            half_open: on(40),
+            late_frames: on(60),
+            relay_crashes: on(50),
+            relay_stalls: on(35),
+            slow_disk: on(30),
+            wall_jumps: on(25),
+            daemon_crashes: on(45),
+            reboots: on(35),
+            shims: on(50),
+            disk_outbox: on(60),
+            holds: on(30),
+            hangs: on(40),
+            failures: on(60),
+            unproven_ends: on(40),
+            cancels: on(60),
+            retries: on(50),
+            pauses: on(25),
+            drains: on(20),
+            inputs: on(40),
+            conversations: on(60),
+            short_ttl: on(50),
+            daemons: usize::try_from(rng.between(1, 4)).unwrap_or(1),
+            tasks: usize::try_from(rng.between(3, 30)).unwrap_or(3),
+            storm_ms: rng.between(60_000, 400_000),
+            grace_ms: rng.pick(&[1, 200, 5_000]).unwrap_or(1),
+            delay_ms: rng.pick(&[2, 20, 300]).unwrap_or(2),
+            max_open: usize::try_from(rng.pick(&[6, 100, 100]).unwrap_or(100)).unwrap_or(100),
+        }
+    }
+
+    pub fn config(&self, epoch: u64) -> Config {
+        let mut config = Config::new(Incarnation(Uuid::from_u128(1)), RelayEpoch(epoch));
+        config.grace_ms = self.grace_ms;
+        config.max_hold_ms = 60_000;
+        config.sick_ms = 15_000;
+        config.max_open = self.max_open;
+        config.adopt_late_ms = 120_000;
+        config
+    }
+}

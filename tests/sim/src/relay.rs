@@ -1,0 +1,508 @@
+//! The relay around the real core: its loop, its gate and its store, as the shell has them, and its crashes.
+
+use std::collections::VecDeque;
+
+use baton_core::Core;
+use baton_core::config::Config;
+use baton_core::effects::{Count, Downstream, Effects, Outgoing, Send, Write};
+use baton_core::id::{RequestId, TaskId};
+use baton_core::input::Input;
+use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
+use baton_core::time::{Moment, Now};
+
+use crate::checks;
+use crate::gate::Gate;
+use crate::links::{Down, Up};
+use crate::rng::Minter;
+use crate::store::Store;
+use crate::world::{Event, World};
+
+pub(crate) struct Relay {
+    config: Config,
+    pub(crate) core: Option<Core>,
+    pub(crate) boot: u64,
+    /// What virtual time is called in this run: moments begin anywhere.
+    offset: u64,
+    born: u64,
+    gate: Gate,
+    pub(crate) store: Store,
+    inbox: VecDeque<Input>,
+    pub(crate) requests: VecDeque<Input>,
+    writes: Vec<Write>,
+    sends: Vec<Outgoing>,
+    pub(crate) stalled_until: u64,
+    turn_at: Option<u64>,
+    /// The disk does one thing after the other.
+    disk_free_at: u64,
+    durable: u64,
+}
+
+impl Relay {
+    pub(crate) fn new(config: Config, _mint: &mut Minter) -> Self {
+        Self {
+            config,
+            core: None,
+            boot: 0,
+            offset: 0,
+            born: 0,
+            gate: Gate::default(),
+            store: Store::default(),
+            inbox: VecDeque::new(),
+            requests: VecDeque::new(),
+            writes: Vec::new(),
+            sends: Vec::new(),
+            stalled_until: 0,
+            turn_at: None,
+            disk_free_at: 0,
+            durable: 0,
+        }
+    }
+
+    fn moment(&self, now: u64) -> Moment {
+        Moment(self.offset + (now - self.born))
+    }
+
+    fn virtual_time(&self, at: Moment) -> u64 {
+        self.born + at.0.saturating_sub(self.offset)
+    }
+}
+
+/// The task whose record a write changes; the gate and the journal keep those together.
+fn task_of(write: &Write) -> Option<TaskId> {
+    match write {
+        Write::PutSpec { task, .. } => Some(*task),
+        Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
+            Some(record.task)
+        }
+        Write::PutIdempotency { record, .. } => Some(record.task),
+        Write::PutFence(record) => Some(record.task),
+        Write::PutDaemon(_) | Write::PutScheduler(_) | Write::DropFence(_) => None,
+    }
+}
+
+impl World {
+    pub(crate) fn start_relay(&mut self) {
+        if self.relay.core.is_some() {
+            return;
+        }
+        self.relay.boot += 1;
+        self.relay.born = self.now;
+        self.relay.offset = self.rng.below(1 << 40);
+        self.relay.stalled_until = 0;
+        self.relay.config = self.options.config(self.relay.boot);
+        let now = self.relay_now();
+        let recovered = self.relay.store.durable.recovered();
+        let boot = self.relay.boot;
+        self.note(|| format!("relay starts, boot {boot}, {} tasks", recovered.tasks.len()));
+        let (core, effects) =
+            Core::recover(recovered, self.relay.config.clone(), now, &mut self.mint);
+        self.relay.core = Some(core);
+        self.collect(effects);
+        self.relay_finishes_turn();
+    }
+
+    fn relay_now(&self) -> Now {
+        Now {
+            at: self.relay.moment(self.now),
+            wall: self.wall(),
+        }
+    }
+
+    /// kill -9, or the power: what was not durable is gone, but for some that had just reached the disk.
+    pub(crate) fn crash_relay(&mut self) {
+        if self.relay.core.take().is_none() {
+            return;
+        }
+        self.counts.restarts += 1;
+        let uncommitted = self.relay.store.uncommitted();
+        let kept = self.rng.index(uncommitted + 1);
+        self.note(|| {
+            format!("relay crashes; {kept} of {uncommitted} appends had reached the disk")
+        });
+        self.relay.store.crash(kept);
+        self.relay.gate = Gate::default();
+        self.relay.durable = 0;
+        self.relay.disk_free_at = 0;
+        self.relay.turn_at = None;
+        self.relay.inbox.clear();
+        self.relay.requests.clear();
+        self.relay.writes.clear();
+        self.relay.sends.clear();
+        self.clients.forget_requests();
+        for conn in 0..self.conns.len() {
+            self.relay_dies(conn);
+        }
+        let down = self.rng.between(10, 40_000);
+        self.at(self.now + down, Event::Boot);
+    }
+
+    /// Something came in on a stream; the loop will see it in its next turn.
+    pub(crate) fn relay_hears(&mut self, conn: usize, item: Up) {
+        if self.relay.core.is_none() || !self.conns[conn].relay_open {
+            return;
+        }
+        let session = self.conns[conn].session;
+        let input = match item {
+            Up::Hello(hello) => {
+                self.conns[conn].greeted = true;
+                Input::SessionOpened { session, hello }
+            }
+            Up::Input(input) => input,
+            Up::End => {
+                self.conns[conn].relay_open = false;
+                Input::SessionClosed { session }
+            }
+        };
+        self.relay.inbox.push_back(input);
+        self.wake_relay();
+    }
+
+    pub(crate) fn ask(&mut self, make: impl FnOnce(RequestId) -> Input) -> Option<RequestId> {
+        self.relay.core.as_ref()?;
+        let request = RequestId(self.clients.next_request());
+        self.relay.requests.push_back(make(request));
+        self.wake_relay();
+        Some(request)
+    }
+
+    fn wake_relay(&mut self) {
+        // A busy loop takes several at once.
+        let busy = if self.rng.chance(20) {
+            self.rng.below(30)
+        } else {
+            0
+        };
+        self.want_turn(self.now + busy);
+    }
+
+    fn want_turn(&mut self, at: u64) {
+        let at = at.max(self.now).max(self.relay.stalled_until);
+        if self.relay.turn_at.is_none_or(|planned| at < planned) {
+            self.relay.turn_at = Some(at);
+            self.at(at, Event::Turn);
+        }
+    }
+
+    pub(crate) fn turn_due(&mut self) {
+        if self.relay.turn_at != Some(self.now) || self.relay.core.is_none() {
+            return;
+        }
+        self.relay.turn_at = None;
+        if self.now < self.relay.stalled_until {
+            return self.want_turn(self.relay.stalled_until);
+        }
+        while let Some(input) = self.relay.inbox.pop_front() {
+            self.relay_handles(input);
+        }
+        let due = self.relay.core.as_ref().and_then(Core::next_deadline);
+        if due.is_some_and(|due| due <= self.relay.moment(self.now)) {
+            self.relay_handles(Input::Tick);
+        }
+        while let Some(request) = self.relay.requests.pop_front() {
+            self.relay_handles(request);
+        }
+        self.relay_finishes_turn();
+    }
+
+    fn relay_finishes_turn(&mut self) {
+        self.append();
+        for outgoing in std::mem::take(&mut self.relay.sends) {
+            if let Some(send) = self.relay.gate.admit(outgoing) {
+                self.perform(send);
+            }
+        }
+        let Some(core) = &self.relay.core else {
+            return;
+        };
+        match core.next_deadline() {
+            Some(due) => {
+                // A deadline that stays in the past would turn for ever without time passing.
+                let at = self.relay.virtual_time(due).max(self.now + 1);
+                self.want_turn(at);
+            }
+            None => {
+                let waits = self
+                    .relay
+                    .store
+                    .view
+                    .live
+                    .values()
+                    .find(|r| r.attention.is_none());
+                assert!(waits.is_none(), "L1: no timer is armed and {waits:?} waits");
+            }
+        }
+    }
+
+    fn append(&mut self) {
+        let writes = std::mem::take(&mut self.relay.writes);
+        if writes.is_empty() {
+            return;
+        }
+        let tasks: Vec<TaskId> = writes.iter().filter_map(task_of).collect();
+        let seq = self.relay.store.append(writes);
+        self.relay.gate.appended(seq);
+        tasks
+            .into_iter()
+            .for_each(|task| self.relay.gate.wrote(task, seq));
+        let slow = self.options.slow_disk && !self.healing && self.rng.chance(15);
+        let took = if slow {
+            self.rng.between(100, 8_000)
+        } else {
+            self.rng.below(4)
+        };
+        self.relay.disk_free_at = self.relay.disk_free_at.max(self.now) + took;
+        let boot = self.relay.boot;
+        self.at(self.relay.disk_free_at, Event::Commit { boot, seq });
+    }
+
+    pub(crate) fn committed(&mut self, boot: u64, seq: u64) {
+        if boot != self.relay.boot || self.relay.core.is_none() {
+            return;
+        }
+        self.relay.store.commit(seq);
+        self.relay.durable = seq;
+        if self.now < self.relay.stalled_until {
+            // The loop is away; it sees the commit when it is back.
+            let until = self.relay.stalled_until;
+            return self.at(until, Event::Commit { boot, seq });
+        }
+        for send in self.relay.gate.release(seq) {
+            self.perform(send);
+        }
+    }
+
+    /// One input, completed as the shell does it, decided by the core, and judged.
+    fn relay_handles(&mut self, mut input: Input) {
+        self.counts.inputs += 1;
+        self.load_finished(&mut input);
+        self.note(|| shown(&input));
+        let stale = self.stale_target(&input);
+        let now = self.relay_now();
+        let Some(core) = &mut self.relay.core else {
+            return;
+        };
+        let effects = core.handle(input, now, &mut self.mint);
+        self.collect(effects);
+        if let Some((attempt, before)) = stale
+            && let Some(after) = self.relay.store.view.record(before.task)
+        {
+            checks::stale_frame(attempt, &before, after);
+        }
+        self.check_bounds();
+    }
+
+    /// The record before a frame of an attempt that is not leased.
+    fn stale_target(
+        &self,
+        input: &Input,
+    ) -> Option<(
+        baton_core::id::AttemptId,
+        std::sync::Arc<baton_core::record::TaskRecord>,
+    )> {
+        let Input::Frame(frame) = input else {
+            return None;
+        };
+        let record = self.relay.store.view.record(frame.re.task)?;
+        let leased = record
+            .attempt(frame.re.attempt)
+            .is_some_and(|a| a.state.is_leased());
+        (!leased).then(|| (frame.re.attempt, std::sync::Arc::clone(record)))
+    }
+
+    fn check_bounds(&self) {
+        let Some(core) = &self.relay.core else {
+            return;
+        };
+        let live = self.relay.store.view.live.len();
+        assert_eq!(
+            core.open_tasks(),
+            live,
+            "S13: the core and its records disagree on what is open"
+        );
+        assert!(live <= self.options.max_open, "S13: {live} open tasks");
+    }
+
+    fn load_finished(&self, input: &mut Input) {
+        let Some(core) = &self.relay.core else {
+            return;
+        };
+        let view = &self.relay.store.view;
+        match input {
+            Input::Submit(submit) => {
+                submit.prior = view.prior(&submit.spec, |task| core.is_live(task))
+            }
+            Input::Cancel { task, finished, .. } | Input::Retry { task, finished, .. } => {
+                if !core.is_live(*task) {
+                    *finished = view.finished(*task);
+                }
+            }
+            Input::Frame(frame) if !core.is_live(frame.re.task) => {
+                frame.finished = view.finished(frame.re.task)
+            }
+            Input::SessionOpened { hello, .. } => {
+                for active in &mut hello.active {
+                    if !core.is_live(active.re.task) {
+                        active.finished = view.finished(active.re.task);
+                    }
+                }
+            }
+            Input::Frame(_)
+            | Input::Answer { .. }
+            | Input::PauseTask { .. }
+            | Input::UnpauseTask { .. }
+            | Input::PauseScheduler { .. }
+            | Input::UnpauseScheduler { .. }
+            | Input::DrainDaemon { .. }
+            | Input::UndrainDaemon { .. }
+            | Input::Inspect { .. }
+            | Input::ListDaemons { .. }
+            | Input::SessionClosed { .. }
+            | Input::Heartbeat { .. }
+            | Input::Activity(_)
+            | Input::Hold { .. }
+            | Input::DeliveryFailed { .. }
+            | Input::Tick => {}
+        }
+    }
+
+    fn collect(&mut self, effects: Effects) {
+        for count in effects.counts {
+            self.count_odd(&count);
+        }
+        for write in &effects.writes {
+            self.note(|| shown_write(write));
+            self.counts.fences += u64::from(matches!(write, Write::PutFence(_)));
+            self.relay.store.hand_over(write);
+        }
+        self.relay.writes.extend(effects.writes);
+        self.relay.sends.extend(effects.sends);
+    }
+
+    fn count_odd(&mut self, count: &Count) {
+        match count {
+            Count::FrameRejected(_) => self.counts.rejected_frames += 1,
+            Count::LateTerminal => self.counts.late_terminals += 1,
+            Count::AdoptedLate => self.counts.adopted_late += 1,
+            Count::ForeignAttempt { .. }
+            | Count::PhaseRegression
+            | Count::UnknownFrame
+            | Count::StallCredit { .. } => {}
+        }
+    }
+
+    fn perform(&mut self, send: Send) {
+        checks::sent(&self.relay.store.durable, &send);
+        match send {
+            Send::Reply { request, outcome } => self.replied(request, outcome),
+            Send::ToSession { session, message } => {
+                let conn = self
+                    .conns
+                    .iter()
+                    .rposition(|c| c.session == session && c.relay_open);
+                match (conn, message) {
+                    (Some(conn), message) => self.send_down(conn, Down::Message(message)),
+                    (None, Downstream::Dispatch(dispatch)) if self.rng.chance(50) => {
+                        let attempt = dispatch.to.attempt;
+                        self.relay
+                            .inbox
+                            .push_back(Input::DeliveryFailed { session, attempt });
+                        self.wake_relay();
+                    }
+                    (None, _) => {}
+                }
+            }
+            Send::CloseSession { session, .. } => {
+                let conn = self
+                    .conns
+                    .iter()
+                    .rposition(|c| c.session == session && c.relay_open);
+                if let Some(conn) = conn {
+                    self.relay_hangs_up(conn);
+                    self.relay.inbox.push_back(Input::SessionClosed { session });
+                    self.wake_relay();
+                }
+            }
+            Send::Published { events, .. } => {
+                for event in events {
+                    self.count_event(&event);
+                }
+            }
+        }
+    }
+
+    fn count_event(&mut self, event: &TimelineEvent) {
+        let counts = &mut self.counts;
+        let counted = match (&event.kind, event.state) {
+            (
+                EventKind::DeadlineExpired {
+                    timer: TimerKind::Lease,
+                },
+                _,
+            ) => &mut counts.expiries,
+            (EventKind::DeadlineExpired { .. }, _) => &mut counts.deadlines,
+            (EventKind::RetryScheduled { .. } | EventKind::RetryAsked, _) => &mut counts.retries,
+            (EventKind::CancelRequested, _) => &mut counts.cancels,
+            (EventKind::Ended { .. }, Some(AttemptState::Completed)) => &mut counts.completions,
+            (EventKind::Ended { .. }, Some(AttemptState::Lost)) => &mut counts.losses,
+            (EventKind::Ended { .. }, Some(AttemptState::Failed | AttemptState::TimedOut)) => {
+                &mut counts.failures
+            }
+            (EventKind::Offered { .. }, _) => &mut counts.dispatches,
+            _ => return,
+        };
+        *counted += 1;
+    }
+}
+
+fn shown(input: &Input) -> String {
+    match input {
+        Input::Frame(frame) => format!(
+            "relay <- frame {} of {} {:?}",
+            frame.control_seq, frame.re.attempt, frame.body
+        ),
+        Input::Heartbeat { session, heartbeat } => {
+            let named: Vec<_> = heartbeat.renewals.iter().map(|(a, _)| *a).collect();
+            format!(
+                "relay <- heartbeat {} on {session} {named:?}",
+                heartbeat.seq
+            )
+        }
+        Input::SessionOpened { session, hello } => {
+            let active: Vec<_> = hello
+                .active
+                .iter()
+                .map(|a| (a.re.attempt, a.state, a.control_seq))
+                .collect();
+            format!(
+                "relay <- hello on {session} of {} boot {} {active:?}",
+                hello.name, hello.boot_id
+            )
+        }
+        other => format!("relay <- {}", short(&format!("{other:?}"))),
+    }
+}
+
+fn shown_write(write: &Write) -> String {
+    match write {
+        Write::PutLive(r) | Write::PutDone(r) | Write::Reopen(r) => {
+            let attempts: Vec<_> = r
+                .attempts
+                .iter()
+                .map(|a| (a.id, a.state.name().as_str(), a.control_seq))
+                .collect();
+            format!(
+                "   write {} r{} {} {attempts:?}",
+                r.task,
+                r.revision,
+                r.state.as_str()
+            )
+        }
+        other => format!("   write {}", short(&format!("{other:?}"))),
+    }
+}
+
+pub(crate) fn short(text: &str) -> &str {
+    text.char_indices()
+        .nth(180)
+        .map_or(text, |(at, _)| &text[..at])
+}

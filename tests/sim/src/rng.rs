@@ -1,0 +1,81 @@
+//! The only source of chance: one seed gives one history. Also mints ids and secrets for the core.
+
+use baton_core::time::Mint;
+use uuid::Uuid;
+
+/// Splitmix64: small, and good enough to choose faults.
+#[derive(Clone, Debug)]
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed ^ 0x5ea1_ed00_b470_0000)
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in `0..n`; zero for zero.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        if n == 0 { 0 } else { self.bits() % n }
+    }
+
+    /// Uniform in `least..=most`.
+    pub(crate) fn between(&mut self, least: u64, most: u64) -> u64 {
+        least + self.below(most.saturating_sub(least) + 1)
+    }
+
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// `None` of an empty slice.
+    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+        let at = usize::try_from(self.below(from.len() as u64)).ok()?;
+        from.get(at).copied()
+    }
+
+    pub(crate) fn index(&mut self, len: usize) -> usize {
+        usize::try_from(self.below(len as u64)).unwrap_or(0)
+    }
+}
+
+/// Ids that rise with time, as UUIDv7 do, and never repeat over restarts of the relay.
+#[derive(Debug)]
+pub(crate) struct Minter {
+    rng: Rng,
+    count: u64,
+}
+
+impl Minter {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            rng: Rng::new(seed.wrapping_mul(31)),
+            count: 0,
+        }
+    }
+}
+
+impl Mint for Minter {
+    fn id(&mut self) -> Uuid {
+        self.count += 1;
+        Uuid::from_u64_pair(self.count, self.rng.bits())
+    }
+
+    fn secret(&mut self) -> [u8; 32] {
+        self.count += 1;
+        let mut secret = [0; 32];
+        secret[..8].copy_from_slice(&self.count.to_be_bytes());
+        secret[8..16].copy_from_slice(&self.rng.bits().to_be_bytes());
+        secret
+    }
+
+    fn millionth(&mut self) -> u32 {
+        u32::try_from(self.rng.below(1_000_000)).unwrap_or(0)
+    }
+}

@@ -1,0 +1,166 @@
+//! A store with what was handed over (`view`) and what a crash leaves (`durable`), which is always a prefix of it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use baton_core::Recovered;
+use baton_core::effects::Write;
+use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId};
+use baton_core::input::{Finished, Prior};
+use baton_core::record::{
+    AttemptRecord, DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+};
+use baton_core::spec::TaskSpec;
+
+use crate::checks;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
+    pub(crate) live: BTreeMap<TaskId, Arc<TaskRecord>>,
+    pub(crate) done: BTreeMap<TaskId, Arc<TaskRecord>>,
+    pub(crate) fences: BTreeMap<AttemptId, FenceRecord>,
+    daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
+    keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    scheduler: SchedulerRecord,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    pub(crate) view: State,
+    pub(crate) durable: State,
+    pending: VecDeque<(u64, Vec<Write>)>,
+    next: u64,
+}
+
+impl State {
+    pub(crate) fn record(&self, task: TaskId) -> Option<&Arc<TaskRecord>> {
+        self.live.get(&task).or_else(|| self.done.get(&task))
+    }
+
+    pub(crate) fn attempt(&self, task: TaskId, attempt: AttemptId) -> Option<&AttemptRecord> {
+        self.record(task)?.attempt(attempt)
+    }
+
+    /// By the attempt alone; a walk, so for rare messages only.
+    pub(crate) fn find(&self, attempt: AttemptId) -> Option<&AttemptRecord> {
+        let records = self.live.values().chain(self.done.values());
+        records.filter_map(|record| record.attempt(attempt)).next()
+    }
+
+    fn apply(&mut self, write: &Write) {
+        match write {
+            Write::PutSpec { task, spec } => {
+                self.specs.insert(*task, Arc::clone(spec));
+            }
+            Write::PutLive(record) => {
+                self.live.insert(record.task, Arc::clone(record));
+            }
+            Write::PutDone(record) => {
+                self.live.remove(&record.task);
+                self.done.insert(record.task, Arc::clone(record));
+            }
+            Write::Reopen(record) => {
+                self.done.remove(&record.task);
+                self.live.insert(record.task, Arc::clone(record));
+            }
+            Write::PutIdempotency {
+                tenant,
+                key,
+                record,
+            } => {
+                self.keys
+                    .insert((tenant.clone(), key.clone()), record.clone());
+            }
+            Write::PutDaemon(record) => {
+                self.daemons.insert(record.daemon, Arc::clone(record));
+            }
+            Write::PutScheduler(record) => self.scheduler = record.clone(),
+            Write::PutFence(record) => {
+                self.fences.insert(record.attempt, record.clone());
+            }
+            Write::DropFence(attempt) => {
+                self.fences.remove(attempt);
+            }
+        }
+    }
+
+    /// What the shell hands to the core at boot.
+    pub(crate) fn recovered(&self) -> Recovered {
+        let mut recovered = Recovered {
+            daemons: self.daemons.values().cloned().collect(),
+            scheduler: self.scheduler.clone(),
+            fences: self.fences.values().cloned().collect(),
+            ..Recovered::default()
+        };
+        for (id, record) in &self.live {
+            let spec = Arc::clone(&self.specs[id]);
+            if let Some(key) = &spec.idempotency_key
+                && let Some(known) = self.keys.get(&(spec.tenant.clone(), key.clone()))
+            {
+                let entry = (spec.tenant.clone(), key.clone(), known.clone());
+                recovered.idempotency.push(entry);
+            }
+            recovered.tasks.push((spec, Arc::clone(record)));
+        }
+        recovered
+    }
+
+    /// What the shell loads of a task that the core does not hold.
+    pub(crate) fn finished(&self, task: TaskId) -> Option<Finished> {
+        Some(Finished {
+            record: Arc::clone(self.record(task)?),
+            spec: Arc::clone(self.specs.get(&task)?),
+        })
+    }
+
+    /// What the shell knows of a submission's key.
+    pub(crate) fn prior(&self, spec: &TaskSpec, live: impl Fn(TaskId) -> bool) -> Option<Prior> {
+        let key = spec.idempotency_key.clone()?;
+        let known = self.keys.get(&(spec.tenant.clone(), key))?;
+        let finished = (!live(known.task)).then(|| self.record(known.task).cloned());
+        Some(Prior {
+            task: known.task,
+            digest: known.digest,
+            finished: finished.flatten(),
+        })
+    }
+}
+
+impl Store {
+    /// Visible at once, durable later. Each change of a record is judged here.
+    pub(crate) fn hand_over(&mut self, write: &Write) {
+        checks::write(&self.view, write);
+        self.view.apply(write);
+    }
+
+    pub(crate) fn append(&mut self, writes: Vec<Write>) -> u64 {
+        self.next += 1;
+        self.pending.push_back((self.next, writes));
+        self.next
+    }
+
+    pub(crate) fn commit(&mut self, upto: u64) {
+        while let Some((seq, _)) = self.pending.front() {
+            if *seq > upto {
+                return;
+            }
+            if let Some((_, writes)) = self.pending.pop_front() {
+                writes.iter().for_each(|write| self.durable.apply(write));
+            }
+        }
+    }
+
+    pub(crate) fn uncommitted(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// The process is gone: this many more appends had reached the disk, the rest never will.
+    pub(crate) fn crash(&mut self, kept: usize) {
+        let kept: Vec<_> = self.pending.drain(..).take(kept).collect();
+        for (_, writes) in kept {
+            writes.iter().for_each(|write| self.durable.apply(write));
+        }
+        self.view = self.durable.clone();
+    }
+}

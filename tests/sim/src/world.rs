@@ -1,0 +1,281 @@
+//! The world of one seed: a virtual clock, what will happen when, and everyone in it.
+//!
+//! First a storm with its faults, then healing: every task must then end or be parked for a person in bounded time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use baton_core::id::{AttemptId, TaskId, TenantId};
+use baton_core::record::TaskState;
+use baton_core::spec::TaskSpec;
+use baton_core::time::Wall;
+
+use crate::clients::Clients;
+use crate::counts::Counts;
+use crate::daemon::Daemon;
+use crate::links::Conn;
+use crate::options::Options;
+use crate::relay::Relay;
+use crate::rng::{Minter, Rng};
+
+/// Longest that healing may take, in virtual time.
+const HEAL_MS: u64 = 3 * 3_600_000;
+/// Fences may outlive the last task by the longest lease and hold there is.
+const FENCES_MS: u64 = 400_000;
+const LOOK_MS: u64 = 5_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Event {
+    /// The relay's loop runs.
+    Turn,
+    Commit {
+        boot: u64,
+        seq: u64,
+    },
+    Boot,
+    Arrive {
+        conn: usize,
+        up: bool,
+    },
+    Connect {
+        daemon: usize,
+        life: u64,
+    },
+    Beat {
+        daemon: usize,
+        conn: usize,
+    },
+    /// Nobody waits for a Welcome for ever.
+    Patience {
+        daemon: usize,
+        conn: usize,
+    },
+    /// The agent goes on.
+    Step {
+        daemon: usize,
+        attempt: AttemptId,
+    },
+    /// Kill it, if the lease has not been renewed by then.
+    Limit {
+        daemon: usize,
+        attempt: AttemptId,
+    },
+    /// The kill is done.
+    Dead {
+        daemon: usize,
+        attempt: AttemptId,
+    },
+    /// No LeaseConfirmed came.
+    Unconfirmed {
+        daemon: usize,
+        attempt: AttemptId,
+    },
+    Client,
+    Fault,
+    Heal,
+    Look,
+}
+
+type Conversation = (TenantId, String);
+
+/// Processes that run at this instant.
+#[derive(Debug, Default)]
+struct Alive {
+    tasks: BTreeMap<TaskId, AttemptId>,
+    conversations: BTreeMap<Conversation, AttemptId>,
+}
+
+pub(crate) struct World {
+    pub(crate) options: Options,
+    pub(crate) rng: Rng,
+    pub(crate) now: u64,
+    heap: BinaryHeap<Reverse<(u64, u64, u64, Event)>>,
+    count: u64,
+    pub(crate) mint: Minter,
+    pub(crate) relay: Relay,
+    pub(crate) conns: Vec<Conn>,
+    pub(crate) daemons: Vec<Daemon>,
+    pub(crate) clients: Clients,
+    alive: Alive,
+    pub(crate) wall_shift: i64,
+    pub(crate) healing: bool,
+    healed_at: Option<u64>,
+    looked: bool,
+    over: bool,
+    pub(crate) counts: Counts,
+    tracing: bool,
+    pub(crate) trace: Vec<String>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, options: Options, tracing: bool) -> Self {
+        let mut mint = Minter::new(seed);
+        let relay = Relay::new(options.config(1), &mut mint);
+        Self {
+            rng: Rng::new(seed),
+            now: 0,
+            heap: BinaryHeap::new(),
+            count: 0,
+            mint,
+            relay,
+            conns: Vec::new(),
+            daemons: Vec::new(),
+            clients: Clients::default(),
+            alive: Alive::default(),
+            wall_shift: 0,
+            healing: false,
+            healed_at: None,
+            looked: false,
+            over: false,
+            counts: Counts::default(),
+            tracing,
+            trace: Vec::new(),
+            options,
+        }
+    }
+
+    pub(crate) fn at(&mut self, at: u64, event: Event) {
+        self.count += 1;
+        // What happens in the same millisecond happens in any order.
+        let shuffle = self.rng.bits() >> 32;
+        self.heap
+            .push(Reverse((at.max(self.now), shuffle, self.count, event)));
+    }
+
+    pub(crate) fn note(&mut self, line: impl FnOnce() -> String) {
+        if self.tracing {
+            self.trace.push(format!("{:>9} {}", self.now, line()));
+        }
+    }
+
+    /// The wall clock, which may jump.
+    pub(crate) fn wall(&self) -> Wall {
+        Wall((1_700_000_000_000 + self.now).saturating_add_signed(self.wall_shift))
+    }
+
+    pub(crate) fn run(&mut self) {
+        for daemon in 0..self.options.daemons {
+            self.add_daemon(daemon);
+        }
+        self.start_relay();
+        let storm = self.options.storm_ms;
+        self.at(1, Event::Client);
+        self.at(500, Event::Fault);
+        self.at(storm, Event::Heal);
+        while !self.over {
+            let Some(Reverse((at, _, _, event))) = self.heap.pop() else {
+                panic!("L1: nothing will ever happen again");
+            };
+            self.now = at;
+            self.counts.steps += 1;
+            self.happen(event);
+        }
+        self.counts.virtual_s += self.now / 1_000;
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Turn => self.turn_due(),
+            Event::Commit { boot, seq } => self.committed(boot, seq),
+            Event::Boot => self.start_relay(),
+            Event::Arrive { conn, up } => self.arrive(conn, up),
+            Event::Connect { daemon, life } => self.connect(daemon, life),
+            Event::Beat { daemon, conn } => self.beat(daemon, conn),
+            Event::Patience { daemon, conn } => self.patience_ends(daemon, conn),
+            Event::Step { daemon, attempt } => self.step(daemon, attempt),
+            Event::Limit { daemon, attempt } => self.limit_reached(daemon, attempt),
+            Event::Dead { daemon, attempt } => self.killed(daemon, attempt),
+            Event::Unconfirmed { daemon, attempt } => self.not_confirmed(daemon, attempt),
+            Event::Client => self.client_acts(),
+            Event::Fault => self.fault(),
+            Event::Heal => self.heal(),
+            Event::Look => self.look(),
+        }
+    }
+
+    /// Promise 3: a process starts, and no other of its task or conversation may be alive at this instant.
+    pub(crate) fn born(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
+        self.counts.processes += 1;
+        self.note(|| format!("process of {attempt} starts"));
+        if let Some(other) = self.alive.tasks.insert(task, attempt) {
+            panic!("promise 3: {attempt} starts while {other} of the same task runs");
+        }
+        if let Some(talk) = talk_of(spec)
+            && let Some(other) = self.alive.conversations.insert(talk, attempt)
+        {
+            panic!("promise 3: {attempt} starts while {other} of the same conversation runs");
+        }
+    }
+
+    pub(crate) fn died(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
+        self.note(|| format!("process of {attempt} is dead"));
+        self.alive.tasks.remove(&task);
+        if let Some(talk) = talk_of(spec) {
+            self.alive.conversations.remove(&talk);
+        }
+    }
+
+    fn heal(&mut self) {
+        self.note(|| "healing begins".into());
+        self.healing = true;
+        self.wake_all_daemons();
+        self.settle_clients();
+        self.at(self.now + LOOK_MS, Event::Look);
+    }
+
+    /// L2: in healing everything ends or waits for a person, and nothing is left behind.
+    fn look(&mut self) {
+        self.at(self.now + LOOK_MS, Event::Look);
+        self.settle_clients();
+        let waited = self.now - self.options.storm_ms;
+        let view = &self.relay.store.view;
+        let stuck = view
+            .live
+            .values()
+            .find(|r| r.state != TaskState::NeedsAttention);
+        if let Some(stuck) = stuck {
+            assert!(
+                waited < HEAL_MS,
+                "L2: still {:?} after healing: {stuck:#?}",
+                stuck.state
+            );
+            self.healed_at = None;
+            return;
+        }
+        let since = *self.healed_at.get_or_insert(self.now);
+        if self.relay.core.is_some()
+            && self.relay.store.uncommitted() == 0
+            && (view.fences.is_empty() || self.now - since > FENCES_MS)
+        {
+            self.end();
+        }
+    }
+
+    /// Looks twice: the relay's own answer to who holds what is judged in between.
+    fn end(&mut self) {
+        let last = std::mem::replace(&mut self.looked, true);
+        self.check_acknowledged();
+        if !last {
+            return;
+        }
+        self.over = true;
+        let view = &self.relay.store.view;
+        assert!(
+            view.fences.is_empty(),
+            "L2: fences stay for ever: {:?}",
+            view.fences
+        );
+        self.counts.parked += view.live.len() as u64;
+        if self.options.calm {
+            assert_eq!(
+                (self.counts.losses, self.counts.expiries),
+                (0, 0),
+                "L4: something was lost in calm weather"
+            );
+        }
+    }
+}
+
+fn talk_of(spec: &TaskSpec) -> Option<Conversation> {
+    Some((spec.tenant.clone(), spec.conversation_id.clone()?))
+}
