@@ -234,7 +234,8 @@ fn reject_with(from: From, code: Rejection, expected: Option<u64>, turn: &mut Tu
         code,
         expected,
     };
-    turn.tell(After::Nothing, from.session, message);
+    // A refusal may speak of an end that is not durable yet, and a daemon forgets what was refused.
+    turn.tell(After::Task(from.re.task), from.session, message);
 }
 
 enum Refused {

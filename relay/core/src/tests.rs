@@ -6,6 +6,7 @@ mod boot;
 mod cancel;
 mod deadlines;
 mod fencing;
+mod found;
 mod inputs;
 mod late;
 mod leases;

@@ -12,6 +12,8 @@ use baton_core::record::{
     TaskRecord, TaskState,
 };
 
+use baton_core::reject::Rejection;
+
 use crate::store::State;
 
 /// S1, S2, S6: one write against what was handed over before it.
@@ -320,7 +322,16 @@ fn message_sent(durable: &State, message: &Downstream) {
             );
         }
         Downstream::Abandon { attempt, .. } => over(durable, *attempt),
-        Downstream::FrameRejected { .. } | Downstream::Drain => {}
+        Downstream::FrameRejected { attempt, code, .. } => {
+            let stale = matches!(
+                code,
+                Rejection::StaleAttempt | Rejection::TaskTerminal | Rejection::NotLeased
+            );
+            if stale {
+                over(durable, *attempt);
+            }
+        }
+        Downstream::Drain => {}
     }
 }
 

@@ -15,7 +15,8 @@ impl World {
         self.at(next, Event::Fault);
         let index = self.rng.index(self.daemons.len());
         match self.rng.below(100) {
-            0..=29 if self.options.cuts => self.cut_daemon(index),
+            0..=18 if self.options.cuts => self.cut_daemon(index),
+            19..=29 if self.options.freezes => self.freeze_daemon(index),
             30..=39 if self.options.relay_crashes => self.crash_relay(),
             40..=49 if self.options.relay_stalls => self.stall_relay(),
             50..=64 if self.options.daemon_crashes => {
@@ -38,6 +39,12 @@ impl World {
     fn cut_daemon(&mut self, index: usize) {
         if let Some(conn) = self.daemons[index].conn {
             self.cut(conn);
+        }
+    }
+
+    fn freeze_daemon(&mut self, index: usize) {
+        if let Some(conn) = self.daemons[index].conn {
+            self.freeze(conn);
         }
     }
 

@@ -81,8 +81,7 @@ impl World {
                     Rejection::Gap,
                     "S4: frame {control_seq} of {attempt} follows nothing that the relay has"
                 );
-                // Used up: it will not be asked for again.
-                self.acknowledged(index, attempt, control_seq);
+                self.refused(index, attempt, control_seq);
             }
             Downstream::Drain => self.daemons[index].draining = true,
         }
@@ -205,6 +204,14 @@ impl World {
         };
         held.acked(control_seq);
         if held.is_over() {
+            self.daemons[index].held.remove(&attempt);
+        }
+    }
+
+    /// Used up, and kept until it is acknowledged; but where it was the last word there is nothing left to say.
+    fn refused(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
+        let held = self.daemons[index].held.get(&attempt);
+        if held.is_some_and(|held| held.ended && !held.alive && held.seq == control_seq) {
             self.daemons[index].held.remove(&attempt);
         }
     }

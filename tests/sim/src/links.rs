@@ -45,6 +45,13 @@ impl<T> Pipe<T> {
         self.last
     }
 
+    fn freeze(&mut self, until: u64) {
+        for (at, _) in &mut self.queue {
+            *at = (*at).max(until);
+        }
+        self.last = self.last.max(until);
+    }
+
     fn pop(&mut self, now: u64) -> Option<T> {
         let (at, _) = self.queue.front()?;
         if *at > now {
@@ -107,6 +114,7 @@ impl World {
     pub(crate) fn arrive(&mut self, conn: usize, up: bool) {
         if up {
             while let Some(item) = self.conns[conn].up.pop(self.now) {
+                self.counts.late_arrivals += u64::from(!self.conns[conn].daemon_open);
                 self.relay_hears(conn, item);
             }
         } else {
@@ -114,6 +122,22 @@ impl World {
                 self.daemon_hears(conn, item);
             }
         }
+    }
+
+    /// Nothing moves for a while, then all of it does: long-delayed frames, often of a stream that was given up since.
+    pub(crate) fn freeze(&mut self, conn: usize) {
+        let until = self.now + self.rng.between(1_000, 70_000);
+        self.note(|| format!("stream {conn} is frozen until {until}"));
+        let (up, down) = (self.rng.chance(80), self.rng.chance(50));
+        let conn_ref = &mut self.conns[conn];
+        if up {
+            conn_ref.up.freeze(until);
+        }
+        if down {
+            conn_ref.down.freeze(until);
+        }
+        self.at(until, Event::Arrive { conn, up: true });
+        self.at(until, Event::Arrive { conn, up: false });
     }
 
     /// The stream breaks. A prefix of what is on its way still arrives, perhaps late; each side learns of the end in
@@ -138,18 +162,13 @@ impl World {
         };
         let (kept_up, kept_down) = (self.rng.bits(), self.rng.bits());
         let now = self.now;
-        let greeted = self.conns[conn].greeted;
+        let greeted = self.conns[conn].greeted || self.options.stale_hellos;
         let up = &mut self.conns[conn].up;
-        // A Hello that comes after a newer one would be judged as the newer: the relay reads a stream's Hello at once.
-        let kept = if greeted {
-            shorten(up, kept_up, extra)
-        } else {
-            shorten(up, 0, 0)
-        };
+        let kept = if greeted { kept_up } else { 0 };
+        shorten(up, kept, extra);
         let end = up.push(now + known, Up::End);
         up.shut = true;
         let times: Vec<u64> = up.queue.iter().map(|(at, _)| *at).collect();
-        self.counts.late_arrivals += if late { kept } else { 0 };
         times
             .into_iter()
             .chain([end])
@@ -178,6 +197,9 @@ impl World {
     }
 
     pub(crate) fn daemon_hangs_up(&mut self, conn: usize) {
+        if !self.conns[conn].greeted && !self.options.stale_hellos {
+            self.conns[conn].up.queue.clear();
+        }
         self.conns[conn].daemon_open = false;
         self.send_up(conn, Up::End);
         self.conns[conn].up.shut = true;
@@ -201,6 +223,9 @@ impl World {
     /// The daemon's process is gone; the kernel closes its streams, or the machine is off and nobody says so.
     pub(crate) fn daemon_dies(&mut self, conn: usize, silent: bool) {
         self.conns[conn].daemon_open = false;
+        if !self.conns[conn].greeted && !self.options.stale_hellos {
+            self.conns[conn].up.queue.clear();
+        }
         self.conns[conn].down.queue.clear();
         self.conns[conn].down.shut = true;
         if self.conns[conn].up.shut {
@@ -218,13 +243,12 @@ impl World {
     }
 }
 
-/// Keeps some prefix of what is on its way and delays it; how many were kept.
-fn shorten<T>(pipe: &mut Pipe<T>, chance: u64, extra: u64) -> u64 {
+/// Keeps some prefix of what is on its way and delays it.
+fn shorten<T>(pipe: &mut Pipe<T>, chance: u64, extra: u64) {
     let kept = chance % (pipe.queue.len() as u64 + 1);
     pipe.queue.truncate(usize::try_from(kept).unwrap_or(0));
     for (at, _) in &mut pipe.queue {
         *at += extra;
     }
     pipe.last = pipe.queue.back().map_or(0, |(at, _)| *at);
-    kept
 }

@@ -20,6 +20,9 @@ pub struct Options {
     pub half_open: bool,
     /// What was on its way when a stream ended may still arrive, much later.
     pub late_frames: bool,
+    pub freezes: bool,
+    /// A stream's Hello may come after that of a newer stream.
+    pub stale_hellos: bool,
     pub relay_crashes: bool,
     pub relay_stalls: bool,
     pub slow_disk: bool,
@@ -56,6 +59,8 @@ impl Options {
             cuts: on(75),
             half_open: on(40),
             late_frames: on(60),
+            freezes: on(50),
+            stale_hellos: false,
             relay_crashes: on(50),
             relay_stalls: on(35),
             slow_disk: on(30),

@@ -1,0 +1,40 @@
+//! What the simulation found, each reduced to its few steps.
+
+use super::world::{World, spec};
+use crate::effects::{After, Downstream, Send};
+use crate::input::{Frame, FrameBody, Input};
+use crate::reject::Rejection;
+
+#[test]
+fn a_refusal_waits_for_the_end_that_it_speaks_of() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(spec());
+    let work = world.dispatch();
+    world.pass_renewing(11_000, &machine, &[]);
+    let frame = Frame {
+        session: work.session,
+        re: work.re,
+        control_seq: 1,
+        observed: world.now.wall,
+        proof: None,
+        body: FrameBody::Accepted,
+        finished: None,
+    };
+    let effects = world
+        .core
+        .handle(Input::Frame(Box::new(frame)), world.now, &mut world.mint);
+    let refusal = effects.sends.iter().find_map(|out| match &out.send {
+        Send::ToSession {
+            message: Downstream::FrameRejected { code, .. },
+            ..
+        } => Some((*code, out.after)),
+        _ => None,
+    });
+    let expected = (Rejection::StaleAttempt, After::Task(work.re.task));
+    assert_eq!(
+        refusal,
+        Some(expected),
+        "a crash before the end is durable must not have been told"
+    );
+}
