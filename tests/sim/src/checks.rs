@@ -93,14 +93,7 @@ fn change(before: &State, new: &TaskRecord) {
         "S4: the cancel of {} is gone",
         new.task
     );
-    let adopted = new
-        .attempts
-        .iter()
-        .any(|a| a.state.end().is_some_and(|e| e.adopted_late))
-        && !old
-            .attempts
-            .iter()
-            .any(|a| a.state.end().is_some_and(|e| e.adopted_late));
+    let adopted = adoptions(new) > adoptions(old);
     for (was, is) in old.attempts.iter().zip(&new.attempts) {
         assert!(
             (was.id, was.number) == (is.id, is.number),
@@ -119,6 +112,11 @@ fn change(before: &State, new: &TaskRecord) {
     if old.state.is_terminal() && new.state.is_terminal() && !adopted {
         assert_eq!(old.state, new.state, "S6: {} ended twice", new.task);
     }
+}
+
+fn adoptions(record: &TaskRecord) -> usize {
+    let adopted = |a: &&AttemptRecord| a.state.end().is_some_and(|end| end.adopted_late);
+    record.attempts.iter().filter(adopted).count()
 }
 
 /// Of one record alone.

@@ -221,11 +221,8 @@ impl World {
         daemon.welcomed = false;
         daemon.life += 1;
         let life = daemon.life;
-        let worst = if self.healing || !self.rng.chance(15) {
-            2_000
-        } else {
-            60_000
-        };
+        let long = self.options.long_outages && !self.healing && self.rng.chance(40);
+        let worst = if long { 80_000 } else { 2_000 };
         let at = self.now + self.rng.between(1, worst);
         self.at(
             at,

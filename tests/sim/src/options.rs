@@ -24,6 +24,10 @@ pub struct Options {
     /// A stream's Hello may come after that of a newer stream.
     pub stale_hellos: bool,
     pub relay_crashes: bool,
+    /// The relay is back within a second or two, while everything of before still runs.
+    pub quick_boots: bool,
+    /// Daemons stay away long enough for leases to run out.
+    pub long_outages: bool,
     pub relay_stalls: bool,
     pub slow_disk: bool,
     pub wall_jumps: bool,
@@ -62,6 +66,8 @@ impl Options {
             freezes: on(50),
             stale_hellos: false,
             relay_crashes: on(50),
+            quick_boots: on(60),
+            long_outages: on(50),
             relay_stalls: on(35),
             slow_disk: on(30),
             wall_jumps: on(25),

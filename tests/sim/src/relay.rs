@@ -132,7 +132,12 @@ impl World {
         for conn in 0..self.conns.len() {
             self.relay_dies(conn);
         }
-        let down = self.rng.between(10, 40_000);
+        let longest = if self.options.quick_boots {
+            1_500
+        } else {
+            40_000
+        };
+        let down = self.rng.between(10, longest);
         self.at(self.now + down, Event::Boot);
     }
 
