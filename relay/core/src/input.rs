@@ -95,6 +95,7 @@ pub enum Input {
         scope: TenantScope,
     },
 
+    /// A daemon said Hello. Ids of sessions rise in the order in which the streams were opened.
     SessionOpened {
         session: SessionId,
         hello: Box<Hello>,

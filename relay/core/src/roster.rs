@@ -100,6 +100,7 @@ impl Roster {
         let daemon = self.daemons.entry(hello.daemon);
         let daemon = daemon.or_insert_with(|| Daemon::from_hello(hello));
         daemon.take_hello(hello);
+        daemon.newest = Some(session);
         daemon.presence = Presence::Connected {
             session,
             since: now,
@@ -111,6 +112,13 @@ impl Roster {
         // It may offer more than before, also where it stayed open all the time.
         self.woken.insert(hello.daemon);
         Greeting { opened, rebooted }
+    }
+
+    /// Whether the daemon has opened another stream since: ids of sessions rise in the order of opening. What such a
+    /// stream still says is of the past, its boot id above all.
+    pub fn is_overtaken(&self, daemon: DaemonId, session: SessionId) -> bool {
+        let newest = self.get(daemon).and_then(|daemon| daemon.newest);
+        newest.is_some_and(|newest| newest > session)
     }
 
     /// The stream ended. `None` if it was not the current one any more: nothing changes then.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::attempt::Event;
 use crate::core::{Core, Turn};
-use crate::effects::{After, CloseReason, Downstream, Send, Settlement, Verdict, Write};
+use crate::effects::{After, CloseReason, Count, Downstream, Send, Settlement, Verdict, Write};
 use crate::fences::Guard;
 use crate::frame::{From, check_owner};
 use crate::id::{AttemptId, SessionId, TaskId};
@@ -28,6 +28,12 @@ impl Core {
         turn: &mut Turn<'_>,
     ) {
         let daemon = hello.daemon;
+        if self.roster.is_overtaken(daemon, session) {
+            // Read late, after the Hello of a newer stream: it would take a boot of the past for a new one.
+            let code = Rejection::Superseded;
+            turn.fx.counts.push(Count::FrameRejected(code));
+            return close(session, CloseReason::Replaced, turn);
+        }
         let active = std::mem::take(&mut hello.active);
         let greeting = self
             .roster

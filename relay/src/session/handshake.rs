@@ -25,11 +25,12 @@ pub(super) async fn greet(
     shell: Shell,
     wire: mpsc::Sender<Result<v1::RelayFrame, Status>>,
 ) -> Result<Session, LinkFault> {
+    // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
+    let id = SessionId(Uuid::now_v7());
     let sent = first(&mut inbound).await?;
     let daemon = daemon_id(&sent, &principal, &shell)?;
     let hello = hello::decode(sent, daemon, &principal)?;
     let listed: Vec<FrameRef> = hello.active.iter().map(|active| active.re).collect();
-    let id = SessionId(Uuid::now_v7());
     let (messages_in, messages) = mpsc::channel(SESSION_QUEUE);
     let opened = FromSession::Opened {
         session: id,

@@ -5,14 +5,12 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{Downstream, Renewal, Reply, Send, Verdict, Write};
-use baton_core::id::{AttemptId, TaskId};
+use baton_core::effects::Write;
+use baton_core::id::AttemptId;
 use baton_core::record::{
-    AttemptRecord, End, EndState, EndedBy, EventKind, InputState, Receipt, State as AttemptStage,
-    TaskRecord, TaskState,
+    AttemptRecord, End, EndState, EndedBy, EventKind, Receipt, State as AttemptStage, TaskRecord,
+    TaskState,
 };
-
-use baton_core::reject::Rejection;
 
 use crate::store::State;
 
@@ -227,141 +225,4 @@ pub(crate) fn stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord
         old.cancel.is_some() == new.cancel.is_some() && old.paused == new.paused,
         "S3: {attempt}"
     );
-}
-
-/// S5: whatever is let go is implied by what is durable.
-pub(crate) fn sent(durable: &State, send: &Send) {
-    match send {
-        Send::Reply {
-            outcome: Ok(Reply::Submitted { record, .. } | Reply::Task(record)),
-            ..
-        } => known(durable, record),
-        Send::Published { record, .. } => known(durable, record),
-        Send::ToSession { message, .. } => message_sent(durable, message),
-        Send::Reply { .. } | Send::CloseSession { .. } => {}
-    }
-}
-
-fn known(durable: &State, record: &TaskRecord) {
-    let stored = durable.record(record.task);
-    let stored =
-        stored.unwrap_or_else(|| panic!("S5: {} was told of and is not durable", record.task));
-    assert!(
-        stored.revision >= record.revision,
-        "S5: {} at {} was told, {} is durable",
-        record.task,
-        record.revision,
-        stored.revision
-    );
-}
-
-fn message_sent(durable: &State, message: &Downstream) {
-    match message {
-        Downstream::Welcome { settlements, .. } => {
-            for settlement in settlements {
-                settled(durable, settlement.attempt, &settlement.verdict);
-            }
-        }
-        Downstream::HeartbeatAck { results, .. } => results
-            .iter()
-            .for_each(|(a, r)| renewed(durable, *a, r, false)),
-        Downstream::HoldAck { results, .. } => results
-            .iter()
-            .for_each(|(a, r)| renewed(durable, *a, r, true)),
-        Downstream::Ack {
-            attempt,
-            control_seq,
-        } => {
-            let stored = durable.find(*attempt);
-            let kept =
-                stored.is_some_and(|a| a.control_seq >= *control_seq || !a.state.is_leased());
-            assert!(
-                kept,
-                "S5: frame {control_seq} of {attempt} was acknowledged and is not durable"
-            );
-        }
-        Downstream::Dispatch(dispatch) => {
-            let stored = attempt(durable, dispatch.to.task, dispatch.to.attempt);
-            assert!(
-                stored.lease.is_some(),
-                "S5: {} was offered and has no lease",
-                stored.id
-            );
-        }
-        Downstream::LeaseConfirmed { to, .. } => {
-            let stored = attempt(durable, to.task, to.attempt);
-            let confirmed = stored.lease.as_ref().is_some_and(|lease| lease.confirmed);
-            assert!(
-                confirmed,
-                "S5: {} was confirmed and that is not durable",
-                stored.id
-            );
-        }
-        Downstream::Cancel { to, .. } => {
-            let stored = attempt(durable, to.task, to.attempt);
-            let ending = matches!(stored.state, AttemptStage::CleaningUp { .. })
-                || !stored.state.is_leased();
-            assert!(
-                ending,
-                "S5: {} was told to end and is {:?}",
-                stored.id,
-                stored.state.name()
-            );
-        }
-        Downstream::Answer { to, input, .. } => {
-            let stored = attempt(durable, to.task, to.attempt);
-            let answered = stored
-                .inputs
-                .iter()
-                .any(|i| i.id == *input && !matches!(i.state, InputState::Open));
-            assert!(
-                answered,
-                "S5: an answer to {input} was sent and is not durable"
-            );
-        }
-        Downstream::Abandon { attempt, .. } => over(durable, *attempt),
-        Downstream::FrameRejected { attempt, code, .. } => {
-            let stale = matches!(
-                code,
-                Rejection::StaleAttempt | Rejection::TaskTerminal | Rejection::NotLeased
-            );
-            if stale {
-                over(durable, *attempt);
-            }
-        }
-        Downstream::Drain => {}
-    }
-}
-
-fn attempt(durable: &State, task: TaskId, id: AttemptId) -> &AttemptRecord {
-    let stored = durable.attempt(task, id);
-    stored.unwrap_or_else(|| panic!("S5: attempt {id} was told of and is not durable"))
-}
-
-fn over(durable: &State, attempt: AttemptId) {
-    let leased = durable.find(attempt).is_some_and(|a| a.state.is_leased());
-    assert!(!leased, "S5: {attempt} was given up and is leased on disk");
-}
-
-fn settled(durable: &State, attempt: AttemptId, verdict: &Verdict) {
-    match verdict {
-        Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => {
-            let stored = durable.find(attempt);
-            let kept = stored.is_some_and(|a| a.control_seq >= *acked || !a.state.is_leased());
-            assert!(kept, "S5: {attempt} was acknowledged up to {acked}");
-        }
-        Verdict::Kill { .. } => over(durable, attempt),
-    }
-}
-
-fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, hold: bool) {
-    match renewal {
-        Renewal::Revoked { .. } => over(durable, attempt),
-        Renewal::Renewed { granted_ms, .. } if hold => {
-            let lease = durable.find(attempt).and_then(|a| a.lease.as_ref());
-            let kept = lease.is_some_and(|lease| lease.granted_ms >= *granted_ms);
-            assert!(kept, "S5: the hold of {attempt} is not durable");
-        }
-        Renewal::Renewed { .. } => {}
-    }
 }

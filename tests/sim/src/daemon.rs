@@ -163,6 +163,9 @@ impl World {
         daemon.hello_at = self.now;
         daemon.beats.clear();
         daemon.hold = None;
+        if self.options.stale_hellos && !self.healing && self.rng.chance(30) {
+            self.freeze(conn);
+        }
         self.send_up(conn, Up::Hello(Box::new(hello)));
         self.at(
             self.now + 15_000,

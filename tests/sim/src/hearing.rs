@@ -25,7 +25,7 @@ impl World {
                 self.note(|| {
                     format!(
                         "d{index} <- {}",
-                        crate::relay::short(&format!("{message:?}"))
+                        crate::shown::short(&format!("{message:?}"))
                     )
                 });
                 self.obey(index, conn, message);

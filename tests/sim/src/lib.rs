@@ -10,13 +10,17 @@ mod clients;
 mod counts;
 mod daemon;
 mod faults;
+mod finished;
 mod gate;
 mod hearing;
 mod links;
 mod options;
 mod relay;
 mod rng;
+mod sent;
+mod shown;
 mod store;
+mod submissions;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -64,7 +64,7 @@ impl Options {
             half_open: on(40),
             late_frames: on(60),
             freezes: on(50),
-            stale_hellos: false,
+            stale_hellos: on(30),
             relay_crashes: on(50),
             quick_boots: on(60),
             long_outages: on(50),

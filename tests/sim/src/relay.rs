@@ -14,6 +14,8 @@ use crate::checks;
 use crate::gate::Gate;
 use crate::links::{Down, Up};
 use crate::rng::Minter;
+use crate::sent;
+use crate::shown::{shown, shown_write};
 use crate::store::Store;
 use crate::world::{Event, World};
 
@@ -327,49 +329,6 @@ impl World {
         assert!(live <= self.options.max_open, "S13: {live} open tasks");
     }
 
-    fn load_finished(&self, input: &mut Input) {
-        let Some(core) = &self.relay.core else {
-            return;
-        };
-        let view = &self.relay.store.view;
-        match input {
-            Input::Submit(submit) => {
-                submit.prior = view.prior(&submit.spec, |task| core.is_live(task))
-            }
-            Input::Cancel { task, finished, .. } | Input::Retry { task, finished, .. } => {
-                if !core.is_live(*task) {
-                    *finished = view.finished(*task);
-                }
-            }
-            Input::Frame(frame) if !core.is_live(frame.re.task) => {
-                frame.finished = view.finished(frame.re.task)
-            }
-            Input::SessionOpened { hello, .. } => {
-                for active in &mut hello.active {
-                    if !core.is_live(active.re.task) {
-                        active.finished = view.finished(active.re.task);
-                    }
-                }
-            }
-            Input::Frame(_)
-            | Input::Answer { .. }
-            | Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
-            | Input::PauseScheduler { .. }
-            | Input::UnpauseScheduler { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
-            | Input::Inspect { .. }
-            | Input::ListDaemons { .. }
-            | Input::SessionClosed { .. }
-            | Input::Heartbeat { .. }
-            | Input::Activity(_)
-            | Input::Hold { .. }
-            | Input::DeliveryFailed { .. }
-            | Input::Tick => {}
-        }
-    }
-
     fn collect(&mut self, effects: Effects) {
         for count in effects.counts {
             self.count_odd(&count);
@@ -396,7 +355,7 @@ impl World {
     }
 
     fn perform(&mut self, send: Send) {
-        checks::sent(&self.relay.store.durable, &send);
+        sent::check(&self.relay.store.durable, &send);
         match send {
             Send::Reply { request, outcome } => self.replied(request, outcome),
             Send::ToSession { session, message } => {
@@ -457,57 +416,4 @@ impl World {
         };
         *counted += 1;
     }
-}
-
-fn shown(input: &Input) -> String {
-    match input {
-        Input::Frame(frame) => format!(
-            "relay <- frame {} of {} {:?}",
-            frame.control_seq, frame.re.attempt, frame.body
-        ),
-        Input::Heartbeat { session, heartbeat } => {
-            let named: Vec<_> = heartbeat.renewals.iter().map(|(a, _)| *a).collect();
-            format!(
-                "relay <- heartbeat {} on {session} {named:?}",
-                heartbeat.seq
-            )
-        }
-        Input::SessionOpened { session, hello } => {
-            let active: Vec<_> = hello
-                .active
-                .iter()
-                .map(|a| (a.re.attempt, a.state, a.control_seq))
-                .collect();
-            format!(
-                "relay <- hello on {session} of {} boot {} {active:?}",
-                hello.name, hello.boot_id
-            )
-        }
-        other => format!("relay <- {}", short(&format!("{other:?}"))),
-    }
-}
-
-fn shown_write(write: &Write) -> String {
-    match write {
-        Write::PutLive(r) | Write::PutDone(r) | Write::Reopen(r) => {
-            let attempts: Vec<_> = r
-                .attempts
-                .iter()
-                .map(|a| (a.id, a.state.name().as_str(), a.control_seq))
-                .collect();
-            format!(
-                "   write {} r{} {} {attempts:?}",
-                r.task,
-                r.revision,
-                r.state.as_str()
-            )
-        }
-        other => format!("   write {}", short(&format!("{other:?}"))),
-    }
-}
-
-pub(crate) fn short(text: &str) -> &str {
-    text.char_indices()
-        .nth(180)
-        .map_or(text, |(at, _)| &text[..at])
 }

@@ -21,6 +21,8 @@ pub struct Daemon {
     pub instance: Option<InstanceId>,
     pub boot_id: Arc<str>,
     pub presence: Presence,
+    /// The stream that said Hello last; those opened before it are not heard any more.
+    pub(super) newest: Option<SessionId>,
     /// Its own wish.
     pub draining: bool,
     /// An operator's.
@@ -113,6 +115,7 @@ impl Daemon {
             instance: None,
             boot_id: record.boot_id.clone(),
             presence: Presence::Unheard,
+            newest: None,
             draining: false,
             drained: record.drained.is_some(),
             held: BTreeSet::new(),
@@ -135,6 +138,7 @@ impl Daemon {
             instance: None,
             boot_id: hello.boot_id.clone(),
             presence: Presence::Unheard,
+            newest: None,
             draining: false,
             drained: false,
             held: BTreeSet::new(),

@@ -1,7 +1,9 @@
 //! What the simulation found, each reduced to its few steps.
 
 use super::world::{World, spec};
+use crate::effects::CloseReason;
 use crate::effects::{After, Downstream, Send};
+use crate::id::SessionId;
 use crate::input::{Frame, FrameBody, Input};
 use crate::reject::Rejection;
 
@@ -37,4 +39,29 @@ fn a_refusal_waits_for_the_end_that_it_speaks_of() {
         Some(expected),
         "a crash before the end is durable must not have been told"
     );
+}
+
+#[test]
+fn a_hello_of_an_overtaken_stream_proves_nothing() {
+    let mut world = World::new();
+    let overtaken = SessionId(uuid::Uuid::from_u128(1));
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    let mut past = machine.clone();
+    (past.session, past.boot) = (overtaken, "boot-0");
+    world.open(&past, Vec::new(), |_| {});
+    assert!(
+        world.newest(task).state.is_leased(),
+        "the machine runs it under its present boot"
+    );
+    let closed = world.sent.iter().any(|send| {
+        matches!(send, Send::CloseSession { session, reason: CloseReason::Replaced } if *session == overtaken)
+    });
+    assert!(closed);
+    world.beat(&machine, &[&work]);
+    let renewed = world.told(&machine).iter().any(
+        |message| matches!(message, Downstream::HeartbeatAck { results, .. } if results.len() == 1),
+    );
+    assert!(renewed, "its own stream goes on");
 }

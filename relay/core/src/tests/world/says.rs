@@ -177,6 +177,24 @@ impl World {
         active: Vec<ActiveAttempt>,
         change: impl FnOnce(&mut Hello),
     ) -> Vec<Settlement> {
+        self.open(machine, active, change);
+        let welcome = self.sent.iter().rev().find_map(|send| match send {
+            Send::ToSession {
+                session,
+                message: Downstream::Welcome { settlements, .. },
+            } if *session == machine.session => Some(settlements.clone()),
+            _ => None,
+        });
+        welcome.expect("each Hello has a Welcome")
+    }
+
+    /// Says Hello, whatever comes of it.
+    pub(in crate::tests) fn open(
+        &mut self,
+        machine: &Machine,
+        active: Vec<ActiveAttempt>,
+        change: impl FnOnce(&mut Hello),
+    ) {
         let mut hello = Hello {
             daemon: machine.daemon,
             scope: TenantScope::All,
@@ -197,14 +215,6 @@ impl World {
             session: machine.session,
             hello: Box::new(hello),
         });
-        let welcome = self.sent.iter().rev().find_map(|send| match send {
-            Send::ToSession {
-                session,
-                message: Downstream::Welcome { settlements, .. },
-            } if *session == machine.session => Some(settlements.clone()),
-            _ => None,
-        });
-        welcome.expect("each Hello has a Welcome")
     }
 
     /// The same machine on a new stream, listing these.
