@@ -83,7 +83,7 @@ impl World {
                 );
                 self.refused(index, attempt, control_seq);
             }
-            Downstream::Drain => self.daemons[index].draining = true,
+            Downstream::Drain { withdrawn } => self.daemons[index].draining = !withdrawn,
         }
     }
 

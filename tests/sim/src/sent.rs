@@ -72,7 +72,7 @@ fn message_sent(durable: &State, message: &Downstream) {
                 over(durable, *attempt);
             }
         }
-        Downstream::Drain => {}
+        Downstream::Drain { .. } => {}
     }
 }
 
@@ -124,7 +124,7 @@ fn ordered(durable: &State, message: &Downstream) {
         | Downstream::Ack { .. }
         | Downstream::Abandon { .. }
         | Downstream::FrameRejected { .. }
-        | Downstream::Drain => {}
+        | Downstream::Drain { .. } => {}
     }
 }
 
