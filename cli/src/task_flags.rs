@@ -18,11 +18,21 @@ pub(crate) struct TaskArgs {
     pub agent: Option<String>,
 
     /// What the task is for, in one sentence, for people and for listings.
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub goal: String,
 
     /// Working directory on the worker. Without it the daemon's workspace is used.
-    #[arg(long, value_name = "DIR", default_value = "")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub cwd: String,
 
     /// Environment variable for the agent, if the daemon's allow-list takes its name. May be repeated.
@@ -38,7 +48,7 @@ pub(crate) struct TaskArgs {
     pub turn_kind: Option<TurnKindName>,
 
     /// Name of the conversation that this turn belongs to. Its turns run one at a time, on the same daemon while that is there.
-    #[arg(long, value_name = "ID", default_value = "")]
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     pub conversation: String,
 
     /// Program and arguments for an agent of kind command. It is run directly, without a shell; the prompt is its
@@ -52,15 +62,30 @@ pub(crate) struct TaskArgs {
 #[command(next_help_heading = "Agent options")]
 pub(crate) struct OptionArgs {
     /// Model, as the agent spells it.
-    #[arg(long, value_name = "NAME", default_value = "")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub model: String,
 
     /// Reasoning effort, for example low, medium or high.
-    #[arg(long, value_name = "WORD", default_value = "")]
+    #[arg(
+        long,
+        value_name = "WORD",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub effort: String,
 
     /// Permission mode, as the agent spells it.
-    #[arg(long, value_name = "MODE", default_value = "")]
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub permission_mode: String,
 
     /// File or, with a trailing slash, folder that the agent should look at, by path in its workspace. May be repeated.
@@ -81,7 +106,12 @@ pub(crate) struct PlacementArgs {
     pub capabilities: Vec<String>,
 
     /// Only run on this daemon, given by id or by name.
-    #[arg(long, value_name = "DAEMON", default_value = "")]
+    #[arg(
+        long,
+        value_name = "DAEMON",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub daemon: String,
 
     /// From 0 to 100; higher ones are dispatched first. The relay's default is 50.

@@ -86,30 +86,41 @@ fn event_details(event: &TaskEvent) -> Vec<String> {
     details
 }
 
-/// What `--wait` tells about an event, or nothing when it says nothing new.
+/// What `--wait` tells about events: one line for each change, and nothing twice.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    shown: Option<(TaskState, u32, AttemptState)>,
+    shown: String,
 }
 
 impl Progress {
     pub(crate) fn line(&mut self, event: &TaskEvent, style: Style) -> Option<String> {
-        let now = (event.task_state(), event.attempt_number, event.state());
-        if self.shown.replace(now) == Some(now) && event.failure_code.is_empty() {
-            return None;
-        }
-        let (task, attempt, state) = now;
-        let task = style.paint(tone(task), task.short_name());
-        if attempt == 0 || state == AttemptState::Unspecified {
-            return Some(task);
-        }
-        let mut line = format!("{task}: attempt {attempt} {}", state.short_name());
-        for detail in event_details(event) {
-            line.push_str(", ");
-            line.push_str(&detail);
-        }
-        Some(line)
+        let line = progress_line(event, style);
+        (self.shown != line).then(|| {
+            self.shown.clone_from(&line);
+            line
+        })
     }
+}
+
+fn progress_line(event: &TaskEvent, style: Style) -> String {
+    let task = style.paint(tone(event.task_state()), event.task_state().short_name());
+    let waiting = matches!(
+        event.state(),
+        AttemptState::Unspecified | AttemptState::Queued
+    );
+    if event.attempt_number == 0 || waiting {
+        return task;
+    }
+    let mut line = format!(
+        "{task}: attempt {} {}",
+        event.attempt_number,
+        event.state().short_name()
+    );
+    for detail in event_details(event) {
+        line.push_str(", ");
+        line.push_str(&detail);
+    }
+    line
 }
 
 /// How a task ended, in one line.

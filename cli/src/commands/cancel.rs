@@ -18,7 +18,12 @@ pub(crate) struct CancelArgs {
     task_id: String,
 
     /// Why, for those who read the task later.
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     reason: String,
 
     /// Print the task as one JSON object.

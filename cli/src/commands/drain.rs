@@ -17,7 +17,12 @@ pub(crate) struct DrainArgs {
     daemon: String,
 
     /// Why, for those who look at the daemon later.
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     reason: String,
 
     /// Offer work to the daemon again.

@@ -19,7 +19,12 @@ pub(crate) struct RetryArgs {
     task_id: String,
 
     /// Why, for those who read the task later.
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     reason: String,
 
     /// Retry although the earlier attempt may already have had effects.

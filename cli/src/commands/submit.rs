@@ -19,9 +19,6 @@ use crate::task_flags::SubmissionArgs;
 
 #[derive(Args, Debug)]
 pub(crate) struct SubmitArgs {
-    #[command(flatten)]
-    submission: SubmissionArgs,
-
     /// What the agent is told. For a command this is its standard input.
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Option<String>,
@@ -35,7 +32,12 @@ pub(crate) struct SubmitArgs {
     instructions_file: Option<PathBuf>,
 
     /// Key that makes a repeated submit return the first task instead of making a second one.
-    #[arg(long, value_name = "KEY", default_value = "")]
+    #[arg(
+        long,
+        value_name = "KEY",
+        default_value = "",
+        hide_default_value = true
+    )]
     idempotency_key: String,
 
     /// W3C trace context that the task's trace continues.
@@ -43,7 +45,8 @@ pub(crate) struct SubmitArgs {
         long,
         env = "TRACEPARENT",
         value_name = "TRACEPARENT",
-        default_value = ""
+        default_value = "",
+        hide_default_value = true
     )]
     traceparent: String,
 
@@ -58,6 +61,9 @@ pub(crate) struct SubmitArgs {
     /// Print the task as JSON: at once, or as it ended with --wait. With --follow, print each event as JSON and no output.
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    submission: SubmissionArgs,
 
     #[command(flatten)]
     relay: RelayArgs,

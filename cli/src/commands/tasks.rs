@@ -27,7 +27,12 @@ pub(crate) struct TasksArgs {
     states: Vec<TaskState>,
 
     /// Only tasks of this agent.
-    #[arg(long, value_name = "NAME", default_value = "")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     agent: String,
 
     /// Only tasks with this label. May be repeated; all must match.
@@ -35,11 +40,16 @@ pub(crate) struct TasksArgs {
     labels: Vec<(String, String)>,
 
     /// Only tasks of this conversation.
-    #[arg(long, value_name = "ID", default_value = "")]
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
     conversation: String,
 
     /// Only tasks that this daemon holds now, given by id or by name.
-    #[arg(long, value_name = "DAEMON", default_value = "")]
+    #[arg(
+        long,
+        value_name = "DAEMON",
+        default_value = "",
+        hide_default_value = true
+    )]
     daemon: String,
 
     /// Only tasks created within this time, for example 1h.

@@ -44,11 +44,21 @@ pub(crate) struct CreateArgs {
     role: Role,
 
     /// Tenant that it belongs to, or * for a daemon that all tenants share. Without it, the tenant of the caller.
-    #[arg(long, value_name = "TENANT", default_value = "")]
+    #[arg(
+        long,
+        value_name = "TENANT",
+        default_value = "",
+        hide_default_value = true
+    )]
     tenant: String,
 
     /// Scope of an agent's token: which tasks it may claim or pick up.
-    #[arg(long, value_name = "SCOPE", default_value = "")]
+    #[arg(
+        long,
+        value_name = "SCOPE",
+        default_value = "",
+        hide_default_value = true
+    )]
     agent_scope: String,
 
     /// How long it is valid. Without it, until it is revoked.
