@@ -34,6 +34,10 @@ pub(crate) struct Bodies {
 impl Bodies {
     pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&dir)?;
+        if let Some(parent) = dir.parent() {
+            File::open(parent)?.sync_all()?;
+        }
+        remove_halves(&dir)?;
         Ok(Self { dir: dir.into() })
     }
 
@@ -41,7 +45,8 @@ impl Bodies {
     pub(crate) fn keep(&self, bytes: &[u8]) -> io::Result<()> {
         let path = self.dir.join(BodyHash::of(bytes).file_name());
         if path.exists() {
-            return Ok(());
+            // Another writer may have renamed it and not synced the name yet.
+            return File::open(&self.dir)?.sync_all();
         }
         // Two writers of one body write the same bytes; each renames a file of its own.
         let half = self.dir.join(format!("{}.half", uuid::Uuid::now_v7()));
@@ -64,6 +69,20 @@ impl Bodies {
             ))
         }
     }
+}
+
+/// What a crash left half-written; nothing names it.
+fn remove_halves(dir: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "half")
+        {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

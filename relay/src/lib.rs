@@ -10,6 +10,7 @@ mod mint;
 pub mod output;
 pub mod reader;
 mod records;
+mod sealer;
 pub mod server;
 pub mod session;
 pub mod store;

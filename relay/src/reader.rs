@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use baton_core::Recovered;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
+use baton_core::input::Finished;
 use baton_core::record::{DaemonRecord, IdempotencyRecord, TaskRecord};
 use baton_core::spec::TaskSpec;
 
@@ -59,6 +60,26 @@ impl Reader {
     pub fn newest_task(&self, tenant: &TenantId, task: TaskId) -> Option<StoredTask> {
         let record = self.record(tenant, task)?;
         Some((self.spec(tenant, task)?, record))
+    }
+
+    /// A task as an input that names a finished one carries it.
+    pub(crate) fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished> {
+        let (spec, record) = self.newest_task(tenant, task)?;
+        let finished = record.state.is_terminal();
+        finished.then_some(Finished { record, spec })
+    }
+
+    /// The same for a daemon, whose frames do not name the tenant: it is its credential's, or any of them.
+    pub(crate) fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished> {
+        match scope {
+            TenantScope::One(tenant) => self.finished(tenant, task),
+            TenantScope::All => {
+                let tenants = self.tenants();
+                tenants
+                    .iter()
+                    .find_map(|tenant| self.finished(tenant, task))
+            }
+        }
     }
 
     /// The changing half alone.

@@ -109,6 +109,15 @@ pub(crate) fn decode<T: DeserializeOwned>(
     postcard::from_bytes(bytes).map_err(|source| Undecodable { what, source })
 }
 
+/// What a specification takes in an append, which must stay far below the journal's limit of 1 MiB: a record that is
+/// too large to store could only stop the relay.
+pub(crate) const SPEC_BYTES_MAX: usize = 512 * 1024;
+
+/// Bytes that the specification's record has.
+pub(crate) fn spec_bytes(spec: &TaskSpec) -> usize {
+    encode_spec(spec).len()
+}
+
 fn encode_spec(spec: &TaskSpec) -> Vec<u8> {
     if spec.prompt.len() <= BODY_INLINE_MAX {
         return encode(&StoredSpec {

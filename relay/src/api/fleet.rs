@@ -92,10 +92,19 @@ impl Api {
     async fn daemon_views(&self, who: &Principal) -> Result<Vec<DaemonView>, Fault> {
         let scope = who.scope.clone();
         let ask = move |request| Input::ListDaemons { request, scope };
-        match self.dispatcher.request(ask).await {
-            Ok(Reply::Daemons(views)) => Ok(views),
-            other => Err(unexpected(other)),
+        let mut views = match self.dispatcher.request(ask).await {
+            Ok(Reply::Daemons(views)) => views,
+            other => return Err(unexpected(other)),
+        };
+        // A shared daemon's attempts may be anybody's.
+        if who.scope != TenantScope::All {
+            let shared = |view: &&mut DaemonView| view.record.scope == TenantScope::All;
+            views
+                .iter_mut()
+                .filter(shared)
+                .for_each(|view| view.held.clear());
         }
+        Ok(views)
     }
 
     /// By id, or by a name that only one daemon has.

@@ -28,6 +28,7 @@ use super::{
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
 use crate::reader::StoredTask;
+use crate::records;
 
 /// A submission that meets full queues waits this long and tries again, a few times.
 const ADMISSION_WAIT: Duration = Duration::from_millis(50);
@@ -134,10 +135,15 @@ impl Api {
 
     /// What is submitted, with the two names that it may hold looked up in the caller's tenant.
     async fn spec(&self, who: &Principal, request: v1::SubmitRequest) -> Result<TaskSpec, Fault> {
+        let large = request.encoded_len() > records::SPEC_BYTES_MAX;
         let submission::Draft {
             mut spec,
             daemon_name,
         } = submission::draft(who, request, &self.config)?;
+        if large && records::spec_bytes(&spec) > records::SPEC_BYTES_MAX {
+            let limit = limits::Size::Bytes(records::SPEC_BYTES_MAX);
+            return Err(invalid("spec", Why::TooLong { limit }).into());
+        }
         if let Some(name) = daemon_name {
             spec.target.daemon = Some(self.daemon_named(who, &name).await?);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_core::id::{SessionId, TaskId, TenantId, TenantScope};
-use baton_core::input::{Finished, Input, Prior, Submit};
+use baton_core::input::{Input, Prior, Submit};
 use baton_core::record::TaskRecord;
 
 use crate::reader::Reader;
@@ -30,19 +30,20 @@ pub(super) fn complete<'a>(
             ..
         } => {
             if !live(*task) {
-                *finished = load(reader, tenant, *task);
+                *finished = reader.finished(tenant, *task);
             }
         }
         Input::Frame(frame) => {
             if !live(frame.re.task) {
                 frame.finished = scope(&frame.session)
-                    .and_then(|scope| load_within(reader, scope, frame.re.task));
+                    .and_then(|scope| reader.finished_within(scope, frame.re.task));
             }
         }
         Input::SessionOpened { hello, .. } => {
             for active in &mut hello.active {
-                if !live(active.re.task) {
-                    active.finished = load_within(reader, &hello.scope, active.re.task);
+                // The session has looked already; only a task that ended since is read here.
+                if active.finished.is_none() && !live(active.re.task) {
+                    active.finished = reader.finished_within(&hello.scope, active.re.task);
                 }
             }
         }
@@ -108,21 +109,7 @@ fn prior(submit: &Submit, live: &impl Fn(TaskId) -> bool, reader: &Reader) -> Op
 }
 
 fn finished_record(reader: &Reader, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskRecord>> {
-    load(reader, tenant, task).map(|finished| finished.record)
-}
-
-fn load(reader: &Reader, tenant: &TenantId, task: TaskId) -> Option<Finished> {
-    let (spec, record) = reader.newest_task(tenant, task)?;
-    Some(Finished { record, spec })
-}
-
-/// A daemon's frame does not name the tenant: it is its credential's, or for a shared daemon any of them.
-fn load_within(reader: &Reader, scope: &TenantScope, task: TaskId) -> Option<Finished> {
-    match scope {
-        TenantScope::One(tenant) => load(reader, tenant, task),
-        TenantScope::All => reader
-            .tenants()
-            .iter()
-            .find_map(|tenant| load(reader, tenant, task)),
-    }
+    reader
+        .finished(tenant, task)
+        .map(|finished| finished.record)
 }

@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::bodies::{BODY_INLINE_MAX, Bodies};
 use crate::store::{Change, Store};
 
-pub(crate) use turn::{Loop, Parts};
+pub(crate) use turn::{Audience, Loop, Parts};
 
 /// Daemon frames that wait for the loop. Full: the session waits, and so does its stream.
 const FRAMES: usize = 4096;

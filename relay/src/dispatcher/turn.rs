@@ -1,11 +1,14 @@
 //! The loop itself: what wakes it, what it takes in one turn, and how effects become appends and sends.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use baton_core::Core;
 use baton_core::effects::{CloseReason, Effects, Outgoing, Reply, Send, Write};
 use baton_core::id::{RequestId, SessionId, TaskId, TenantScope};
 use baton_core::input::Input;
+use baton_core::record::{TaskRecord, TimelineEvent};
+use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -16,6 +19,7 @@ use crate::bodies::Bodies;
 use crate::clock::Clock;
 use crate::reader::Reader;
 use crate::records;
+use crate::sealer::Sealer;
 use crate::store::{Change, CommitSeq, Journal};
 use crate::telemetry::Telemetry;
 use crate::watch::Watchers;
@@ -25,6 +29,22 @@ const FRAMES_PER_TURN: usize = 512;
 const REQUESTS_PER_TURN: usize = 128;
 /// Changes of one append; several appends share a sync anyway, and the journal bounds an entry at 1 MiB.
 const APPEND_BYTES: usize = 512 * 1024;
+
+/// Who hears what became durable. None of them may hold the loop back.
+#[derive(Clone, Debug)]
+pub(crate) struct Audience {
+    pub(crate) watchers: Watchers,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) sealer: Sealer,
+}
+
+impl Audience {
+    fn hear(&self, spec: &Arc<TaskSpec>, record: &Arc<TaskRecord>, events: &[Arc<TimelineEvent>]) {
+        self.watchers.publish(record);
+        self.telemetry.published(spec, record, events);
+        self.sealer.published(record, events);
+    }
+}
 
 /// Everything the loop owns or uses, handed over at start.
 pub(crate) struct Parts {
@@ -36,8 +56,7 @@ pub(crate) struct Parts {
     pub(crate) bodies: Bodies,
     pub(crate) clock: Clock,
     pub(crate) mint: Box<dyn Mint + std::marker::Send>,
-    pub(crate) watchers: Watchers,
-    pub(crate) telemetry: Telemetry,
+    pub(crate) audience: Audience,
 }
 
 pub(crate) struct Loop {
@@ -47,8 +66,7 @@ pub(crate) struct Loop {
     reader: Reader,
     clock: Clock,
     mint: Box<dyn Mint + std::marker::Send>,
-    watchers: Watchers,
-    telemetry: Telemetry,
+    audience: Audience,
     frames: mpsc::Receiver<FromSession>,
     requests: mpsc::Receiver<Request>,
     gate: Gate,
@@ -81,6 +99,8 @@ enum Wake {
     Request(Request),
     Time,
     Durable,
+    /// The store has caught up.
+    Room,
     StoreGone,
 }
 
@@ -94,8 +114,7 @@ impl Loop {
             bodies,
             clock,
             mint,
-            watchers,
-            telemetry,
+            audience,
         } = parts;
         let (dispatcher, frames, requests) = Dispatcher::new(bodies, reader.store().clone());
         let durable = reader.store().subscribe();
@@ -106,8 +125,7 @@ impl Loop {
             reader,
             clock,
             mint,
-            watchers,
-            telemetry,
+            audience,
             frames,
             requests,
             gate: Gate::default(),
@@ -134,9 +152,6 @@ impl Loop {
                 return;
             }
             self.turn(wake);
-            if !self.journal.has_room() && self.journal.room().await.is_err() {
-                return;
-            }
         }
         self.finish().await;
     }
@@ -145,13 +160,16 @@ impl Loop {
     async fn wake(&mut self) -> Wake {
         let deadline = self.core.next_deadline();
         let clock = self.clock.clone();
+        let room = self.journal.has_room();
         tokio::select! {
             biased;
             // Commits first: they free the sends that clients and daemons wait for.
             changed = self.durable.changed() => if changed.is_ok() { Wake::Durable } else { Wake::StoreGone },
             Some(frame) = self.frames.recv() => Wake::Frame(frame),
             () = sleep_until(&clock, deadline) => Wake::Time,
-            Some(request) = self.requests.recv() => Wake::Request(request),
+            // A store that falls behind holds back new requests; heartbeats and ends of attempts still get through.
+            Some(request) = self.requests.recv(), if room => Wake::Request(request),
+            roomy = self.journal.room(), if !room => if roomy.is_ok() { Wake::Room } else { Wake::StoreGone },
         }
     }
 
@@ -159,7 +177,7 @@ impl Loop {
         match wake {
             Wake::Frame(frame) => self.take_frame(frame),
             Wake::Request(request) => self.take_request(request),
-            Wake::Time | Wake::Durable | Wake::StoreGone => {}
+            Wake::Time | Wake::Durable | Wake::Room | Wake::StoreGone => {}
         }
         // Frames that have arrived are handled before any deadline: a busy loop must not expire a renewed lease.
         for _ in 0..FRAMES_PER_TURN {
@@ -170,6 +188,9 @@ impl Loop {
         }
         self.tick_if_due();
         for _ in 0..REQUESTS_PER_TURN {
+            if !self.journal.has_room() {
+                break;
+            }
             let Ok(request) = self.requests.try_recv() else {
                 break;
             };
@@ -254,7 +275,7 @@ impl Loop {
             sends,
             counts,
         } = effects;
-        self.telemetry.count(&counts);
+        self.audience.telemetry.count(&counts);
         // Writes of one task stand together and stay together; tasks do not depend on each other.
         for together in writes.chunk_by(|one, next| records::task_of(one) == records::task_of(next))
         {
@@ -337,8 +358,7 @@ impl Loop {
                 spec,
                 events,
             } => {
-                self.watchers.publish(&record);
-                self.telemetry.published(&spec, &record, &events);
+                self.audience.hear(&spec, &record, &events);
             }
         }
     }

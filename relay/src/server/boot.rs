@@ -20,10 +20,11 @@ use crate::api::{Api, tokens as api_tokens};
 use crate::auth::{Tokens, bootstrap};
 use crate::bodies::Bodies;
 use crate::config::RelayConfig;
-use crate::dispatcher::{Dispatcher, Loop, Parts};
+use crate::dispatcher::{Audience, Dispatcher, Loop, Parts};
 use crate::mint::SystemMint;
 use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
+use crate::sealer::Sealer;
 use crate::session::{Shell, Stamp};
 use crate::store::{Opened, Store, StoreConfig};
 use crate::telemetry::Telemetry;
@@ -59,14 +60,17 @@ pub(super) async fn boot(
     let reader = Reader::new(opened.store.clone(), bodies.clone());
     let settings = settings(config, &opened);
     let watchers = Watchers::default();
+    let audience = Audience {
+        watchers: watchers.clone(),
+        telemetry: telemetry.clone(),
+        sealer: Sealer::start(output.clone()),
+    };
     let finish = CancellationToken::new();
     let Recovered {
         dispatch,
         dispatcher,
         unreadable,
-    } = recover(
-        config, &settings, opened, &reader, bodies, &watchers, &telemetry,
-    );
+    } = recover(config, &settings, opened, &reader, bodies, audience);
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = credentials(config, &reader, &dispatcher).await?;
     let shell = Shell {
@@ -118,8 +122,7 @@ fn recover(
     opened: Opened,
     reader: &Reader,
     bodies: Bodies,
-    watchers: &Watchers,
-    telemetry: &Telemetry,
+    audience: Audience,
 ) -> Recovered {
     let (records, unreadable) = reader.recover();
     if unreadable > 0 {
@@ -136,8 +139,7 @@ fn recover(
         bodies,
         clock: config.clock.clone(),
         mint: Box::new(mint),
-        watchers: watchers.clone(),
-        telemetry: telemetry.clone(),
+        audience,
     });
     Recovered {
         dispatch,

@@ -22,7 +22,7 @@ use super::fault::FrameFault;
 /// Longest text that is kept for people; longer ones are cut at a character.
 const TEXT_MAX: usize = 4096;
 const NOTE_MAX: usize = 256;
-const TOOL_ID_MAX: usize = 256;
+pub(super) const TOOL_ID_MAX: usize = 256;
 const TOOL_INPUT_MAX: usize = 256 * 1024;
 const QUESTION_MAX: usize = 64 * 1024;
 const RESULT_MAX: usize = 64 * 1024;
@@ -140,7 +140,7 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
         Wire::Unspecified => FrameBody::Unknown,
         Wire::ToolStarted => FrameBody::ToolStarted {
             id: tool_id(&sent.tool_call_id)?,
-            name: text(&sent.tool_name).unwrap_or_else(|| "unnamed".into()),
+            name: note(&sent.tool_name).unwrap_or_else(|| "unnamed".into()),
         },
         Wire::ToolFinished => FrameBody::ToolFinished {
             id: tool_id(&sent.tool_call_id)?,
@@ -176,6 +176,21 @@ fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> 
     if request.tool_name.trim().is_empty() {
         return Err(FrameFault::Blank("permission_request.tool_name"));
     }
+    at_most(
+        "permission_request.tool_name",
+        request.tool_name.len(),
+        TOOL_ID_MAX,
+    )?;
+    at_most(
+        "permission_request.tool_call_id",
+        request.tool_call_id.len(),
+        TOOL_ID_MAX,
+    )?;
+    at_most(
+        "permission_request.description",
+        request.description.len(),
+        TEXT_MAX,
+    )?;
     at_most(
         "permission_request.tool_input",
         request.tool_input.len(),

@@ -29,7 +29,17 @@ pub(super) async fn greet(
     let id = SessionId(Uuid::now_v7());
     let sent = first(&mut inbound).await?;
     let daemon = daemon_id(&sent, &principal, &shell)?;
-    let hello = hello::decode(sent, daemon, &principal)?;
+    let mut hello = hello::decode(sent, daemon, &principal)?;
+    let reader = shell.reader.clone();
+    // Thousands of finished attempts may be listed: the disk is read here and not by the dispatcher.
+    let hello = tokio::task::spawn_blocking(move || {
+        for active in &mut hello.active {
+            active.finished = reader.finished_within(&hello.scope, active.re.task);
+        }
+        hello
+    })
+    .await
+    .map_err(|_| LinkFault::Stopping)?;
     let listed: Vec<FrameRef> = hello.active.iter().map(|active| active.re).collect();
     let (messages_in, messages) = mpsc::channel(SESSION_QUEUE);
     let opened = FromSession::Opened {
@@ -52,6 +62,7 @@ pub(super) async fn greet(
         messages,
         wire,
         pending: std::collections::VecDeque::new(),
+        stuck_since: None,
         held: Held::default(),
         listed,
         early: Some(Vec::new()),

@@ -78,6 +78,10 @@ impl Held {
             .is_some_and(|one| one.re == *re)
     }
 
+    pub(super) fn speaks_for(&self, attempt: AttemptId) -> bool {
+        self.attempts.contains_key(&attempt)
+    }
+
     /// Notes a terminal frame that proves the end of the processes.
     pub(super) fn last_word(&mut self, attempt: AttemptId, control_seq: u64) {
         if let Some(one) = self.attempts.get_mut(&attempt) {

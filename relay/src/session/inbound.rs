@@ -174,6 +174,16 @@ impl Session {
             self.refuse(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
             return Ok(());
         }
+        if sent.tool_call_id.len() > decode::TOOL_ID_MAX {
+            let (size, limit) = (sent.tool_call_id.len(), decode::TOOL_ID_MAX);
+            let fault = FrameFault::TooLong {
+                field: "stream.tool_call_id",
+                size,
+                limit,
+            };
+            self.refuse(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
+            return Ok(());
+        }
         let chunk = Chunk {
             attempt: re.attempt.0,
             offset: sent.offset,

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use baton_core::effects::Downstream;
 use baton_core::id::{AttemptId, SessionId};
 use baton_core::input::{Frame, FrameRef, Input};
+use baton_core::time::Moment;
 use baton_proto::v1;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -38,6 +39,8 @@ pub use fault::{FrameFault, LinkFault};
 /// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
 /// when its queue is full as well.
 const WIRE_QUEUE: usize = 256;
+/// A wire that takes nothing for this long ends the session: a daemon that cannot receive is not alive.
+const WIRE_STALL_MS: u64 = 10_000;
 
 /// What every session needs of the relay. Clones share it.
 #[derive(Clone, Debug)]
@@ -88,6 +91,8 @@ pub(crate) struct Session {
     wire: mpsc::Sender<Result<v1::RelayFrame, Status>>,
     /// Encoded frames that the wire has no room for yet.
     pending: VecDeque<v1::RelayFrame>,
+    /// Since when the wire has taken nothing although something waits.
+    stuck_since: Option<Moment>,
     held: Held,
     /// Refs that Hello listed; Welcome says which of them this session may speak for.
     listed: Vec<FrameRef>,
@@ -107,6 +112,7 @@ enum Next {
     CredentialEnded,
     WireGone,
     WireHasRoom,
+    WireStuck,
     Message(Option<ToSession>),
     Settled(Result<Settled, tokio::task::JoinError>),
     OutputDurable(Vec<(uuid::Uuid, OutputEnd)>),
@@ -152,7 +158,11 @@ impl Session {
                 "the credential is revoked or expired",
             )),
             Next::WireGone => Err(Ended::ByPeer),
-            Next::WireHasRoom => Ok(()),
+            Next::WireHasRoom => {
+                self.stuck_since = None;
+                Ok(())
+            }
+            Next::WireStuck => Err(Ended::Dropped),
             Next::Message(message) => self.tell(message.ok_or(Ended::Dropped)?),
             Next::Settled(settled) => self.settled(settled).await,
             Next::OutputDurable(ends) => {
@@ -177,6 +187,12 @@ impl Session {
     async fn next(&mut self) -> Next {
         let flush = self.held.next_flush();
         let clock = &self.shell.clock;
+        self.stuck_since = match (self.pending.is_empty(), self.stuck_since) {
+            (true, _) => None,
+            (false, since) => since.or_else(|| Some(clock.now().at)),
+        };
+        let stuck = self.stuck_since.map(|since| since + WIRE_STALL_MS);
+        let room = self.pending.len() < WIRE_QUEUE;
         tokio::select! {
             biased;
             () = self.shell.stop.cancelled() => Next::Stop,
@@ -189,10 +205,12 @@ impl Session {
                 (Ok(_), None) => Next::WireHasRoom,
                 (Err(_), _) => Next::WireGone,
             },
-            message = self.messages.recv(), if self.pending.len() < WIRE_QUEUE => Next::Message(message),
+            message = self.messages.recv(), if room => Next::Message(message),
             Some(settled) = self.settling.join_next() => Next::Settled(settled),
             ends = self.acks.changed() => Next::OutputDurable(ends),
-            frame = self.inbound.message() => Next::Frame(Box::new(frame)),
+            // Every frame may need an answer, so none is taken while answers cannot leave.
+            frame = self.inbound.message(), if room => Next::Frame(Box::new(frame)),
+            () = sleep_until(clock, stuck) => Next::WireStuck,
             () = sleep_until(clock, flush) => Next::Flush,
         }
     }
@@ -227,7 +245,7 @@ impl Session {
     }
 }
 
-async fn sleep_until(clock: &Clock, at: Option<baton_core::time::Moment>) {
+async fn sleep_until(clock: &Clock, at: Option<Moment>) {
     match at {
         Some(at) => clock.sleep_until(at).await,
         None => std::future::pending().await,

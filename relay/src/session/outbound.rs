@@ -47,6 +47,9 @@ impl Session {
         let Some(newest) = self.held.acked_control(attempt, control_seq) else {
             return;
         };
+        if !self.held.speaks_for(attempt) {
+            self.acks.unwatch(attempt.0);
+        }
         match acked.iter_mut().find(|earlier| earlier.attempt == attempt) {
             Some(earlier) => *earlier = newest,
             None => acked.push(newest),
