@@ -32,7 +32,7 @@ impl SubmissionArgs {
                 .map_or(TurnKind::Unspecified, TurnKind::from)
                 .into(),
             conversation_id: self.task.conversation,
-            labels: map(self.task.labels),
+            labels: map(self.task.notes),
             env: map(self.task.env),
             priority: self.placement.priority,
             dispatch_policy: self.placement.policy().into(),
@@ -108,7 +108,7 @@ impl PlacementArgs {
     fn placement(self) -> Option<Placement> {
         let placement = Placement {
             daemon: self.daemon,
-            labels: map(self.require),
+            labels: map(self.labels),
             capabilities: self.capabilities,
             ..Placement::default()
         };
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn flags_of_the_task_and_the_agent_reach_their_fields() {
-        let line = "--agent claude --goal g --cwd /w --env A=b --label team=core --turn-kind session_title \
+        let line = "--agent claude --goal g --cwd /w --env A=b --note team=core --turn-kind session_title \
                     --conversation c1 --model m --effort high --permission-mode plan --context src/ --context a.rs";
         let spec = spec(&line.split_whitespace().collect::<Vec<_>>());
         let options = spec.options.expect("options");
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn flags_of_placement_limits_and_retries_reach_their_fields() {
-        let line = "--agent a --require zone=eu --capability gpu --daemon d1 --priority 70 --fail-fast --profile long \
+        let line = "--agent a --label zone=eu --capability gpu --daemon d1 --priority 70 --fail-fast --profile long \
                     --lease 1m --max-attempts 2 --max-losses 4 --when-unsafe retry";
         let spec = spec(&line.split_whitespace().collect::<Vec<_>>());
         let placement = spec.placement.expect("placement");

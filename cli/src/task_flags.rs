@@ -39,9 +39,9 @@ pub(crate) struct TaskArgs {
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     pub env: Vec<(String, String)>,
 
-    /// Note on the task, for listings. It has no influence on placement; see --require. May be repeated.
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
-    pub labels: Vec<(String, String)>,
+    /// Note on the task, for listings. It has no influence on placement; see --label. May be repeated.
+    #[arg(long = "note", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    pub notes: Vec<(String, String)>,
 
     /// What kind of turn it is, which selects the default deadlines.
     #[arg(long, value_enum, value_name = "KIND")]
@@ -98,8 +98,8 @@ pub(crate) struct OptionArgs {
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
     /// Only run on daemons with this label and value. May be repeated; all must match.
-    #[arg(long = "require", value_name = "KEY=VALUE", value_parser = pairs::pair)]
-    pub require: Vec<(String, String)>,
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    pub labels: Vec<(String, String)>,
 
     /// Only run on daemons with this capability. May be repeated; all must match.
     #[arg(long = "capability", value_name = "WORD")]

@@ -252,7 +252,7 @@ fn listings_and_profiles_answer_with_no_flags_at_all() {
             "submit",
             "--profile",
             "patient",
-            "--label",
+            "--note",
             "team=core",
             "--",
             "true",
@@ -263,8 +263,8 @@ fn listings_and_profiles_answer_with_no_flags_at_all() {
     assert_eq!(task["profileName"], "patient");
     assert_eq!(task["effectiveProfile"]["streamIdleMs"], 600_000);
     assert!(up.ends(0, &["show", id]).contains("stream_idle=10m"));
-    assert!(up.ends(0, &["tasks", "--label", "team=core"]).contains(id));
-    let none = up.json(0, &["tasks", "--label", "team=other", "--json"]);
+    assert!(up.ends(0, &["tasks", "--note", "team=core"]).contains(id));
+    let none = up.json(0, &["tasks", "--note", "team=other", "--json"]);
     assert_eq!(none["tasks"], Value::Array(Vec::new()));
     up.ends(0, &["profile", "rm", "patient"]);
     up.ends(1, &["profile", "rm", "patient"]);

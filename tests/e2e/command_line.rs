@@ -97,7 +97,7 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
     let fleet = Fleet::start().await;
     let submitted = fleet
         .run(&[
-            "submit", "--json", "--label", "team=a", "--", STANDIN, "print", "2", "pause",
+            "submit", "--json", "--note", "team=a", "--", STANDIN, "print", "2", "pause",
         ])
         .await;
     assert_eq!(submitted.code, Some(0), "{submitted:?}");

@@ -37,7 +37,7 @@ pub(crate) struct DaemonArgs {
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     slots: u32,
 
-    /// Label that tasks can require with `submit --require`. May be repeated.
+    /// Label that tasks can require with `submit --label`. May be repeated.
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     labels: Vec<(String, String)>,
 

@@ -35,8 +35,8 @@ pub(crate) struct TasksArgs {
     )]
     agent: String,
 
-    /// Only tasks with this label. May be repeated; all must match.
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    /// Only tasks with this note. May be repeated; all must match.
+    #[arg(long = "note", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     labels: Vec<(String, String)>,
 
     /// Only tasks of this conversation.
