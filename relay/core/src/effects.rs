@@ -260,17 +260,11 @@ pub struct Settlement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Goes on; replay after `acked`. The grant counts from the send of Hello; none where it was not renewed.
-    Keep {
-        acked: u64,
-        granted_ms: Option<u64>,
-    },
+    Keep { acked: u64, granted_ms: Option<u64> },
     /// Its end is still wanted: replay after `acked`, then forget it.
-    Adopt {
-        acked: u64,
-    },
-    Kill {
-        code: Rejection,
-    },
+    Adopt { acked: u64 },
+    /// `acked` where the attempt is this daemon's: its receipt is wanted, and nothing else of it.
+    Kill { code: Rejection, acked: Option<u64> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

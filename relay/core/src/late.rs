@@ -2,7 +2,7 @@
 //!
 //! The one exception to "no frame of another attempt changes anything", so it is narrow: the last attempt that ever
 //! ran, ended by the relay and not by the worker, seen by the worker before its own limit, while nobody has resumed
-//! or canceled the task, or within a day of `lost`.
+//! or canceled the task, or within a day of `lost` or of an end for want of a result.
 
 use crate::attempt::Event;
 use crate::core::{Core, Turn};
@@ -10,7 +10,9 @@ use crate::effects::{After, Count, Downstream};
 use crate::frame::{From, ack, check_owner, contract_met, proof_of_death, reject};
 use crate::input::{Finished, Frame, FrameBody};
 use crate::live::Live;
-use crate::record::{AttemptRecord, EndState, EndedBy, EventKind, Receipt, State, TaskState};
+use crate::record::{
+    AttemptRecord, EndState, EndedBy, EventKind, FailureCode, Receipt, State, TaskState,
+};
 use crate::reject::Rejection;
 use crate::time::{Now, Wall};
 use crate::timers::TimerSet;
@@ -48,9 +50,13 @@ impl Core {
         else {
             return reject(from, Rejection::UnknownAttempt, turn);
         };
-        let attempt = &live.record().attempts[index];
-        if from.control_seq <= attempt.control_seq {
-            return ack(from, attempt.control_seq, turn);
+        let applied = live.record().attempts[index].control_seq;
+        if from.control_seq <= applied {
+            if is_receipt(&frame.body) {
+                // Frames of a killed attempt are dropped on both sides; its receipt is proof whatever its number.
+                self.receipt_arrived(live, index, turn);
+            }
+            return ack(from, applied, turn);
         }
         let Some(dead) = proof_of_death(&frame.body) else {
             return self.refuse_stale(live, index, from, turn);
@@ -171,6 +177,10 @@ impl Core {
     }
 }
 
+fn is_receipt(body: &FrameBody) -> bool {
+    matches!(body, FrameBody::Receipt { .. }) && proof_of_death(body) == Some(true)
+}
+
 /// Worth keeping as evidence; a bare receipt or refusal is not.
 fn is_result(body: &FrameBody) -> bool {
     !matches!(body, FrameBody::Receipt { .. } | FrameBody::Rejected { .. })
@@ -180,7 +190,7 @@ fn is_result(body: &FrameBody) -> bool {
 fn adoptable(live: &Live, body: &FrameBody) -> Option<Event> {
     let idle = matches!(
         live.record().state,
-        TaskState::NeedsAttention | TaskState::Lost
+        TaskState::NeedsAttention | TaskState::Lost | TaskState::Failed
     );
     match body {
         FrameBody::Completed(body) if body.in_lease && contract_met(body, &live.spec) => {
@@ -223,7 +233,16 @@ fn only_queued(successor: &AttemptRecord) -> bool {
 fn ended_by_relay(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
     end.is_some_and(|end| {
-        end.by == EndedBy::Relay && matches!(end.state, EndState::Lost | EndState::TimedOut)
+        let given_up = matches!(end.state, EndState::Lost | EndState::TimedOut);
+        end.by == EndedBy::Relay && (given_up || lacks_result(attempt))
+    })
+}
+
+/// The relay stopped waiting for a result, which may have been on its way.
+fn lacks_result(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| {
+        end.by == EndedBy::Relay && end.failure_code == Some(FailureCode::NoResult)
     })
 }
 
@@ -233,5 +252,7 @@ fn in_time(live: &Live, attempt: &AttemptRecord, now: Now, within_ms: u64) -> bo
         .state
         .end()
         .map_or(u64::MAX, |end| now.wall.0.saturating_sub(end.at.0));
-    !state.is_terminal() || (state == TaskState::Lost && age <= within_ms)
+    let given_up =
+        state == TaskState::Lost || (state == TaskState::Failed && lacks_result(attempt));
+    !state.is_terminal() || (given_up && age <= within_ms)
 }

@@ -56,15 +56,18 @@ impl Core {
         let Some(mut live) = self.take(tenant, task) else {
             return turn.refuse(request, Rejection::UnknownTask);
         };
-        if live.record_mut().paused.take().is_some() {
-            if self.scheduler.paused.is_none() {
-                self.tell_queued(&mut live, &Fact::Unpaused, turn.now.at);
-            }
-            if live.newest().state == State::Queued {
-                self.line_up(&live);
-            }
-            live.note(EventKind::Unpaused, None);
+        if live.record().paused.is_none() {
+            self.keep(live, turn);
+            return turn.refuse(request, Rejection::NotPaused);
         }
+        live.record_mut().paused = None;
+        if self.scheduler.paused.is_none() {
+            self.tell_queued(&mut live, &Fact::Unpaused, turn.now.at);
+        }
+        if live.newest().state == State::Queued {
+            self.line_up(&live);
+        }
+        live.note(EventKind::Unpaused, None);
         let record = self.keep(live, turn);
         turn.reply(request, After::Task(task), Reply::Task(record));
     }

@@ -18,6 +18,7 @@ use crate::placement;
 use crate::record::{DaemonRecord, InputState, State};
 use crate::reject::Rejection;
 use crate::roster::Opened;
+use crate::time::Moment;
 use crate::timers::{Fact, TimerKey, TimerSet};
 
 impl Core {
@@ -71,8 +72,19 @@ impl Core {
                 settlements,
             },
         );
+        self.tell_mark(&hello, session, turn);
         for task in going_on {
             self.say_again(task, session, turn);
+        }
+    }
+
+    /// What an operator said while it was away, and what it still believes though it was taken back.
+    fn tell_mark(&self, hello: &Hello, session: SessionId, turn: &mut Turn<'_>) {
+        let record = self.daemons.get(&hello.daemon);
+        let drained = record.is_some_and(|record| record.drained.is_some());
+        if drained || hello.draining {
+            let withdrawn = !drained;
+            turn.tell(After::Everything, session, Downstream::Drain { withdrawn });
         }
     }
 
@@ -172,9 +184,7 @@ impl Core {
     ) -> Verdict {
         let re = active.re;
         if re.incarnation != self.config.incarnation {
-            return Verdict::Kill {
-                code: Rejection::StaleIncarnation,
-            };
+            return kill_unknown(Rejection::StaleIncarnation);
         }
         let from = From {
             session,
@@ -185,7 +195,7 @@ impl Core {
         if let Some(mut live) = self.tasks.remove(&re.task) {
             let verdict = match check_owner(&live, from, active.proof.as_ref(), turn) {
                 Ok(()) => self.settle_live(&mut live, hello, &active, turn),
-                Err(code) => Verdict::Kill { code },
+                Err(code) => kill_unknown(code),
             };
             self.keep(live, turn);
             return verdict;
@@ -195,12 +205,10 @@ impl Core {
                 let live = Live::new(spec, record, TimerSet::default());
                 match check_owner(&live, from, active.proof.as_ref(), turn) {
                     Ok(()) => settle_ended(&live, &active),
-                    Err(code) => Verdict::Kill { code },
+                    Err(code) => kill_unknown(code),
                 }
             }
-            None => Verdict::Kill {
-                code: Rejection::UnknownAttempt,
-            },
+            None => kill_unknown(Rejection::UnknownAttempt),
         }
     }
 
@@ -228,6 +236,7 @@ impl Core {
         {
             holder.instance = hello.instance;
         }
+        self.await_last_word(live, turn.now.at);
         match active.state {
             ActiveState::Running => self.go_on(live, turn),
             ActiveState::Finished => {
@@ -244,6 +253,15 @@ impl Core {
                     granted_ms: None,
                 }
             }
+        }
+    }
+
+    /// It was ending by itself when the stream broke: what it has to say is replayed, and gets the full time again.
+    fn await_last_word(&self, live: &mut Live, now: Moment) {
+        if live.newest().state == (State::CleaningUp { pending: None }) {
+            let limits = Live::limits(&live.spec, &self.config);
+            live.timers.disarm(&TimerKey::CleanupTerm);
+            live.timers.on_fact(&Fact::CancelSent, now, &limits);
         }
     }
 
@@ -289,17 +307,23 @@ impl Core {
 fn settle_ended(live: &Live, active: &ActiveAttempt) -> Verdict {
     let attempt = live.record().attempt(active.re.attempt);
     let acked = attempt.map_or(0, |attempt| attempt.control_seq);
+    let code = if live.record().state.is_terminal() {
+        Rejection::TaskTerminal
+    } else {
+        Rejection::StaleAttempt
+    };
     match active.state {
         ActiveState::Finished => Verdict::Adopt { acked },
-        ActiveState::Running | ActiveState::Unreachable if live.record().state.is_terminal() => {
-            Verdict::Kill {
-                code: Rejection::TaskTerminal,
-            }
-        }
         ActiveState::Running | ActiveState::Unreachable => Verdict::Kill {
-            code: Rejection::StaleAttempt,
+            code,
+            acked: Some(acked),
         },
     }
+}
+
+/// Of what is not this daemon's nothing is wanted, a receipt neither.
+fn kill_unknown(code: Rejection) -> Verdict {
+    Verdict::Kill { code, acked: None }
 }
 
 fn close(session: SessionId, reason: CloseReason, turn: &mut Turn<'_>) {

@@ -13,6 +13,7 @@ mod leases;
 mod life;
 mod losses;
 mod placing;
+mod reviewed;
 mod settlement;
 mod sim;
 mod submitting;

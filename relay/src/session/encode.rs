@@ -352,7 +352,7 @@ fn settlement(one: &Settlement, acked_offset: u64) -> v1::Settlement {
             acked_control_seq: *acked,
             acked_offset,
         }),
-        Verdict::Kill { code } => Decision::Kill(v1::Kill {
+        Verdict::Kill { code, acked: _ } => Decision::Kill(v1::Kill {
             code: fence(*code).into(),
         }),
     };

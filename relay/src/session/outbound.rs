@@ -145,7 +145,7 @@ impl Session {
 fn speaks_after(verdict: &Verdict) -> Option<u64> {
     match verdict {
         Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => Some(*acked),
-        Verdict::Kill { .. } => None,
+        Verdict::Kill { acked, .. } => *acked,
     }
 }
 

@@ -130,28 +130,26 @@ impl Machine<'_> {
         Outcome::Applied
     }
 
-    /// Time is up for the kill. A cancel whose daemon is away waits on: its lease bounds it.
+    /// Time is up for the kill. A cancel or an ordinary exit whose daemon is away waits on, for the lease bounds it and
+    /// its last word may be in the daemon's outbox. That cleanup was said to be finished proves nothing: only a receipt
+    /// tells that no process is left.
     fn cleanup_expired(&mut self) -> Outcome {
         self.notes.push(EventKind::DeadlineExpired {
             timer: TimerKind::CleanupTerm,
         });
-        if matches!(self.pending(), Some(Pending::Cancel { .. })) && !self.connected {
+        let waits = matches!(self.pending(), None | Some(Pending::Cancel { .. }));
+        if waits && !self.connected {
             return Outcome::Applied;
         }
-        let receipt = if self.attempt.times.cleanup_finished.is_some() {
-            Receipt::Confirmed
-        } else {
-            Receipt::Unconfirmed
-        };
         if self.pending().is_none() {
             return self.finish(
                 EndState::Failed,
                 Some(FailureCode::NoResult),
                 EndedBy::Relay,
-                receipt,
+                Receipt::Unconfirmed,
             );
         }
-        self.end_as_pending(receipt, FailureCode::NoResult)
+        self.end_as_pending(Receipt::Unconfirmed, FailureCode::NoResult)
     }
 
     fn lease_expired_in_cleanup(&mut self) -> Outcome {

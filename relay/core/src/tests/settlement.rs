@@ -74,13 +74,16 @@ fn what_the_relay_does_not_know_or_trust_is_killed() {
         codes,
         [
             Verdict::Kill {
-                code: Rejection::StaleIncarnation
+                code: Rejection::StaleIncarnation,
+                acked: None
             },
             Verdict::Kill {
-                code: Rejection::UnknownAttempt
+                code: Rejection::UnknownAttempt,
+                acked: None
             },
             Verdict::Kill {
-                code: Rejection::UnknownAttempt
+                code: Rejection::UnknownAttempt,
+                acked: None
             },
         ]
     );
@@ -97,7 +100,8 @@ fn what_the_relay_does_not_know_or_trust_is_killed() {
     assert_eq!(
         verdicts[0].verdict,
         Verdict::Kill {
-            code: Rejection::BadProof
+            code: Rejection::BadProof,
+            acked: None
         }
     );
 }

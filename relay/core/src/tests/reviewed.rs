@@ -1,0 +1,173 @@
+//! What a hostile reader of the core found: each history once went wrong.
+
+use super::world::{TTL, World, actor, completed, gone, spec};
+use crate::effects::{Downstream, Verdict};
+use crate::id::{SessionId, TenantScope};
+use crate::input::{ActiveState, FrameBody, Input, Termination};
+use crate::record::{AttemptState, FailureCode, Phase, Receipt, TaskState};
+use crate::reject::Rejection;
+use crate::samples::tenant;
+use crate::spec::TaskSpec;
+use crate::time::Mint;
+
+/// One attempt only, so that a failure is the task's end.
+fn once() -> TaskSpec {
+    let mut spec = spec();
+    spec.retry.max_attempts = 1;
+    spec
+}
+
+#[test]
+fn a_stream_that_breaks_during_an_ordinary_exit_costs_no_result() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(once());
+    let mut work = world.started();
+    world.phase(&mut work, Phase::CleanupStarted);
+    world.disconnect(&machine);
+    world.pass(TTL / 2);
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptState::CleaningUp,
+        "the lease is good"
+    );
+    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+    work.session = machine.session;
+    world.pass(3_000);
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn a_daemon_that_is_back_and_says_nothing_more_is_still_bounded() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(once());
+    let mut work = world.started();
+    world.phase(&mut work, Phase::CleanupStarted);
+    world.disconnect(&machine);
+    world.pass(TTL / 2);
+    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Running)]);
+    world.pass_renewing(8_000, &machine, &[&work]);
+    assert_eq!(world.end_code(task, 1), Some(FailureCode::NoResult));
+}
+
+#[test]
+fn a_result_that_comes_after_the_relay_gave_up_on_it_is_adopted() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(once());
+    let mut work = world.started();
+    world.phase(&mut work, Phase::CleanupStarted);
+    world.pass_renewing(8_000, &machine, &[&work]);
+    assert_eq!(world.state(task), TaskState::Failed);
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.counters.failures),
+        (TaskState::Completed, 0)
+    );
+    assert!(record.attempts[0].state.end().unwrap().adopted_late);
+}
+
+#[test]
+fn a_finished_cleanup_without_a_receipt_proves_nothing() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(once());
+    let mut work = world.started();
+    world.phase(&mut work, Phase::CleanupStarted);
+    world.phase(&mut work, Phase::CleanupFinished);
+    world.pass_renewing(8_000, &machine, &[&work]);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(end.receipt, Receipt::Unconfirmed);
+    assert_eq!(world.store.fences.len(), 1);
+}
+
+#[test]
+fn the_receipt_of_a_killed_attempt_counts_whatever_its_number() {
+    for number in [1, 9] {
+        let mut world = World::new();
+        let mut machine = world.machine(1);
+        let task = world.submit(spec());
+        let mut work = world.started();
+        world.cancel(task).unwrap();
+        world.pass_renewing(8_000, &machine, &[&work]);
+        let canceled = world.task(task);
+        assert_eq!(canceled.state, TaskState::Canceled);
+        assert_eq!(canceled.cancel.as_ref().unwrap().confirmed, None);
+        let verdicts = world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Running)]);
+        let acked = Some(2);
+        let code = Rejection::TaskTerminal;
+        assert_eq!(verdicts, [Verdict::Kill { code, acked }]);
+        work.session = machine.session;
+        let left = Termination::default();
+        world.replay(&work, number, FrameBody::Receipt { termination: left });
+        assert_eq!(world.store.fences.len(), 1, "some process is left");
+        let termination = gone();
+        world.replay(&work, number + 1, FrameBody::Receipt { termination });
+        assert!(world.store.fences.is_empty());
+        assert!(
+            world
+                .task(task)
+                .cancel
+                .as_ref()
+                .unwrap()
+                .confirmed
+                .is_some()
+        );
+    }
+}
+
+#[test]
+fn a_daemon_hears_of_its_drain_and_of_its_end_on_the_next_stream() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    world.disconnect(&machine);
+    let daemon = machine.daemon;
+    let drain = |request| Input::DrainDaemon {
+        request,
+        scope: TenantScope::All,
+        daemon,
+        by: actor(),
+        reason: "x".into(),
+    };
+    world.ask(drain).unwrap();
+    world.reconnect(&mut machine, &[]);
+    let marks = |told: Vec<Downstream>| -> Vec<bool> {
+        let marks = told.into_iter().filter_map(|message| match message {
+            Downstream::Drain { withdrawn } => Some(withdrawn),
+            _ => None,
+        });
+        marks.collect()
+    };
+    assert_eq!(marks(world.told(&machine)), [false]);
+    world.disconnect(&machine);
+    let undrain = |request| Input::UndrainDaemon {
+        request,
+        scope: TenantScope::All,
+        daemon,
+        by: actor(),
+    };
+    world.ask(undrain).unwrap();
+    machine.session = SessionId(world.mint.id());
+    world.connect_with(&machine, Vec::new(), |hello| hello.draining = true);
+    assert_eq!(marks(world.told(&machine)), [true]);
+    world.reconnect(&mut machine, &[]);
+    assert!(marks(world.told(&machine)).is_empty());
+}
+
+#[test]
+fn unpausing_what_is_not_paused_is_refused_and_writes_nothing() {
+    let mut world = World::new();
+    let task = world.submit(spec());
+    let writes = world.writes;
+    let unpaused = world.ask(|request| Input::UnpauseTask {
+        request,
+        tenant: tenant("acme"),
+        task,
+        by: actor(),
+    });
+    assert_eq!(unpaused.unwrap_err(), Rejection::NotPaused);
+    assert_eq!(world.writes, writes);
+}
