@@ -7,6 +7,7 @@ mod broken_streams;
 mod cancel;
 mod command_line;
 mod crash;
+mod fencing;
 mod late;
 mod life;
 mod processes;
