@@ -102,7 +102,8 @@ impl Core {
         match self.apply_numbered(
             live,
             event,
-            Some(frame.observed),
+            // A daemon that tells no time sends none, which decodes as zero.
+            Some(frame.observed).filter(|observed| observed.0 > 0),
             Some(from.control_seq),
             turn,
         ) {
