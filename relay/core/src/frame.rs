@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::attempt::{Event, Outcome};
+use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
 use crate::id::{DaemonId, SessionId};
@@ -32,7 +33,8 @@ pub(crate) struct From {
 }
 
 impl Core {
-    pub(crate) fn frame(&mut self, frame: Frame, turn: &mut Turn<'_>) {
+    pub(crate) fn frame(&mut self, mut frame: Frame, turn: &mut Turn<'_>) {
+        bounds::clip_body(&mut frame.body);
         let Some(daemon) = self.roster.daemon_of(frame.session) else {
             turn.fx
                 .counts

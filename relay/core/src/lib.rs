@@ -5,6 +5,7 @@
 //! or a simulation can replay any history exactly.
 
 mod attempt;
+mod bounds;
 pub mod config;
 pub mod conversation;
 mod core;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::attempt::{Event, Machine, Outcome};
+use crate::bounds;
 use crate::config::Config;
 use crate::id::{AttemptId, TaskId};
 use crate::record::{AttemptRecord, AttemptState, EventKind, TaskRecord, TimelineEvent, TimerKind};
@@ -268,7 +269,8 @@ impl Live {
             .then(|| record.ended.unwrap_or(now.wall));
         let state = record.state;
         let mut events = Vec::with_capacity(notes.len());
-        for note in notes {
+        for mut note in notes {
+            bounds::clip_some(&mut note.message, bounds::NOTE_BYTES);
             record.revision += 1;
             let event = Arc::new(TimelineEvent {
                 revision: record.revision,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::attempt::{Event, Outcome};
+use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Downstream, Reply};
 use crate::ends::confirm_cancel;
@@ -136,7 +137,8 @@ impl Core {
     }
 
     fn check_retry(&self, live: &Live) -> Result<(), Rejection> {
-        if live.record().counters.dispatches >= self.config.max_dispatches {
+        let many = live.record().attempts.len() >= bounds::ATTEMPTS;
+        if many || live.record().counters.dispatches >= self.config.max_dispatches {
             return Err(Rejection::DispatchLimit);
         }
         if live.is_reopened() && self.tasks.len() >= self.config.max_open {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply, Write};
 use crate::id::{AttemptId, TaskId};
@@ -134,6 +135,7 @@ impl Core {
         let record = live.record_mut();
         if let Some(last) = record.attempts.last_mut() {
             last.successor = Some(id);
+            bounds::shrink_earlier(last);
         }
         record.attempts.push(attempt);
         record.retry = None;

@@ -3,6 +3,7 @@
 mod world;
 
 mod boot;
+mod bounds;
 mod cancel;
 mod deadlines;
 mod fencing;

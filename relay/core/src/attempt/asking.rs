@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Machine, Outcome};
+use crate::bounds;
 use crate::id::InputId;
 use crate::record::{
     Answer, EventKind, InputRecord, InputState, ParkCause, Pending, Phase, TimerKind,
@@ -16,6 +17,10 @@ impl Machine<'_> {
         let inputs = &mut self.attempt.inputs;
         if inputs.iter().any(|known| known.id == input.id) {
             return Outcome::Refused(Rejection::DuplicateInput);
+        }
+        let (asked, _) = bounds::asked_and_answered(inputs);
+        if asked + input.payload.len() > bounds::ASKED_BYTES {
+            return Outcome::Refused(Rejection::TooManyInputs);
         }
         if inputs.len() >= self.config.max_inputs {
             // Closed ones are history: the oldest makes room.
@@ -40,15 +45,19 @@ impl Machine<'_> {
         self.attempt.inputs.iter_mut().find(|input| input.id == id)
     }
 
-    pub(super) fn answered(&mut self, id: InputId, answer: Answer) -> Outcome {
+    pub(super) fn answered(&mut self, id: InputId, mut answer: Answer) -> Outcome {
+        let (_, answered) = bounds::asked_and_answered(&self.attempt.inputs);
         let Some(input) = self.input_mut(id) else {
             return Outcome::Refused(Rejection::UnknownInput);
         };
         match &input.state {
+            // The daemon has not confirmed the others yet; it can be said again when it has.
+            InputState::Open if answered + answer.payload.len() > bounds::ANSWERED_BYTES => {
+                return Outcome::Refused(Rejection::TooManyInputs);
+            }
             InputState::Open => {}
             InputState::Answered(given) | InputState::Received(given) => {
-                let same = given.approved == answer.approved && given.payload == answer.payload;
-                return if same {
+                return if bounds::is_same(given, &answer) {
                     Outcome::Ignored
                 } else {
                     Outcome::Refused(Rejection::AnswerConflict)
@@ -58,6 +67,7 @@ impl Machine<'_> {
                 return Outcome::Refused(Rejection::InputClosed);
             }
         }
+        bounds::clip_actor(&mut answer);
         let approved = answer.approved == Some(true);
         input.state = InputState::Answered(answer);
         // What a person let through may have had effects.
@@ -74,7 +84,7 @@ impl Machine<'_> {
         let InputState::Answered(answer) = &input.state else {
             return Outcome::Refused(Rejection::WrongOrder);
         };
-        input.state = InputState::Received(answer.clone());
+        input.state = InputState::Received(bounds::received(answer.clone()));
         self.attempt.phase = Some(Phase::InputReceived);
         self.input_closed(id);
         self.notes.push(EventKind::InputReceived { input: id });

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Machine, Outcome};
+use crate::bounds;
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
     AttentionCause, End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked,
@@ -84,6 +85,7 @@ impl Machine<'_> {
                 input.payload = Arc::from([]);
             }
         }
+        bounds::shrink_ended(self.attempt);
         self.tell(&Fact::Ended);
     }
 

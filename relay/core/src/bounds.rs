@@ -1,0 +1,170 @@
+//! How large a task's record may grow. It is written whole, and the journal takes no entry over 1 MiB.
+//!
+//! The worst legal record: open inputs and their answers 330 KiB, their tools and names 130 KiB, open tool calls
+//! 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB. A test builds it. Words are clipped; what decides is not.
+
+use std::sync::Arc;
+
+use crate::input::{CanceledBody, Completed, Errored, FrameBody, Termination};
+use crate::record::{Answer, Artifact, AttemptRecord, InputRecord, InputState, RejectCode, Usage};
+
+/// What open inputs of one attempt ask, together: one of the largest kind fits.
+pub(crate) const ASKED_BYTES: usize = 264 * 1024;
+/// What people answered and the daemon has not confirmed, together.
+pub(crate) const ANSWERED_BYTES: usize = 64 * 1024;
+/// An answer that the daemon has is kept only if it is short.
+const ANSWER_KEPT_BYTES: usize = 256;
+/// Attempts of one task, also those that nobody was offered.
+pub(crate) const ATTEMPTS: usize = 100;
+/// Inputs that an attempt keeps after its end, and after its successor's start.
+const INPUTS_KEPT: usize = 16;
+const INPUTS_OF_EARLIER: usize = 4;
+const ARTIFACTS: usize = 64;
+
+const NAME_BYTES: usize = 128;
+const ID_BYTES: usize = 256;
+pub(crate) const NOTE_BYTES: usize = 256;
+const WORDS_BYTES: usize = 4096;
+const PATH_BYTES: usize = 1024;
+
+/// Cuts at a character's edge.
+pub(crate) fn clip(words: &mut Arc<str>, bytes: usize) {
+    if words.len() > bytes {
+        *words = words[..words.floor_char_boundary(bytes)].into();
+    }
+}
+
+pub(crate) fn clip_some(words: &mut Option<Arc<str>>, bytes: usize) {
+    if let Some(words) = words {
+        clip(words, bytes);
+    }
+}
+
+/// A frame's words at the lengths that a record may keep.
+pub(crate) fn clip_body(body: &mut FrameBody) {
+    match body {
+        FrameBody::Rejected { code, message } => {
+            if let RejectCode::Other(code) = code {
+                clip(code, NAME_BYTES);
+            }
+            clip_some(message, NOTE_BYTES);
+        }
+        FrameBody::Phase { message, .. } => clip_some(message, NOTE_BYTES),
+        FrameBody::ToolStarted { id, name } => {
+            clip(id, ID_BYTES);
+            clip(name, NAME_BYTES);
+        }
+        FrameBody::ToolFinished { id } => clip(id, ID_BYTES),
+        FrameBody::PermissionRequest { tool, .. } => clip_some(tool, ID_BYTES),
+        FrameBody::Completed(body) => clip_completed(body),
+        FrameBody::Errored(body) => clip_errored(body),
+        FrameBody::Canceled(CanceledBody {
+            reason,
+            usage,
+            termination,
+            ..
+        }) => {
+            clip_some(reason, WORDS_BYTES);
+            clip_usage(usage, termination);
+        }
+        FrameBody::Released {
+            reason,
+            termination,
+        } => {
+            clip_some(reason, WORDS_BYTES);
+            clip_some(&mut termination.cleanup, NOTE_BYTES);
+        }
+        FrameBody::Receipt { termination } => clip_some(&mut termination.cleanup, NOTE_BYTES),
+        FrameBody::Accepted
+        | FrameBody::Started
+        | FrameBody::Question { .. }
+        | FrameBody::InputWithdrawn { .. }
+        | FrameBody::InputReceived { .. }
+        | FrameBody::NotBuilt { .. }
+        | FrameBody::Unknown => {}
+    }
+}
+
+fn clip_completed(body: &mut Completed) {
+    clip_session(&mut body.agent_session_id);
+    clip_usage(&mut body.usage, &mut body.termination);
+    body.artifacts.truncate(ARTIFACTS);
+    for Artifact { path, sha256, .. } in &mut body.artifacts {
+        clip(path, PATH_BYTES);
+        clip_some(sha256, NAME_BYTES);
+    }
+}
+
+fn clip_errored(body: &mut Errored) {
+    clip_session(&mut body.agent_session_id);
+    clip_usage(&mut body.usage, &mut body.termination);
+    clip_some(&mut body.message, WORDS_BYTES);
+    clip_some(&mut body.user_message, WORDS_BYTES);
+}
+
+fn clip_usage(usage: &mut Usage, termination: &mut Termination) {
+    clip_some(&mut usage.cost_usd, NAME_BYTES);
+    clip_some(&mut termination.cleanup, NOTE_BYTES);
+}
+
+/// Half an id names another conversation, so one that is too long is none.
+fn clip_session(id: &mut Option<Arc<str>>) {
+    if id.as_ref().is_some_and(|id| id.len() > ID_BYTES) {
+        *id = None;
+    }
+}
+
+/// What the open inputs of an attempt ask and are told, in bytes.
+pub(crate) fn asked_and_answered(inputs: &[InputRecord]) -> (usize, usize) {
+    let mut sums = (0, 0);
+    for input in inputs {
+        match &input.state {
+            InputState::Open => sums.0 += input.payload.len(),
+            InputState::Answered(answer) => {
+                sums.0 += input.payload.len();
+                sums.1 += answer.payload.len();
+            }
+            InputState::Received(_) | InputState::Withdrawn | InputState::Expired => {}
+        }
+    }
+    sums
+}
+
+/// The daemon has it: long words need not be sent again.
+pub(crate) fn received(mut answer: Answer) -> Answer {
+    if answer.payload.len() > ANSWER_KEPT_BYTES {
+        answer.payload = Arc::from([]);
+    }
+    answer
+}
+
+/// Whether a repeated answer is the one that was given; of a long one that was received only the decision is known.
+pub(crate) fn is_same(given: &Answer, repeated: &Answer) -> bool {
+    let forgotten = given.payload.is_empty() && repeated.payload.len() > ANSWER_KEPT_BYTES;
+    given.approved == repeated.approved && (forgotten || given.payload == repeated.payload)
+}
+
+pub(crate) fn clip_actor(answer: &mut Answer) {
+    clip(&mut answer.by, NAME_BYTES);
+}
+
+/// An attempt that is over keeps its newest inputs.
+pub(crate) fn shrink_ended(attempt: &mut AttemptRecord) {
+    keep_newest(&mut attempt.inputs, INPUTS_KEPT);
+}
+
+/// An attempt that has a successor is history: its result is not the task's, and its words are short.
+pub(crate) fn shrink_earlier(attempt: &mut AttemptRecord) {
+    keep_newest(&mut attempt.inputs, INPUTS_OF_EARLIER);
+    attempt.result = None;
+    attempt.artifacts.clear();
+    attempt.budgets.clear();
+    if let crate::record::State::Ended(end) = &mut attempt.state {
+        clip_some(&mut end.message, NOTE_BYTES);
+        clip_some(&mut end.user_message, NOTE_BYTES);
+    }
+}
+
+fn keep_newest(inputs: &mut Vec<InputRecord>, count: usize) {
+    inputs.drain(..inputs.len().saturating_sub(count));
+}
