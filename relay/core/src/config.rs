@@ -41,6 +41,9 @@ pub struct Config {
     pub stall_ms: u64,
     /// Consumed budgets of hard deadlines are written at least this often.
     pub budget_write_ms: u64,
+    /// After an accepted loss or an import: how long tasks found at boot are not placed, for they may have been leased
+    /// later than the relay knows.
+    pub inherited_hold_ms: u64,
     /// How long after `lost` a result of the last attempt may still be adopted.
     pub adopt_late_ms: u64,
 }
@@ -71,6 +74,7 @@ impl Config {
             reject_backoff_ms: 5_000,
             stall_ms: 1_000,
             budget_write_ms: 30_000,
+            inherited_hold_ms: 0,
             adopt_late_ms: 24 * 60 * 60 * 1_000,
         }
     }

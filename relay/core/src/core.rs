@@ -283,7 +283,7 @@ impl Core {
 
     /// Puts a task back: writes what changed, publishes it, arms what comes next, or lets it go if it has ended.
     pub(crate) fn keep(&mut self, mut live: Box<Live>, turn: &mut Turn<'_>) -> Arc<TaskRecord> {
-        let change = live.complete(turn.now, self.uptime_ms(turn.now));
+        let change = live.complete(turn.now, self.budget_clock_ms(&live, turn.now));
         let ended = live.record().state.is_terminal();
         if let Some(change) = change {
             let record = Arc::clone(&change.record);
@@ -354,6 +354,16 @@ impl Core {
 
     pub(crate) fn uptime_ms(&self, now: Now) -> u64 {
         self.earlier_ms.saturating_add(now.at.since(self.started))
+    }
+
+    /// What a task's budgets are dated by. A queued attempt has only its queue timer, and that stands still in a pause.
+    fn budget_clock_ms(&self, live: &Live, now: Now) -> u64 {
+        let uptime_ms = self.uptime_ms(now);
+        if live.newest().state == State::Queued {
+            self.scheduler.queue_clock_ms(uptime_ms)
+        } else {
+            uptime_ms
+        }
     }
 }
 

@@ -123,6 +123,16 @@ impl Fences {
         dead.into_iter().filter_map(|a| self.lift(a)).collect()
     }
 
+    /// The machine names another boot while the old one was still heard: two machines share an identity, and neither
+    /// boot proves anything about what stands now.
+    pub fn doubt(&mut self, daemon: DaemonId, boot_id: &Arc<str>) {
+        for attempt in self.daemons.get(&daemon).into_iter().flatten() {
+            if let Some(fence) = self.fences.get_mut(attempt) {
+                fence.boot_id = Arc::clone(boot_id);
+            }
+        }
+    }
+
     /// Takes one fence whose time is over.
     pub fn take_over(&mut self, now: Moment) -> Option<Fence> {
         let (at, attempt) = *self.ends.first()?;

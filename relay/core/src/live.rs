@@ -243,7 +243,7 @@ impl Live {
 
     /// Completes a change: derives the state, numbers the notes, brings the budgets up to date. `None` if nothing
     /// durable changed.
-    pub(crate) fn complete(&mut self, now: Now, uptime_ms: u64) -> Option<Change> {
+    pub(crate) fn complete(&mut self, now: Now, clock_ms: u64) -> Option<Change> {
         if !self.dirty {
             return None;
         }
@@ -255,7 +255,7 @@ impl Live {
         let record = Arc::make_mut(&mut self.record);
         if let Some(newest) = record.attempts.last_mut() {
             newest.budgets = budgets;
-            newest.budgets_at_ms = uptime_ms;
+            newest.budgets_at_ms = clock_ms;
             self.written_seq = newest.control_seq;
         }
         if let (Some(retry), Some(left)) = (&mut record.retry, retry_left) {

@@ -97,6 +97,7 @@ impl Core {
                 reason,
                 since: turn.now.wall,
             });
+            self.scheduler.paused_at_ms = Some(self.uptime_ms(turn.now));
             self.store_scheduler(turn);
             self.tell_all_queued(&Fact::Paused, turn.now.at);
         }
@@ -105,6 +106,9 @@ impl Core {
 
     pub(crate) fn unpause_scheduler(&mut self, request: RequestId, turn: &mut Turn<'_>) {
         if self.scheduler.paused.take().is_some() {
+            let uptime_ms = self.uptime_ms(turn.now);
+            let since = self.scheduler.paused_at_ms.take().unwrap_or(uptime_ms);
+            self.scheduler.paused_ms += uptime_ms.saturating_sub(since);
             self.store_scheduler(turn);
             self.tell_all_queued(&Fact::Unpaused, turn.now.at);
         }

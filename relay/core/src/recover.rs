@@ -6,17 +6,20 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::config::Config;
-use crate::conversation::Affinity;
+use crate::conversation::{Affinity, ConversationKey};
 use crate::core::{Core, Recovered, Turn};
-use crate::effects::Effects;
-use crate::fences::Fences;
+use crate::effects::{Effects, Write};
+use crate::fences::{Fence, Fences, Guard};
+use crate::id::{AttemptId, DaemonId};
 use crate::live::Live;
 use crate::queue::Queue;
 use crate::record::{AttemptRecord, Budget, InputState, State, TaskRecord, TimerKind};
 use crate::roster::Roster;
 use crate::spec::TaskSpec;
-use crate::time::{Mint, Now};
+use crate::time::{Mint, Moment, Now};
 use crate::timers::{Deadlines, Fact, Stored, TimerKey, TimerSet};
 
 impl Core {
@@ -43,6 +46,7 @@ impl Core {
         for (tenant, key, record) in recovered.idempotency {
             core.keys.insert((tenant, key), record);
         }
+        core.hold_inherited(&mut turn);
         let mut tasks = recovered.tasks;
         // Ids rise with time: first come, first served holds over a restart.
         tasks.sort_by_key(|(_, record)| record.task);
@@ -88,6 +92,7 @@ impl Core {
         let timers = self.restore_timers(newest, &spec, &record, turn.now);
         let mut live = Box::new(Live::new(spec, record, timers));
         *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
+        self.fence_inherited(&live, turn.now.at);
         live.retry_at = live
             .record()
             .retry
@@ -99,6 +104,32 @@ impl Core {
             self.line_up(&live);
         }
         self.keep(live, turn);
+    }
+
+    /// In uptime and stored: a second boot during the hold must not forget it.
+    fn hold_inherited(&mut self, turn: &mut Turn<'_>) {
+        if self.config.inherited_hold_ms > 0 {
+            let until_ms = self
+                .earlier_ms
+                .saturating_add(self.config.inherited_hold_ms);
+            self.scheduler.held_until_ms = self.scheduler.held_until_ms.max(until_ms);
+            turn.write(Write::PutScheduler(self.scheduler.clone()));
+        }
+    }
+
+    /// An attempt that this relay never heard of may run, so the task's own id stands in for it.
+    fn fence_inherited(&mut self, live: &Live, now: Moment) {
+        let hold_ms = self.scheduler.held_until_ms.saturating_sub(self.earlier_ms);
+        if hold_ms > 0 {
+            self.fences.raise(Fence {
+                attempt: AttemptId(live.id().0),
+                task: live.id(),
+                conversation: ConversationKey::of(&live.spec),
+                daemon: DaemonId(Uuid::nil()),
+                boot_id: "".into(),
+                guard: Guard::Until(now + hold_ms),
+            });
+        }
     }
 
     fn restore_lease(&mut self, live: &mut Live, turn: &Turn<'_>) {
@@ -120,7 +151,12 @@ impl Core {
         now: Now,
     ) -> TimerSet {
         let limits = Live::limits(spec, &self.config);
-        let budgets = up_to_date(newest, self.earlier_ms);
+        let clock_ms = if newest.state == State::Queued {
+            self.scheduler.queue_clock_ms(self.earlier_ms)
+        } else {
+            self.earlier_ms
+        };
+        let budgets = up_to_date(newest, clock_ms, record.paused.is_some());
         let stored = Stored {
             budgets: &budgets,
             reached: newest.reached,
@@ -159,15 +195,25 @@ fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::id::InputId> {
 }
 
 /// Adds the time that the relay ran after the budgets were written. Only hard deadlines: the others start over or are
-/// given a floor.
-fn up_to_date(attempt: &AttemptRecord, uptime_ms: u64) -> Vec<Budget> {
-    let ran_ms = uptime_ms.saturating_sub(attempt.budgets_at_ms);
+/// given a floor. Whether the queue timer stood still is the task's to say, for each of its pauses is written; the
+/// scheduler's are in the clock.
+fn up_to_date(attempt: &AttemptRecord, clock_ms: u64, task_paused: bool) -> Vec<Budget> {
+    let ran_ms = clock_ms.saturating_sub(attempt.budgets_at_ms);
     let add = |budget: &Budget| {
-        let hard = matches!(
-            budget.timer,
-            TimerKind::Total | TimerKind::Queue | TimerKind::UserInput
-        );
-        let ran_ms = if hard && !budget.paused { ran_ms } else { 0 };
+        let runs = match budget.timer {
+            TimerKind::Queue => !task_paused,
+            TimerKind::Total | TimerKind::UserInput => !budget.paused,
+            TimerKind::Accept
+            | TimerKind::ProcessStart
+            | TimerKind::PromptWrite
+            | TimerKind::FirstEvent
+            | TimerKind::FirstVisibleEvent
+            | TimerKind::StreamIdle
+            | TimerKind::ToolIdle
+            | TimerKind::CleanupTerm
+            | TimerKind::Lease => false,
+        };
+        let ran_ms = if runs { ran_ms } else { 0 };
         Budget {
             consumed_ms: budget.consumed_ms.saturating_add(ran_ms),
             ..budget.clone()

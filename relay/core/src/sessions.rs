@@ -36,6 +36,10 @@ impl Core {
             return close(session, CloseReason::Replaced, turn);
         }
         let active = std::mem::take(&mut hello.active);
+        let heard = self
+            .roster
+            .get(daemon)
+            .and_then(|known| known.presence.last_heard());
         let greeting = self
             .roster
             .hello(session, &hello, self.config.heartbeat_ms, turn.now.at);
@@ -45,6 +49,12 @@ impl Core {
             Opened::Superseded(old) => close(old, CloseReason::Superseded, turn),
         }
         self.remember_daemon(&hello, turn);
+        let superseded = matches!(greeting.opened, Opened::Superseded(_));
+        let alive_ms = 2 * self.config.heartbeat_ms;
+        if superseded && heard.is_some_and(|at| turn.now.at.since(at) < alive_ms) {
+            // A machine that was heard just now has not booted since: it was cloned, or its data was.
+            self.fences.doubt(daemon, &hello.boot_id);
+        }
         self.machine_booted(&hello, &active, turn);
         let listed: BTreeSet<AttemptId> = active.iter().map(|active| active.re.attempt).collect();
         let mut going_on = Vec::new();

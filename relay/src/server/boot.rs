@@ -151,10 +151,18 @@ fn recover(
 fn settings(config: &RelayConfig, opened: &Opened) -> Config {
     let (incarnation, epoch) = (opened.incarnation, opened.relay_epoch);
     info!(recovery = ?opened.recovery, relay_epoch = epoch, %incarnation, "store open");
+    let usual = Config::new(Incarnation(incarnation), RelayEpoch(epoch));
+    let longest_ms = usual.max_lease_ms + usual.grace_for(usual.max_lease_ms);
     Config {
         max_open: config.max_open,
         max_open_per_tenant: config.max_open_per_tenant,
-        ..Config::new(Incarnation(incarnation), RelayEpoch(epoch))
+        // What was lost may have been a grant: wait until the longest that it can have been is over.
+        inherited_hold_ms: opened
+            .recovery
+            .accepted_loss
+            .as_ref()
+            .map_or(0, |_| longest_ms),
+        ..usual
     }
 }
 

@@ -36,7 +36,8 @@ pub struct AttemptRecord {
     pub times: StageTimes,
     /// Used-up time of its timers when this was written.
     pub budgets: Vec<Budget>,
-    /// The relay's uptime when `budgets` was written: what passed since is used up too.
+    /// The relay's uptime when `budgets` was written: what passed since is used up too. While it is queued, the
+    /// uptime in which the scheduler was not paused.
     pub budgets_at_ms: u64,
     pub usage: Usage,
     pub agent_session_id: Option<Arc<str>>,

@@ -49,6 +49,22 @@ pub struct SchedulerRecord {
     /// Sum of all runs of the relay, written at least every 30 s: with it every stored budget can be brought up to
     /// date, so that one small write does for all tasks.
     pub uptime_ms: u64,
+    /// Uptime that passed while paused, in all pauses that are over; queue budgets do not count it.
+    pub paused_ms: u64,
+    /// The uptime when the pause that stands began.
+    pub paused_at_ms: Option<u64>,
+    /// The uptime until which nothing inherited is placed: after an accepted loss later grants are unknown.
+    pub held_until_ms: u64,
+}
+
+impl SchedulerRecord {
+    /// The clock that queue budgets are counted by: it stands still while the scheduler is paused.
+    pub(crate) fn queue_clock_ms(&self, uptime_ms: u64) -> u64 {
+        let standing = self
+            .paused_at_ms
+            .map_or(0, |since| uptime_ms.saturating_sub(since));
+        uptime_ms.saturating_sub(self.paused_ms.saturating_add(standing))
+    }
 }
 
 /// The successor rule's memory: this attempt may still run, so nothing of its task or conversation is leased.

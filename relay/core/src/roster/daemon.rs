@@ -64,6 +64,14 @@ impl Presence {
         }
     }
 
+    /// When its stream last said something; none without a stream.
+    pub fn last_heard(&self) -> Option<Moment> {
+        match self {
+            Presence::Unheard | Presence::Away { .. } => None,
+            Presence::Connected { heard, .. } => Some(*heard),
+        }
+    }
+
     pub(super) fn heard(&mut self, every_ms: u64, now: Moment) {
         if let Presence::Connected {
             heard,

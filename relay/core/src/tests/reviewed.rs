@@ -171,3 +171,97 @@ fn unpausing_what_is_not_paused_is_refused_and_writes_nothing() {
     assert_eq!(unpaused.unwrap_err(), Rejection::NotPaused);
     assert_eq!(world.writes, writes);
 }
+
+fn pause(world: &mut World) {
+    let pause = |request| Input::PauseScheduler {
+        request,
+        by: actor(),
+        reason: "x".into(),
+    };
+    world.ask(pause).unwrap();
+}
+
+fn unpause(world: &mut World) {
+    let by = actor();
+    world
+        .ask(|request| Input::UnpauseScheduler { request, by })
+        .unwrap();
+}
+
+#[test]
+fn a_pause_costs_no_queue_time_over_a_restart_and_nothing_consumed_is_given_back() {
+    let mut world = World::new();
+    let patient = TaskSpec {
+        queue_ms: Some(3_600_000),
+        ..spec()
+    };
+    let before = world.submit(patient.clone());
+    world.pass(1_000_000);
+    pause(&mut world);
+    let within = world.submit(patient);
+    world.pass(24 * 3_600_000);
+    world.restart();
+    world.pass(1_000_000);
+    unpause(&mut world);
+    world.pass(2_000_000);
+    world.restart();
+    world.pass(500_000);
+    for task in [before, within] {
+        assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    }
+    world.pass(150_000);
+    assert_eq!(
+        world.attempt_state(before),
+        AttemptState::Parked,
+        "1 + 2 + 0.65 of 3.6 million: what it used before the pause counts"
+    );
+    assert_eq!(world.attempt_state(within), AttemptState::Queued);
+    world.pass(1_000_000);
+    assert_eq!(
+        world.attempt_state(within),
+        AttemptState::Parked,
+        "what it used after the pause counts"
+    );
+}
+
+#[test]
+fn after_an_accepted_loss_nothing_inherited_is_placed_before_every_lease_is_over() {
+    let mut world = World::new();
+    let waiting = world.submit(spec());
+    world.inherit(100_000);
+    let mut machine = world.machine(1);
+    world.pass_renewing(40_000, &machine, &[]);
+    assert!(world.dispatches().is_empty(), "an unknown attempt may run");
+    let fresh = world.submit(spec());
+    assert_eq!(world.dispatch().re.task, fresh);
+    world.inherit(0);
+    world.reconnect(&mut machine, &[]);
+    world.pass_renewing(50_000, &machine, &[]);
+    let early = world.dispatches();
+    assert!(
+        early.iter().all(|work| work.re.task != waiting),
+        "a second boot remembers the hold"
+    );
+    world.pass_renewing(60_000, &machine, &[]);
+    let late = world.dispatches();
+    assert!(late.iter().any(|work| work.re.task == waiting));
+}
+
+#[test]
+fn another_boot_proves_nothing_while_the_old_one_is_still_heard() {
+    for (silence, fences) in [(900, 1), (12_000, 0)] {
+        let mut world = World::new();
+        let mut machine = world.machine(1);
+        let task = world.submit(spec());
+        let work = world.started();
+        world.beat(&machine, &[&work]);
+        world.pass(silence);
+        machine.instance = crate::id::InstanceId(world.mint.id());
+        machine.boot = "boot-2";
+        world.reconnect(&mut machine, &[]);
+        assert_eq!(world.attempt_state(task), AttemptState::Lost);
+        assert_eq!(world.store.fences.len(), fences, "after {silence} ms");
+        world.reconnect(&mut machine, &[]);
+        assert_eq!(world.store.fences.len(), fences, "nor on its next stream");
+    }
+}

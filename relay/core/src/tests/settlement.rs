@@ -115,6 +115,7 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
     for work in &mut works {
         world.frame(work, FrameBody::Accepted);
     }
+    world.disconnect(&machine);
     machine.boot = "boot-2";
     machine.instance = InstanceId(uuid::Uuid::from_u128(77));
     let finished = works.iter().find(|w| w.re.task == done).unwrap().clone();

@@ -113,6 +113,12 @@ impl World {
         self.restart_here();
     }
 
+    /// A new start from a store that lost its newest writes.
+    pub(super) fn inherit(&mut self, hold_ms: u64) {
+        self.config.inherited_hold_ms = hold_ms;
+        self.restart();
+    }
+
     /// The same without a break in anybody's clock.
     pub(super) fn restart_here(&mut self) {
         let recovered = self.store.recovered();
