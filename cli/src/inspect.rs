@@ -153,10 +153,12 @@ fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
     attempt_end(page, attempt);
     if let Some(lease) = attempt.lease.as_ref().filter(|lease| lease.live) {
         let left = until(lease.expires_at.as_ref(), now_ms);
-        page.sub(
-            "lease",
-            &format!("{left} left, {} renewals", lease.renewals),
-        );
+        let left = if left.is_empty() {
+            left
+        } else {
+            format!("{left} left, ")
+        };
+        page.sub("lease", &format!("{left}{} renewals", lease.renewals));
     }
     for tool in &attempt.open_tools {
         page.sub(
@@ -217,9 +219,13 @@ fn output_text(output: &OutputView) -> String {
 fn timer_text(timer: &ArmedTimer) -> String {
     let name = short_name_of::<TimerKind>(timer.kind);
     let left = duration::short(timer.remaining_ms);
-    let limit = duration::short(timer.limit_ms);
+    // The relay tells what is left of every timer, and the limit only where it knows it.
+    let limit = match timer.limit_ms {
+        0 => String::new(),
+        limit => format!(" of {}", duration::short(limit)),
+    };
     let paused = if timer.paused { ", paused" } else { "" };
-    format!("{name} has {left} of {limit} left{paused}")
+    format!("{name} has {left}{limit} left{paused}")
 }
 
 fn moment(at: Option<&prost_types::Timestamp>, now_ms: u64) -> String {

@@ -141,6 +141,7 @@ impl Api {
             .unwrap_or_default();
         let open = newest.filter(|attempt| attempt.state.end().is_none());
         let mut task = convert::task(spec, record, &self.config, View::Whole);
+        self.fill_output(&mut task);
         if let Some(waits) = view.waits_for {
             task.waits_for = waits_for(waits).into();
         }

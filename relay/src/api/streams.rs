@@ -16,8 +16,9 @@ use super::fault::Fault;
 use super::{Api, status};
 use crate::auth::{AuthFault, Principal};
 
-/// Messages between a feeder and its client's connection.
-const QUEUE: usize = 16;
+/// Messages between a feeder and its client's connection. Few, because a client that does not read holds all of them,
+/// up to 64 KiB each, beside what HTTP/2 buffers.
+const QUEUE: usize = 2;
 
 /// The answering half of a streaming call.
 pub(super) type Answers<T> = BoxStream<T>;

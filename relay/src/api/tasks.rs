@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_core::effects::Reply;
-use baton_core::id::{TaskId, TenantId};
+use baton_core::id::{AttemptId, TaskId, TenantId};
 use baton_core::input::{Input, Submit};
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
@@ -203,8 +203,22 @@ impl Api {
         } else {
             View::Whole
         };
-        let task = convert::task(&spec, &record, &self.config, view);
+        let mut task = convert::task(&spec, &record, &self.config, view);
+        self.fill_output(&mut task);
         Ok(v1::GetTaskResponse { task: Some(task) })
+    }
+
+    /// What only the output log knows: how far output is durable, and how much of it was cut.
+    pub(super) fn fill_output(&self, task: &mut v1::Task) {
+        for attempt in &mut task.attempts {
+            let Ok(id) = attempt.attempt_id.parse::<AttemptId>() else {
+                continue;
+            };
+            if let (Some(view), Some(end)) = (attempt.output.as_mut(), self.output.end(id.0)) {
+                view.cut_bytes = end.cut_bytes;
+                view.durable_offset = end.durable;
+            }
+        }
     }
 
     /// A task of this tenant; another tenant's is not found like one that never was.
@@ -294,7 +308,9 @@ impl Api {
         let (tenant, task) = (record.tenant.clone(), record.task);
         let spec = self.read(move |reader| reader.spec(&tenant, task)).await?;
         let spec = spec.ok_or(Fault::Unreadable)?;
-        Ok(convert::task(&spec, record, &self.config, View::Whole))
+        let mut task = convert::task(&spec, record, &self.config, View::Whole);
+        self.fill_output(&mut task);
+        Ok(task)
     }
 }
 

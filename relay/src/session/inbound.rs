@@ -12,6 +12,8 @@ use crate::output::{AppendError, Appended, CHUNK_BYTES_MAX, Chunk, CutReason};
 
 /// Terminal frames that may wait for their output at one time; a daemon has at most 4096 slots.
 const SETTLING_MAX: usize = 4096;
+/// Longest stretch that one cut may name; no child writes more within a lease.
+const CUT_BYTES_MAX: u64 = 1 << 40;
 /// Longest hold that is passed on; the core has its own, lower limit.
 const HOLD_MS_MAX: u64 = 600_000;
 
@@ -209,10 +211,7 @@ impl Session {
     }
 
     async fn cut(&mut self, re: FrameRef, sent: v1::OutputCut) -> Result<(), Ended> {
-        let (Some(to), Some(reason)) = (
-            sent.offset.checked_add(sent.length),
-            cut_reason(sent.reason()),
-        ) else {
+        let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(sent.reason())) else {
             self.refuse(
                 &re.attempt.to_string(),
                 0,
@@ -345,4 +344,9 @@ fn cut_reason(sent: v1::CutReason) -> Option<CutReason> {
         | v1::CutReason::NotReceived
         | v1::CutReason::Unspecified => None,
     }
+}
+
+fn cut_end(sent: &v1::OutputCut) -> Option<u64> {
+    let end = sent.offset.checked_add(sent.length)?;
+    (sent.length <= CUT_BYTES_MAX).then_some(end)
 }
