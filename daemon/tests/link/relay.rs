@@ -257,14 +257,20 @@ impl Session {
     }
 
     /// The next frame about an attempt.
+    /// Heartbeats go on for ever, so the whole wait has a limit and not only each frame.
     pub(crate) async fn attempt_frame(&mut self) -> AttemptFrame {
-        loop {
-            let frame = self.frame().await.expect("the daemon closed the stream");
-            if let Up::Attempt(frame) = frame {
-                self.tap.push(frame.clone());
-                return frame;
+        let wanted = async {
+            loop {
+                let frame = self.frame().await.expect("the daemon closed the stream");
+                if let Up::Attempt(frame) = frame {
+                    self.tap.push(frame.clone());
+                    return frame;
+                }
             }
-        }
+        };
+        tokio::time::timeout(PATIENCE, wanted)
+            .await
+            .expect("the daemon says nothing of an attempt")
     }
 
     pub(crate) async fn until(&mut self, wanted: impl Fn(&Body) -> bool) -> AttemptFrame {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_daemon::Clock;
+use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::daemon_frame::Frame as Up;
 use baton_proto::v1::settlement::Decision;
@@ -138,7 +139,7 @@ async fn an_attempt_that_the_relay_takes_away_dies_with_a_receipt_and_no_result(
     let frame = session.until(|body| matches!(body, Body::Receipt(_))).await;
     // The relay knows nothing of it any more: then there is nothing to keep.
     session
-        .refuse(&abandoned, frame.control_seq, "NOT_FOUND")
+        .refuse(&abandoned, frame.control_seq, refusals::UNKNOWN_ATTEMPT)
         .await;
     assert_eq!(session.terminals(), 0);
     daemon.until(|status| status.running == 0).await;

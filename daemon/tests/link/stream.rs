@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame as Down;
 use baton_proto::v1::settlement::Decision;
@@ -61,7 +62,7 @@ async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
     session.settle(&attempt, Decision::Adopt(adopt)).await;
     assert_eq!(session.attempt_frame().await.body, last.body);
     session.ack(&attempt, last.control_seq, 8).await;
-    session.refuse(&attempt, 0, "SEQUENCE_GAP").await;
+    session.refuse(&attempt, 0, refusals::GAP).await;
     // The heartbeat after next shows that the acknowledgement has been read.
     session.heartbeats.clear();
     while session.heartbeats.len() < 2 {
@@ -82,7 +83,7 @@ async fn the_end_of_an_attempt_is_told_even_when_its_other_frames_come_too_late(
     let last = session.until_terminal().await;
     session.tap.clear();
     // The relay had given it up: each phase is refused and it is abandoned, but the result is wanted.
-    session.refuse(&attempt, 2, "STALE_ATTEMPT").await;
+    session.refuse(&attempt, 2, "stale_attempt").await;
     let abandon = attempt_command::Body::Abandon(Abandon::default());
     session.command(&attempt, abandon).await;
     let again = session.attempt_frame().await;
@@ -101,7 +102,7 @@ async fn a_refused_completion_becomes_a_failure() {
     session.run(&attempt, shell("true")).await;
     let last = session.until_terminal().await;
     session
-        .refuse(&attempt, last.control_seq, "CONTRACT_UNMET")
+        .refuse(&attempt, last.control_seq, refusals::CONTRACT_UNMET)
         .await;
     let Some(Body::Error(error)) = session.until_terminal().await.body else {
         panic!("no failure")
@@ -119,7 +120,7 @@ async fn a_gap_is_replayed_from_the_last_ack() {
     session.run(&attempt, shell("echo one; sleep 600")).await;
     session.until_output().await;
     session.tap.clear();
-    session.refuse(&attempt, 3, "SEQUENCE_GAP").await;
+    session.refuse(&attempt, 3, refusals::GAP).await;
     session.until_output().await;
     assert_eq!(session.tap[0].control_seq, 1);
     assert_eq!(session.output(), b"one\n");
