@@ -23,7 +23,9 @@ impl RelayEpochs {
             let before = std::mem::replace(&mut self.incarnation, incarnation.to_owned());
             if !before.is_empty() {
                 self.over.push_back(before);
-                self.over.truncate(REMEMBERED);
+                if self.over.len() > REMEMBERED {
+                    self.over.pop_front();
+                }
             }
             self.epoch = epoch;
             return true;
@@ -55,5 +57,18 @@ mod tests {
         assert!(epochs.admit("b", 1));
         assert!(!epochs.admit("a", 9));
         assert_eq!((epochs.incarnation(), epochs.epoch()), ("b", 1));
+    }
+
+    #[test]
+    fn of_many_incarnations_the_oldest_is_forgotten_first() {
+        let mut epochs = RelayEpochs::default();
+        let last = REMEMBERED + 1;
+        for number in 0..=last {
+            assert!(epochs.admit(&number.to_string(), 1));
+        }
+        for number in 1..last {
+            assert!(!epochs.admit(&number.to_string(), 9), "{number}");
+        }
+        assert!(epochs.admit("0", 1));
     }
 }
