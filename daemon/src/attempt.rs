@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, watch};
 use crate::clock::{Clock, Moment};
 use crate::phases::{OncePhase, PhaseOrder};
 use crate::process::{
-    ChildSpec, Chunk, Cleared, Coalescer, Exit, Family, PipeEvent, Pipes, ProcessId, SpawnError,
-    Spawned, Spawner, clear,
+    ATTEMPT_MARKER, ChildSpec, Chunk, Cleared, Coalescer, Exit, Family, PipeEvent, Pipes,
+    ProcessId, SpawnError, Spawned, Spawner, clear, kill_marked,
 };
 use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
 
@@ -60,6 +60,19 @@ pub(crate) struct Ending {
     pub(crate) stderr_tail: String,
 }
 
+impl Ending {
+    /// Nobody knows how far it came, so it counts as started.
+    pub(crate) fn broken(cleared: Cleared) -> Self {
+        Self {
+            cause: Cause::Broken,
+            exit: None,
+            cleared,
+            process_started: true,
+            stderr_tail: String::new(),
+        }
+    }
+}
+
 /// What ended the attempt: the first of these that happened.
 #[derive(Debug)]
 pub(crate) enum Cause {
@@ -67,6 +80,8 @@ pub(crate) enum Cause {
     Exited(Exit),
     Deadline(DeadlineKind),
     Stopped,
+    /// The daemon's own fault: the task that ran the attempt died.
+    Broken,
 }
 
 /// The attempt's lines to its supervisor.
@@ -91,6 +106,19 @@ pub(crate) async fn run(plan: AttemptPlan, lines: Lines, spawner: Spawner, clock
     };
     let ending = attempt.live(&spawner).await;
     attempt.tell(AttemptEvent::Ended(ending)).await;
+}
+
+/// In place of a [`run`] that died: ends whatever the attempt left, and reports that as its end.
+pub(crate) async fn bury(
+    attempt_id: String,
+    events: mpsc::Sender<(String, AttemptEvent)>,
+    clock: Clock,
+) {
+    let cleared = kill_marked(ATTEMPT_MARKER, &attempt_id, &clock).await;
+    // Without a supervisor there is nobody to tell.
+    let _ = events
+        .send((attempt_id, AttemptEvent::Ended(Ending::broken(cleared))))
+        .await;
 }
 
 struct Attempt {

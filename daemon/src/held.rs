@@ -189,8 +189,13 @@ impl Held {
     }
 
     /// The lease counts from the send of what the relay answered; for a running one it is a renewal.
-    /// Returns what to start, once.
-    pub(crate) fn confirm(&mut self, sent_at: Option<Moment>, granted: Duration) -> Option<Start> {
+    /// Returns what to start, once; nothing when the lease was over before its confirmation came.
+    pub(crate) fn confirm(
+        &mut self,
+        sent_at: Option<Moment>,
+        granted: Duration,
+        clock: &Clock,
+    ) -> Option<Start> {
         let Stage::Accepted {
             plan, accepted_at, ..
         } = &self.stage
@@ -200,10 +205,12 @@ impl Held {
             }
             return None;
         };
-        self.lease = Some(LeaseClock::granted(
-            sent_at.unwrap_or(*accepted_at),
-            granted,
-        ));
+        let lease = LeaseClock::granted(sent_at.unwrap_or(*accepted_at), granted);
+        if lease.limit() <= clock.now() {
+            self.give_back(&Refusal::not_confirmed(), clock);
+            return None;
+        }
+        self.lease = Some(lease);
         let plan = (**plan).clone();
         let (stop, stop_rx) = watch::channel(None);
         let (hold_back, hold_back_rx) = watch::channel(false);
@@ -272,11 +279,7 @@ impl Held {
         }
         match (&self.stage, self.lease) {
             (Stage::Accepted { .. }, _) => {
-                let refusal = Refusal {
-                    code: RejectCode::NotConfirmed,
-                    message: "the lease was not confirmed in time".to_owned(),
-                };
-                self.give_back(&refusal, clock);
+                self.give_back(&Refusal::not_confirmed(), clock);
             }
             (Stage::Running { .. }, Some(lease)) => {
                 self.order_stop(StopWhy::LeaseEnded, lease.kill_at());

@@ -40,7 +40,7 @@ pub use status::DaemonStatus;
 
 use identity::Identity;
 use link::Link;
-use process::{Spawner, adopt_orphans, kill_leftovers};
+use process::{DAEMON_MARKER, Spawner, adopt_orphans, kill_marked};
 use supervisor::Supervisor;
 
 /// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
@@ -139,10 +139,10 @@ async fn clear_leftovers(identity: &Identity, clock: &Clock) {
     if identity.daemon_id().is_empty() {
         return;
     }
-    let killed = kill_leftovers(identity.daemon_id().to_owned(), clock).await;
-    if killed > 0 {
+    let cleared = kill_marked(DAEMON_MARKER, identity.daemon_id(), clock).await;
+    if cleared.killed {
         warn!(
-            killed,
+            killed = cleared.swept,
             "killed processes that an earlier run of this daemon left behind"
         );
     }

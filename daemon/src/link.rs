@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_proto::WIRE_BYTES;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{DaemonFrame, Goodbye, GoodbyeCode, Hello, RelayFrame, daemon_frame};
@@ -25,8 +26,6 @@ mod address;
 pub use address::LinkError;
 pub(crate) use address::{endpoint, read_token};
 
-/// The largest message in either direction.
-const MESSAGE: usize = 2 * 1024 * 1024;
 /// Connecting, and then the answer to Hello.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// After Goodbye, how long the relay has to close its side.
@@ -249,8 +248,8 @@ async fn greet(
     outgoing: crate::session::Outgoing,
 ) -> Result<(Streaming<RelayFrame>, RelayFrame), Outcome> {
     let mut client = DaemonLinkClient::new(channel)
-        .max_decoding_message_size(MESSAGE)
-        .max_encoding_message_size(MESSAGE);
+        .max_decoding_message_size(WIRE_BYTES)
+        .max_encoding_message_size(WIRE_BYTES);
     let hello = DaemonFrame {
         frame: Some(daemon_frame::Frame::Hello(hello)),
     };

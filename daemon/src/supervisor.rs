@@ -2,7 +2,7 @@
 //! stream changes nothing in here but where frames go; leases, deadlines and orders end attempts.
 //! The loop never waits for the network or for a child: frames leave when there is room for them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use baton_proto::v1::{Hello, RejectCode, RelayFrame};
@@ -25,11 +25,13 @@ use crate::session::{Heartbeats, Session};
 use crate::status::DaemonStatus;
 
 mod course;
+mod duties;
 mod heartbeat;
 mod orders;
 mod sending;
 
 use course::Course;
+use duties::Duty;
 use sending::room;
 
 /// Events of all attempts together. Full: the attempts wait, and so do their children.
@@ -92,6 +94,8 @@ pub(crate) struct Supervisor {
     course: Course,
     given_up: Option<LinkError>,
     tasks: JoinSet<()>,
+    /// Whose end each of `tasks` owes.
+    duties: HashMap<tokio::task::Id, Duty>,
     events: mpsc::Sender<(String, AttemptEvent)>,
     incoming: mpsc::Receiver<(String, AttemptEvent)>,
     reap_at: Moment,
@@ -130,6 +134,7 @@ impl Supervisor {
             course: Course::Working,
             given_up: None,
             tasks: JoinSet::new(),
+            duties: HashMap::new(),
             events,
             incoming,
             shortest_lease,
@@ -158,11 +163,7 @@ impl Supervisor {
                 () = stop.cancelled(), if !self.course.is_stopping() => self.begin_drain(),
                 Some(event) = link.recv() => self.on_link(event)?,
                 Some((id, event)) = self.incoming.recv() => self.on_attempt(&id, event),
-                Some(ended) = self.tasks.join_next() => {
-                    if let Err(panic) = ended {
-                        error!(error = %panic, "an attempt's task died");
-                    }
-                }
+                Some(over) = self.tasks.join_next_with_id() => self.on_task_over(over),
                 () = room(outlet) => {}
                 () = self.clock.sleep_until_some(wake) => {}
             }
@@ -246,12 +247,10 @@ impl Supervisor {
             hold_back,
             events: self.events.clone(),
         };
-        self.tasks.spawn(attempt::run(
-            plan,
-            lines,
-            self.spawner.clone(),
-            self.clock.clone(),
-        ));
+        let id = plan.attempt_id.clone();
+        let life = attempt::run(plan, lines, self.spawner.clone(), self.clock.clone());
+        let task = self.tasks.spawn(life).id();
+        self.duties.insert(task, Duty::Run(id));
         let now = self.clock.now();
         let shortest = self.shortest_ttl();
         if let Some((live, ttl)) = self.live.as_mut().zip(shortest) {
@@ -358,3 +357,6 @@ impl Supervisor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

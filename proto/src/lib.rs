@@ -19,6 +19,10 @@ pub use trace::TraceParent;
 /// Version of the protocol that this crate speaks, for Hello and Welcome.
 pub const PROTOCOL_VERSION: u32 = 1;
 
+/// What both sides of a link decode and encode at most: 2 MiB for the message and a margin for what surrounds the
+/// largest body. With a smaller limit on one side, the same frame would break every stream it is sent on.
+pub const WIRE_BYTES: usize = 2 * 1024 * 1024 + 64 * 1024;
+
 /// Every file of the protocol with its imports and comments, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("baton_descriptor");
 

@@ -145,5 +145,10 @@ pub(crate) fn judge(ending: &Ending) -> Verdict {
             deadline: Some(*kind),
         },
         Cause::Stopped => Verdict::Stopped,
+        Cause::Broken => failed(
+            codes::SPAWN_FAILED,
+            "the daemon failed while it ran this attempt and ended its processes; see its log"
+                .to_owned(),
+        ),
     }
 }

@@ -39,6 +39,13 @@ impl Refusal {
             message: message.into(),
         }
     }
+
+    pub(crate) fn not_confirmed() -> Self {
+        Self::new(
+            RejectCode::NotConfirmed,
+            "the lease was not confirmed in time",
+        )
+    }
 }
 
 impl Agents {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::outbox::OutputKind;
-use crate::process::{ATTEMPT_MARKER, adopt_orphans, reap_orphans};
+use crate::process::{adopt_orphans, reap_orphans};
 
 /// Nothing in here takes this long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);

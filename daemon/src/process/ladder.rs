@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::descendants::{Family, Members};
 use super::stat::{self, ProcessStat};
-use super::{DAEMON_MARKER, ProcessId, reaper};
+use super::{ProcessId, reaper};
 use crate::clock::{Clock, Moment};
 
 /// Between two looks while processes are ending by themselves.
@@ -97,25 +97,21 @@ async fn sweep(mut family: Family, mut done: Cleared, clock: &Clock) -> Cleared 
     done
 }
 
-/// Kills what an earlier process of this daemon left behind when it was killed itself. Call before the
-/// first attempt. Returns how many there were.
-pub(crate) async fn kill_leftovers(daemon_id: String, clock: &Clock) -> usize {
+/// Kills whoever carries `marker` with this value, until two looks in a row find nobody. For processes whose
+/// root is not known: `swept` counts them all.
+pub(crate) async fn kill_marked(marker: &'static str, value: &str, clock: &Clock) -> Cleared {
     let give_up = clock.now().after(SWEEP_LIMIT);
     let mut found = BTreeSet::new();
-    loop {
-        let daemon_id = daemon_id.clone();
-        let looked = tokio::task::spawn_blocking(move || {
-            let marked = |id: &ProcessId| stat::has_variable(id.pid, DAEMON_MARKER, &daemon_id);
-            let table = stat::process_table().into_iter();
-            table
-                .filter(|stat| !stat.is_zombie())
-                .map(|stat| stat.id)
-                .filter(marked)
-                .collect()
-        });
-        let left: Vec<ProcessId> = looked.await.expect("looking at /proc does not panic");
-        if left.is_empty() || clock.now() >= give_up {
-            return found.len();
+    let mut empty_looks = 0;
+    while empty_looks < 2 {
+        let left = marked(marker, value.to_owned()).await;
+        if left.is_empty() {
+            empty_looks += 1;
+            continue;
+        }
+        empty_looks = 0;
+        if clock.now() >= give_up {
+            break;
         }
         for id in left {
             signal_one(id, Signal::KILL);
@@ -123,6 +119,24 @@ pub(crate) async fn kill_leftovers(daemon_id: String, clock: &Clock) -> usize {
         }
         tokio::time::sleep(POLL).await;
     }
+    Cleared {
+        empty: empty_looks == 2,
+        terminated: false,
+        killed: !found.is_empty(),
+        swept: u32::try_from(found.len()).unwrap_or(u32::MAX),
+    }
+}
+
+async fn marked(marker: &'static str, value: String) -> Vec<ProcessId> {
+    let looked = tokio::task::spawn_blocking(move || {
+        let table = stat::process_table().into_iter();
+        table
+            .filter(|stat| !stat.is_zombie())
+            .map(|stat| stat.id)
+            .filter(|id| stat::has_variable(id.pid, marker, &value))
+            .collect()
+    });
+    looked.await.expect("looking at /proc does not panic")
 }
 
 /// Walks through /proc off the runtime's threads, and reaps what it finds dead.

@@ -17,7 +17,7 @@ use std::fmt;
 pub(crate) use coalesce::{Chunk, Coalescer};
 pub(crate) use descendants::Family;
 pub(crate) use environment::{Owner, child_environment};
-pub(crate) use ladder::{Cleared, clear, kill_leftovers};
+pub(crate) use ladder::{Cleared, clear, kill_marked};
 pub(crate) use reaper::{adopt_orphans, reap_orphans};
 pub(crate) use spawn::{ChildSpec, SpawnError, Spawned, Spawner};
 pub(crate) use stdio::{PipeEvent, Pipes};

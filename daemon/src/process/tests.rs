@@ -41,7 +41,8 @@ async fn what_a_killed_daemon_left_behind_is_found_by_its_marker() {
     let daemon_id = uuid::Uuid::now_v7().to_string();
     let mine = spawner.spawn(sleeper(&daemon_id)).await.unwrap();
     let foreign = spawner.spawn(sleeper("another")).await.unwrap();
-    assert_eq!(kill_leftovers(daemon_id, &Clock::boot()).await, 1);
+    let cleared = kill_marked(DAEMON_MARKER, &daemon_id, &Clock::boot()).await;
+    assert!(cleared.empty && cleared.killed && cleared.swept == 1);
     assert_eq!(exit_of(mine).await, Exit::Signal(9));
     assert!(stat::read(foreign.id.pid).is_some_and(|stat| !stat.is_zombie()));
 }

@@ -101,8 +101,9 @@ impl Supervisor {
                     output_offset: keep.acked_offset,
                 });
                 let granted = keep.granted_ms.map(Duration::from_millis);
+                let clock = &self.clock;
                 if let Some(start) =
-                    granted.and_then(|granted| held.confirm(Some(hello_sent_at), granted))
+                    granted.and_then(|granted| held.confirm(Some(hello_sent_at), granted, clock))
                 {
                     self.start(start);
                 }
@@ -155,7 +156,7 @@ impl Supervisor {
         match command.body {
             Some(Body::LeaseConfirmed(confirmed)) => {
                 let granted = Duration::from_millis(confirmed.granted_ms);
-                if let Some(start) = held.confirm(None, granted) {
+                if let Some(start) = held.confirm(None, granted, &self.clock) {
                     self.start(start);
                 }
             }

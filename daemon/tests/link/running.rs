@@ -1,10 +1,13 @@
 //! From the offer to the end of a command: phases, output, failures, refusals.
 
-use baton_daemon::{DaemonError, LinkError};
+use std::time::Duration;
+
+use baton_daemon::{Clock, DaemonError, LinkError, Moment};
+use baton_proto::WIRE_BYTES;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    AttemptFrame, DeadlineProfile, LifecyclePhase, OutputKind, RejectCode, TimerKind,
-    attempt_command,
+    AttemptFrame, DeadlineProfile, LeaseConfirmed, LifecyclePhase, OutputKind, RejectCode,
+    TimerKind, attempt_command,
 };
 
 use crate::relay::{Relay, Running, attempt, shell};
@@ -176,6 +179,44 @@ async fn without_a_confirmation_there_is_no_process() {
     };
     assert_eq!(rejected.code(), RejectCode::Duplicate);
     assert!(!proof.exists());
+}
+
+#[tokio::test]
+async fn a_confirmation_that_comes_after_its_lease_has_ended_starts_nothing() {
+    let mut relay = Relay::start().await;
+    let clock = Clock::manual(Moment::from_millis(1_000));
+    let _daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session.dispatch(&attempt, shell("true")).await;
+    let accepted = session.attempt_frame().await;
+    assert!(matches!(accepted.body, Some(Body::Accepted(_))));
+    // Within accept_ms, but longer than the lease.
+    clock.advance(Duration::from_secs(5));
+    let confirmed = LeaseConfirmed {
+        granted_ms: 5_000,
+        expires_at: None,
+    };
+    session
+        .command(&attempt, attempt_command::Body::LeaseConfirmed(confirmed))
+        .await;
+    let frame = session.attempt_frame().await;
+    let Some(Body::Rejected(rejected)) = &frame.body else {
+        panic!("{frame:?}")
+    };
+    assert_eq!(rejected.code(), RejectCode::NotConfirmed);
+}
+
+#[tokio::test]
+async fn the_largest_dispatch_that_a_relay_may_send_is_taken() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let mut dispatch = shell("true");
+    dispatch.prompt = "x".repeat(WIRE_BYTES - 1024);
+    session.dispatch(&attempt(), dispatch).await;
+    let frame = session.attempt_frame().await;
+    assert!(matches!(frame.body, Some(Body::Accepted(_))), "{frame:?}");
 }
 
 #[tokio::test]

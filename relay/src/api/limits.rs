@@ -31,8 +31,8 @@ impl fmt::Display for Size {
     }
 }
 
-/// What tonic decodes and encodes at most: 2 MiB for the message and a margin for what surrounds the largest body.
-pub const WIRE_BYTES: usize = 2 * 1024 * 1024 + 64 * 1024;
+/// What tonic decodes and encodes at most. Daemons have the same limit.
+pub use baton_proto::WIRE_BYTES;
 pub const HEADER_LIST_BYTES: u32 = 16 * 1024;
 
 pub const PROMPT: Size = Size::Bytes(1024 * 1024);
