@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase, RejectCode,
-    RenewEntry, TerminationReceipt,
+    ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase, RenewEntry,
+    TerminationReceipt,
 };
 use tokio::sync::watch;
 
