@@ -1,7 +1,11 @@
 //! What is let in, and where it goes. The rules of placement one by one are tested in the core; here they meet the wire.
 
-use baton_proto::v1::{DispatchPolicy, Placement, SubmitRequest, TaskSpec, TaskState};
-use baton_tests::{Relay, ScriptedDaemon, code_of, for_agent, hello};
+use baton_proto::v1::relay_frame::Frame;
+use baton_proto::v1::{
+    DaemonState, DispatchPolicy, DrainDaemonRequest, Placement, SubmitRequest, TaskSpec, TaskState,
+    UndrainDaemonRequest,
+};
+use baton_tests::{Relay, ScriptedDaemon, code_of, for_agent, hello, within};
 use tonic::Code;
 
 fn request(spec: TaskSpec, key: &str) -> SubmitRequest {
@@ -126,4 +130,46 @@ async fn work_goes_only_where_labels_capabilities_and_agents_allow() {
     let token = client.with_token(&relay.daemon_token().await);
     let mut special = ScriptedDaemon::connect(&token, special).await;
     assert_eq!(special.offered().await.re.task_id, picky.task_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drained_daemon_keeps_its_work_and_gets_nothing_new_until_it_is_undrained() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let mut daemon = relay.scripted(&["work"]).await;
+    let running = client.submit(for_agent("work")).await;
+    let mut attempt = daemon.running().await;
+    let drain = DrainDaemonRequest {
+        daemon: daemon.hello.daemon_id.clone(),
+        reason: "new memory".to_owned(),
+        ..DrainDaemonRequest::default()
+    };
+    let mut fleet = client.fleet();
+    let drained = within("a drain", fleet.drain_daemon(drain))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(drained.daemon.unwrap().state(), DaemonState::Draining);
+    daemon
+        .expect("Drain", |frame| {
+            matches!(frame.frame, Some(Frame::Drain(_))).then_some(())
+        })
+        .await;
+    let waiting = client.submit(for_agent("work")).await;
+    attempt.complete("").await;
+    client
+        .until_state(&running.task_id, TaskState::Completed)
+        .await;
+    assert_eq!(
+        client.get(&waiting.task_id).await.state(),
+        TaskState::Queued
+    );
+
+    let undrain = UndrainDaemonRequest {
+        daemon: daemon.hello.daemon_id.clone(),
+    };
+    within("an undrain", fleet.undrain_daemon(undrain))
+        .await
+        .unwrap();
+    assert_eq!(daemon.offered().await.re.task_id, waiting.task_id);
 }

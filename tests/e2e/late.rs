@@ -1,7 +1,12 @@
 //! Frames of an attempt that is over, and results that come late.
 
 use baton_proto::v1::{AttemptState, Hello, TaskEventKind, TaskState};
+use baton_relay::clock::Clock;
 use baton_tests::{Relay, ScriptedDaemon, for_agent};
+
+/// More than any lease of these tests with its grace.
+const LEASE_AND_GRACE_MS: u64 = 60_000;
+const A_DAY_MS: i64 = 24 * 60 * 60 * 1_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_frame_changes_nothing() {
@@ -80,4 +85,63 @@ async fn an_attempt_missing_from_hello_is_lost_and_its_old_frames_change_nothing
     let after = client.get(&task.task_id).await;
     assert_eq!(after.state(), settled.state());
     assert!(after.result.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
+    let (clock, control) = Clock::controlled();
+    let relay = Relay::start_with(|config| config.clock = clock).await;
+    let mut daemon = relay.scripted(&["adopted"]).await;
+    let client = relay.admin();
+    let task = client.submit(for_agent("adopted")).await;
+    let mut attempt = daemon.running().await;
+    daemon.acked(&attempt).await;
+    let (link, hello) = (daemon.client().clone(), daemon.hello.clone());
+    drop(daemon);
+    attempt.lose_stream();
+    relay.until_offline(&hello.daemon_id).await;
+    control.jump(LEASE_AND_GRACE_MS);
+    let mut watch = client.watch(&task.task_id).await;
+    let end = watch.until_kind(TaskEventKind::Ended).await;
+    assert_eq!(
+        (end.state(), end.failure_code.as_str()),
+        (AttemptState::Lost, "lease_expired")
+    );
+    watch.until_state(TaskState::NeedsAttention).await;
+
+    // The worker had finished in time and could not say so.
+    let _daemon = ScriptedDaemon::resume(&link, hello, &mut attempt).await;
+    attempt.complete("in time").await;
+    client
+        .until_state(&task.task_id, TaskState::Completed)
+        .await;
+    let done = client.get(&task.task_id).await;
+    assert_eq!(done.result.as_ref(), b"in time");
+    assert!(done.attempts[0].adopted_late);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wall_clock_that_jumps_ends_nothing() {
+    let (clock, control) = Clock::controlled();
+    let relay = Relay::start_with(|config| config.clock = clock).await;
+    let mut daemon = relay.scripted(&["steady"]).await;
+    let client = relay.admin();
+    let task = client.submit(for_agent("steady")).await;
+    let mut attempt = daemon.running().await;
+    daemon.acked(&attempt).await;
+    for jump in [A_DAY_MS, -2 * A_DAY_MS] {
+        control.jump_wall(jump);
+        // Another whole task: the relay has looked at its clocks since.
+        let other = client.submit(for_agent("steady")).await;
+        let mut next = daemon.running().await;
+        next.complete("").await;
+        client
+            .until_state(&other.task_id, TaskState::Completed)
+            .await;
+        assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
+    }
+    attempt.complete("unharmed").await;
+    client
+        .until_state(&task.task_id, TaskState::Completed)
+        .await;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::v1::{DeadlineProfile, TaskSpec, TaskState, Termination};
-use baton_tests::{Client, Relay, command, marked, marked_gone, poll_until, together};
+use baton_tests::{Client, MARK, Relay, command, marked, marked_gone, poll_until, together};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::STANDIN;
@@ -120,7 +120,10 @@ async fn the_child_sees_an_allow_listed_environment_and_no_credential() {
     let done = client.get(&task.task_id).await;
     let attempt = &done.attempts[0];
     let has = |line: &str| output.lines().any(|seen| seen == line);
-    assert!(has("CENSUS_MARK=env"), "{output}");
+    assert!(
+        has(&format!("{MARK}=env-{}", std::process::id())),
+        "{output}"
+    );
     assert!(
         has(&format!("BATON_ATTEMPT_ID={}", attempt.attempt_id)),
         "{output}"

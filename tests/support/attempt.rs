@@ -55,6 +55,11 @@ impl ScriptedAttempt {
         self.outgoing = outgoing;
     }
 
+    /// Lets go of its stream, which ends when its daemon has let go as well.
+    pub fn lose_stream(&mut self) {
+        self.outgoing = mpsc::channel(1).0;
+    }
+
     /// A frame of this attempt under a number of the test's choice.
     pub fn frame(&self, control_seq: u64, body: Body) -> AttemptFrame {
         AttemptFrame {

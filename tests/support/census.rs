@@ -8,6 +8,11 @@ use crate::patience::poll_until;
 /// Set by tests on the tasks they submit; every process of the task inherits it.
 pub const MARK: &str = "CENSUS_MARK";
 
+/// The mark as it stands in the environment: two runs of the tests do not count each other's processes.
+pub(crate) fn own(mark: &str) -> String {
+    format!("{mark}-{}", std::process::id())
+}
+
 /// A living process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -17,7 +22,7 @@ pub struct Process {
 
 /// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
 pub fn marked(mark: &str) -> Vec<Process> {
-    let wanted = format!("{MARK}={mark}");
+    let wanted = format!("{MARK}={}", own(mark));
     let carries = |path: &PathBuf| {
         let environment = fs::read(path.join("environ")).unwrap_or_default();
         environment

@@ -9,9 +9,11 @@ use std::time::Duration;
 
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::relay_frame::Frame;
+use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
     ActiveAttempt, ActiveState, AgentInfo, AgentKind, AttemptCommand, DaemonFrame, DaemonStatus,
-    Heartbeat, Hello, LeaseToken, LifecyclePhase, RelayFrame, RenewEntry, Welcome, daemon_frame,
+    Heartbeat, Hello, LeaseToken, LifecyclePhase, RelayFrame, RenewEntry, Settlement, Welcome,
+    daemon_frame,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -259,6 +261,28 @@ impl ScriptedDaemon {
                 .held
                 .insert(attempt.id().to_owned(), attempt.token());
         }
+        again
+    }
+
+    /// The same daemon comes back with an attempt that has finished meanwhile; the relay must want its end.
+    pub async fn resume(client: &Client, hello: Hello, attempt: &mut ScriptedAttempt) -> Self {
+        let finished = ActiveAttempt {
+            token: None,
+            state: ActiveState::Finished.into(),
+            ..active(attempt)
+        };
+        let hello = Hello {
+            active: vec![finished],
+            ..hello
+        };
+        let again = Self::connect(client, hello).await;
+        let wanted = |one: &Settlement| matches!(one.decision, Some(Decision::Adopt(_)));
+        assert!(
+            again.welcome.settlements.iter().all(wanted),
+            "{:?}",
+            again.welcome
+        );
+        attempt.moved_to(again.outgoing.clone());
         again
     }
 

@@ -2,7 +2,7 @@
 
 use baton_proto::v1::{CommandSpec, TaskSpec};
 
-use crate::census::MARK;
+use crate::census::{MARK, own};
 
 /// A command for real daemons; its processes carry `mark`.
 pub fn command(program: &str, arguments: &[&str], mark: &str) -> TaskSpec {
@@ -12,7 +12,7 @@ pub fn command(program: &str, arguments: &[&str], mark: &str) -> TaskSpec {
         command: Some(CommandSpec {
             argv: argv.map(str::to_owned).collect(),
         }),
-        env: [(MARK.to_owned(), mark.to_owned())].into(),
+        env: [(MARK.to_owned(), own(mark))].into(),
         ..TaskSpec::default()
     }
 }
