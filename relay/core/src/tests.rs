@@ -16,5 +16,4 @@ mod losses;
 mod placing;
 mod reviewed;
 mod settlement;
-mod sim;
 mod submitting;
