@@ -167,12 +167,14 @@ impl Reading {
     ) -> Result<Arc<TaskRecord>, Fault> {
         let log = self.log.clone();
         let mut pieces = log.follow(self.attempt.0, self.at);
+        let mut open = true;
         while self.left > 0 {
             tokio::select! {
-                piece = pieces.next() => match piece {
+                piece = pieces.next(), if open => match piece {
                     Some(Ok(piece)) => self.forward(piece, feed).await?,
                     Some(Err(error)) => return Err(unreadable(&error)),
-                    None => break,
+                    // Sealed with the attempt's end, whose record may be heard of a moment later.
+                    None => open = false,
                 },
                 step = tail.next() => {
                     record = step.record;
