@@ -15,6 +15,7 @@ mod ends;
 mod expiry;
 pub mod fences;
 mod frame;
+pub mod gate;
 mod heartbeats;
 pub mod id;
 pub mod input;

@@ -13,7 +13,6 @@
 //! too little, tasks can be sharded by id.
 
 mod finished;
-mod gate;
 mod turn;
 
 use std::sync::Arc;

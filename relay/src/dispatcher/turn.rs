@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use baton_core::Core;
 use baton_core::effects::{CloseReason, Effects, Outgoing, Reply, Send, Write};
+use baton_core::gate::Gate;
 use baton_core::id::{RequestId, SessionId, TaskId, TenantScope};
 use baton_core::input::Input;
 use baton_core::record::{TaskRecord, TimelineEvent};
@@ -13,7 +14,6 @@ use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::gate::Gate;
 use super::{Dispatcher, FromSession, Refusal, Request, ToSession, finished};
 use crate::bodies::Bodies;
 use crate::clock::Clock;
@@ -69,7 +69,7 @@ pub(crate) struct Loop {
     audience: Audience,
     frames: mpsc::Receiver<FromSession>,
     requests: mpsc::Receiver<Request>,
-    gate: Gate,
+    gate: Gate<CommitSeq>,
     sessions: HashMap<SessionId, OpenSession>,
     replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Refusal>>>,
     /// Direct writes whose callers wait for their commit.

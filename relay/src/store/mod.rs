@@ -50,11 +50,6 @@ use recover::Tail;
 pub struct CommitSeq(u64);
 
 impl CommitSeq {
-    #[cfg(test)]
-    pub(crate) fn for_tests(number: u64) -> Self {
-        Self(number)
-    }
-
     pub fn get(self) -> u64 {
         self.0
     }

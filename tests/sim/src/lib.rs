@@ -11,7 +11,6 @@ mod counts;
 mod daemon;
 mod faults;
 mod finished;
-mod gate;
 mod hearing;
 mod links;
 mod options;

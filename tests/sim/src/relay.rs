@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use baton_core::Core;
 use baton_core::config::Config;
 use baton_core::effects::{Count, Downstream, Effects, Outgoing, Send, Write};
+use baton_core::gate::Gate;
 use baton_core::id::{RequestId, TaskId};
 use baton_core::input::Input;
 use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
 use baton_core::time::{Moment, Now};
 
 use crate::checks;
-use crate::gate::Gate;
 use crate::links::{Down, Up};
 use crate::rng::Minter;
 use crate::sent;
@@ -26,7 +26,7 @@ pub(crate) struct Relay {
     /// What virtual time is called in this run: moments begin anywhere.
     offset: u64,
     born: u64,
-    gate: Gate,
+    gate: Gate<u64>,
     pub(crate) store: Store,
     inbox: VecDeque<Input>,
     pub(crate) requests: VecDeque<Input>,

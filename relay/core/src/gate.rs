@@ -5,20 +5,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use baton_core::effects::{After, Outgoing, Send};
-use baton_core::id::TaskId;
+use crate::effects::{After, Outgoing, Send};
+use crate::id::TaskId;
 
-use crate::store::CommitSeq;
-
-/// Sends that wait, in the order of the commit they wait for.
+/// Sends that wait, in the order of the commit they wait for. `Commit` is the store's number; its default stands
+/// before the first.
 #[derive(Debug, Default)]
-pub(super) struct Gate {
-    durable: CommitSeq,
+pub struct Gate<Commit> {
+    durable: Commit,
     /// The newest commit that is not yet durable and touched anything at all.
-    newest: CommitSeq,
+    newest: Commit,
     /// Tasks with a write that is not durable yet, and the commit that carries the last one.
-    unsettled: HashMap<TaskId, CommitSeq>,
-    waiting: BTreeMap<CommitSeq, Waiting>,
+    unsettled: HashMap<TaskId, Commit>,
+    waiting: BTreeMap<Commit, Waiting>,
 }
 
 /// What one commit will release.
@@ -28,20 +27,20 @@ struct Waiting {
     tasks: Vec<TaskId>,
 }
 
-impl Gate {
+impl<Commit: Copy + Ord> Gate<Commit> {
     /// Notes that `commit` carries a write of `task`.
-    pub(super) fn wrote(&mut self, task: TaskId, commit: CommitSeq) {
+    pub fn wrote(&mut self, task: TaskId, commit: Commit) {
         self.unsettled.insert(task, commit);
         self.waiting.entry(commit).or_default().tasks.push(task);
     }
 
     /// Notes that `commit` was handed to the store.
-    pub(super) fn appended(&mut self, commit: CommitSeq) {
+    pub fn appended(&mut self, commit: Commit) {
         self.newest = commit;
     }
 
     /// Hands the send back if it depends on nothing that is still on its way to the disk; keeps it otherwise.
-    pub(super) fn admit(&mut self, outgoing: Outgoing) -> Option<Send> {
+    pub fn admit(&mut self, outgoing: Outgoing) -> Option<Send> {
         let needed = match outgoing.after {
             After::Nothing => None,
             After::Task(task) => self.unsettled.get(&task).copied(),
@@ -61,7 +60,7 @@ impl Gate {
     }
 
     /// Everything that may go now that `durable` is reached, oldest commit first.
-    pub(super) fn release(&mut self, durable: CommitSeq) -> Vec<Send> {
+    pub fn release(&mut self, durable: Commit) -> Vec<Send> {
         self.durable = self.durable.max(durable);
         let mut released = Vec::new();
         while let Some(entry) = self.waiting.first_entry() {
@@ -79,7 +78,7 @@ impl Gate {
         released
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 }
@@ -87,8 +86,8 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_core::effects::Reply;
-    use baton_core::id::RequestId;
+    use crate::effects::Reply;
+    use crate::id::RequestId;
     use uuid::Uuid;
 
     fn task(number: u128) -> TaskId {
@@ -115,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_send_waits_for_the_last_write_of_its_own_task_only() {
-        let [first, second] = [1, 2].map(CommitSeq::for_tests);
+        let [first, second] = [1_u64, 2];
         let mut gate = Gate::default();
         gate.appended(first);
         gate.wrote(task(1), first);
