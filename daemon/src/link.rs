@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_proto::WIRE_BYTES;
+use baton_proto::codes::refusals;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{DaemonFrame, Goodbye, GoodbyeCode, Hello, RelayFrame, daemon_frame};
@@ -285,10 +286,13 @@ fn ended(welcomed: bool, retry_after: Option<Duration>) -> Outcome {
 
 fn on_status(status: &Status, welcomed: bool) -> Outcome {
     info!(code = ?status.code(), message = status.message(), "the stream ended");
+    let message = status.message().to_owned();
+    let detail = baton_proto::unpack_error_detail(status);
+    if detail.is_some_and(|detail| detail.code == refusals::VERSION_UNSUPPORTED) {
+        return Outcome::Version { message };
+    }
     match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => Outcome::Refused {
-            message: status.message().to_owned(),
-        },
+        Code::Unauthenticated | Code::PermissionDenied => Outcome::Refused { message },
         _ => ended(welcomed, None),
     }
 }
@@ -324,4 +328,27 @@ fn full(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1::ErrorDetail;
+
+    use super::*;
+
+    #[test]
+    fn a_relay_without_a_common_version_is_not_dialed_again() {
+        let detail = ErrorDetail {
+            code: refusals::VERSION_UNSUPPORTED.to_owned(),
+            ..ErrorDetail::default()
+        };
+        let packed = baton_proto::pack_error_detail(Code::FailedPrecondition, "version", &detail);
+        let refused = Status::with_details(Code::FailedPrecondition, "version", packed);
+        assert!(matches!(
+            on_status(&refused, false),
+            Outcome::Version { .. }
+        ));
+        let other = Status::with_details(Code::FailedPrecondition, "other", Default::default());
+        assert!(!matches!(on_status(&other, false), Outcome::Version { .. }));
+    }
 }

@@ -44,6 +44,8 @@ pub mod refusals {
     pub const OUTPUT_GAP: &str = "output_gap";
     /// The relay knows no such attempt of this daemon.
     pub const UNKNOWN_ATTEMPT: &str = "unknown_attempt";
+    /// The relay speaks no common protocol version; it ends the stream with this status, and dialing again is of no use.
+    pub const VERSION_UNSUPPORTED: &str = "version_unsupported";
     /// Required artifacts are missing; the attempt is still leased.
     pub const CONTRACT_UNMET: &str = "contract_unmet";
 }

@@ -20,6 +20,7 @@
 //! errors are logged where they happen and say nothing here.
 
 use baton_core::reject::Rejection;
+use baton_proto::codes::refusals;
 use baton_proto::v1::ErrorDetail;
 use tonic::{Code, Status};
 
@@ -160,7 +161,7 @@ fn link_row(fault: &LinkFault) -> Row {
         LinkFault::EndedBeforeHello => (InvalidArgument, "ended_before_hello", Never),
         LinkFault::Undecodable => (InvalidArgument, "undecodable", Never),
         LinkFault::BadHello { .. } => (InvalidArgument, "bad_hello", Never),
-        LinkFault::Version(_) => (FailedPrecondition, "version_unsupported", Never),
+        LinkFault::Version(_) => (FailedPrecondition, refusals::VERSION_UNSUPPORTED, Never),
         LinkFault::ForeignDaemon => (PermissionDenied, "foreign_daemon", Never),
         LinkFault::Stopping => row(&Fault::Stopping),
     }
