@@ -108,15 +108,16 @@ impl Writer {
         let size: usize = frames.iter().map(|frame| frame.header.frame_bytes()).sum();
         self.roll_for(size)?;
         let end = self.write(frames)?;
-        self.publish(frames);
-        self.active.len = end;
-        // Only a hint for recovery, which is right without it too.
-        drop(self.active.note_synced());
+        // Publishing wakes whoever waits for these bytes; what they look at next is counted before.
         self.segments.grown(self.active.identity.number, end);
         self.counters.groups.fetch_add(1, Ordering::Relaxed);
         self.counters
             .frames
             .fetch_add(frames.len() as u64, Ordering::Relaxed);
+        self.publish(frames);
+        self.active.len = end;
+        // Only a hint for recovery, which is right without it too.
+        drop(self.active.note_synced());
         Ok(())
     }
 
