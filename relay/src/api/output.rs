@@ -17,11 +17,10 @@ use super::{Api, limits, validate};
 use crate::auth::Principal;
 use crate::output::{CutReason, OutputLog, Piece, ReadError};
 use crate::reader::Reader;
+use crate::session::VISIBLE;
 use crate::watch::Tail;
 use crate::wire::words;
 
-/// Set in a stored chunk's kind when people were meant to see it; the rest is the kind.
-const VISIBLE: u8 = 0x80;
 /// Read from the log at one time.
 const BLOCK_BYTES: usize = 256 * 1024;
 

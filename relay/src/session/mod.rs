@@ -35,6 +35,7 @@ use held::Held;
 
 pub(crate) use encode::Stamp;
 pub use fault::{FrameFault, LinkFault};
+pub(crate) use inbound::VISIBLE;
 
 /// Encoded frames that wait for the wire. Full: the session stops taking messages, and the dispatcher closes it
 /// when its queue is full as well.
