@@ -21,6 +21,8 @@ const FILES: [&str; 13] = [
     "baton/v1/tasks.proto",
 ];
 
+const WORKER_FILES: [&str; 1] = ["baton/worker/v1/shim.proto"];
+
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=baton");
     let out = env::var("OUT_DIR")?;
@@ -36,6 +38,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = FileDescriptorSet::decode(compiler.encode_file_descriptor_set().as_slice())?;
     fs::write(out.join("short_names.rs"), short_names(&files)?)?;
     generate(files)?;
+    generate_worker()?;
+    Ok(())
+}
+
+/// What a daemon says and keeps on its own machine. Not part of the wire: no descriptors, no services.
+fn generate_worker() -> Result<(), Box<dyn Error>> {
+    let files = protox::compile(WORKER_FILES, ["."])?;
+    let files = FileDescriptorSet::decode(files.encode_to_vec().as_slice())?;
+    tonic_prost_build::configure()
+        .bytes(".baton.worker.v1")
+        .extern_path(".baton.v1", "crate::v1")
+        .compile_fds(files)?;
     Ok(())
 }
 

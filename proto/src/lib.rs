@@ -39,3 +39,8 @@ pub mod v1 {
     tonic::include_proto!("baton.v1");
     include!(concat!(env!("OUT_DIR"), "/short_names.rs"));
 }
+
+/// What a daemon says to its shims and keeps on its own disk. Never crosses the network.
+pub mod worker {
+    tonic::include_proto!("baton.worker.v1");
+}
