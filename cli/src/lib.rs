@@ -36,6 +36,8 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::style::Tone;
 
+pub use crate::servers::Clocks;
+
 /// Baton hands work to AI agents on your machines, and knows at every moment who holds it.
 #[derive(Debug, Parser)]
 #[command(name = "baton", version, arg_required_else_help = true, after_help = EXIT_CODES)]
@@ -49,8 +51,13 @@ relay unreachable; 3 the task was canceled; 4 the task needs attention; 130 inte
 
 /// Runs one command line to its exit code.
 pub fn main() -> ExitCode {
+    main_with(Clocks::default())
+}
+
+/// The same on other clocks than the system's, for executables that tests run. `baton` itself has no switch for it.
+pub fn main_with(clocks: Clocks) -> ExitCode {
     match Cli::try_parse() {
-        Ok(cli) => run(cli.command).into(),
+        Ok(cli) => run(cli.command, &clocks).into(),
         Err(error) => {
             // Help goes to stdout and may meet a closed pipe, which is no failure.
             drop(error.print());
@@ -63,11 +70,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Exit {
+fn run(command: Command, clocks: &Clocks) -> Exit {
     let console = Console::default();
     let result = runtime(&command)
         .map_err(|error| CliError::local("start the runtime", error))
-        .and_then(|runtime| runtime.block_on(command.run(&console)));
+        .and_then(|runtime| runtime.block_on(command.run(&console, clocks)));
     match result {
         Ok(exit) => exit,
         Err(CliError::OutputClosed) => Exit::Done,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
-use baton_daemon::{ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, read_agents};
+use baton_daemon::{ANY_COMMAND, AgentConfig, Daemon, DaemonConfig, read_agents};
 use baton_relay::auth::bootstrap::Bootstrap;
 use baton_relay::config::{RelayConfig, TlsFiles};
 use baton_relay::server::{self, Relay, RelayError};
@@ -16,6 +16,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::discovery::RELAY_URL_FILE;
 use crate::errors::{CliError, Story};
+
+/// What the two servers read time from.
+#[derive(Clone, Debug)]
+pub struct Clocks {
+    pub relay: baton_relay::clock::Clock,
+    /// The shims of its attempts read the same.
+    pub daemon: baton_daemon::Clock,
+}
+
+/// The system's.
+impl Default for Clocks {
+    fn default() -> Self {
+        Self {
+            relay: baton_relay::clock::Clock::system(),
+            daemon: baton_daemon::Clock::boot(),
+        }
+    }
+}
 
 /// What a relay is started with.
 #[derive(Clone, Debug)]
@@ -62,8 +80,8 @@ pub(crate) struct RunningRelay {
 }
 
 impl RunningRelay {
-    pub(crate) async fn start(plan: &RelayPlan) -> Result<Self, CliError> {
-        let relay = server::start(relay_config(plan))
+    pub(crate) async fn start(plan: &RelayPlan, clocks: &Clocks) -> Result<Self, CliError> {
+        let relay = server::start(relay_config(plan, clocks))
             .await
             .map_err(|error| not_started(&error))?;
         let address = relay.address();
@@ -98,7 +116,7 @@ impl RunningRelay {
     }
 }
 
-fn relay_config(plan: &RelayPlan) -> RelayConfig {
+fn relay_config(plan: &RelayPlan, clocks: &Clocks) -> RelayConfig {
     let mut config = RelayConfig::new(plan.data.clone(), plan.listen);
     config.tls = plan.tls.clone().map(|(cert, key)| TlsFiles { cert, key });
     config.insecure = plan.insecure;
@@ -113,6 +131,7 @@ fn relay_config(plan: &RelayPlan) -> RelayConfig {
         .max_open_per_tenant
         .unwrap_or(config.max_open_per_tenant)
         .min(config.max_open);
+    config.clock = clocks.relay.clone();
     config
 }
 
@@ -147,8 +166,8 @@ fn announce(data: &Path, url: &str) -> Result<PathBuf, CliError> {
 pub(crate) struct ReadyDaemon(Daemon);
 
 impl ReadyDaemon {
-    pub(crate) fn open(plan: DaemonPlan) -> Result<Self, CliError> {
-        let config = daemon_config(plan)?;
+    pub(crate) fn open(plan: DaemonPlan, clocks: &Clocks) -> Result<Self, CliError> {
+        let config = daemon_config(plan, clocks)?;
         let daemon = Daemon::open(config).map_err(|error| {
             CliError::usage(
                 format!("start the daemon: {error}"),
@@ -181,7 +200,7 @@ impl ReadyDaemon {
     }
 }
 
-fn daemon_config(plan: DaemonPlan) -> Result<DaemonConfig, CliError> {
+fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliError> {
     let agents = plan.config.as_deref().map(read_agents).transpose();
     let mut agents = agents
         .map_err(|error| {
@@ -207,6 +226,6 @@ fn daemon_config(plan: DaemonPlan) -> Result<DaemonConfig, CliError> {
         work_dir,
         drain: plan.drain,
         adopt_orphans: true,
-        clock: Clock::boot(),
+        clock: clocks.daemon.clone(),
     })
 }

@@ -1,6 +1,7 @@
 //! The daemon's one clock: CLOCK_BOOTTIME for every decision (it keeps counting while the machine
 //! sleeps, as leases do), the wall clock for display only. Nothing else in this crate reads a clock.
-//! A hand-driven clock takes its place in tests, so that time can jump in the real code.
+//! A hand-driven clock takes its place in tests, so that time can jump in the real code; a test executable
+//! gives offsets instead, so that it can jump in a daemon and a shim that are processes of their own.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,6 +12,8 @@ use tokio::sync::watch;
 /// Longest single wait on the runtime's timer. That timer stands still while the machine is
 /// suspended and boottime does not, so a sleeper looks again at least this often.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
+/// The same under offsets: nobody tells a sleeper that they changed.
+const NAP_UNDER_OFFSETS: Duration = Duration::from_millis(20);
 
 /// A point on the daemon's own time line, in milliseconds since boot. Never sent to anyone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,12 +48,26 @@ pub struct Clock(Source);
 #[derive(Clone, Debug)]
 enum Source {
     Boot,
+    /// Milliseconds that CLOCK_BOOTTIME and the wall clock are ahead, asked at every reading.
+    Offset {
+        boot_ahead_ms: fn() -> u64,
+        wall_ahead_ms: fn() -> i64,
+    },
     Manual(Arc<watch::Sender<Moment>>),
 }
 
 impl Clock {
     pub fn boot() -> Self {
         Self(Source::Boot)
+    }
+
+    /// The system's clocks, each ahead by what its function says at the moment of reading. CLOCK_BOOTTIME never
+    /// goes back, so its offset may only grow. For test executables.
+    pub fn offset(boot_ahead_ms: fn() -> u64, wall_ahead_ms: fn() -> i64) -> Self {
+        Self(Source::Offset {
+            boot_ahead_ms,
+            wall_ahead_ms,
+        })
     }
 
     /// A clock that moves only when [`Clock::advance`] is called.
@@ -61,7 +78,7 @@ impl Clock {
     /// Moves a manual clock and wakes its sleepers; the real clock cannot be moved.
     pub fn advance(&self, by: Duration) {
         match &self.0 {
-            Source::Boot => {}
+            Source::Boot | Source::Offset { .. } => {}
             Source::Manual(time) => time.send_modify(|now| *now = now.after(by)),
         }
     }
@@ -69,6 +86,9 @@ impl Clock {
     pub fn now(&self) -> Moment {
         match &self.0 {
             Source::Boot => boottime(),
+            Source::Offset { boot_ahead_ms, .. } => {
+                boottime().after(Duration::from_millis(boot_ahead_ms()))
+            }
             Source::Manual(time) => *time.borrow(),
         }
     }
@@ -79,13 +99,25 @@ impl Clock {
         reason = "this file is the daemon's clock seam"
     )]
     pub fn wall(&self) -> SystemTime {
-        SystemTime::now()
+        let wall = SystemTime::now();
+        match &self.0 {
+            Source::Boot | Source::Manual(_) => wall,
+            Source::Offset { wall_ahead_ms, .. } => shifted(wall, wall_ahead_ms()),
+        }
+    }
+
+    /// How long a sleeper may wait on a timer that does not count as this clock does before it looks again.
+    pub(crate) fn longest_nap(&self) -> Duration {
+        match &self.0 {
+            Source::Boot | Source::Manual(_) => LONGEST_NAP,
+            Source::Offset { .. } => NAP_UNDER_OFFSETS,
+        }
     }
 
     /// Returns once `at` has come. Cancel safe.
     pub async fn sleep_until(&self, at: Moment) {
         match &self.0 {
-            Source::Boot => nap_until(at).await,
+            Source::Boot | Source::Offset { .. } => self.nap_until(at).await,
             Source::Manual(time) => {
                 // The sender lives in `self`, so the wait cannot fail.
                 let _ = time.subscribe().wait_for(|now| *now >= at).await;
@@ -100,16 +132,26 @@ impl Clock {
             None => std::future::pending().await,
         }
     }
+
+    async fn nap_until(&self, at: Moment) {
+        loop {
+            let left = self.now().until(at);
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left.min(self.longest_nap())).await;
+        }
+    }
 }
 
-async fn nap_until(at: Moment) {
-    loop {
-        let left = boottime().until(at);
-        if left.is_zero() {
-            return;
-        }
-        tokio::time::sleep(left.min(LONGEST_NAP)).await;
-    }
+fn shifted(wall: SystemTime, ahead_ms: i64) -> SystemTime {
+    let by = Duration::from_millis(ahead_ms.unsigned_abs());
+    let shifted = if ahead_ms < 0 {
+        wall.checked_sub(by)
+    } else {
+        wall.checked_add(by)
+    };
+    shifted.unwrap_or(wall)
 }
 
 fn boottime() -> Moment {
@@ -121,6 +163,8 @@ fn boottime() -> Moment {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
     use super::*;
 
     #[tokio::test]
@@ -135,6 +179,30 @@ mod tests {
         clock.advance(Duration::from_millis(1));
         task.await.unwrap();
         assert_eq!(clock.now(), Moment::from_millis(1_500));
+    }
+
+    static BOOT_AHEAD: AtomicU64 = AtomicU64::new(0);
+    static WALL_AHEAD: AtomicI64 = AtomicI64::new(0);
+
+    #[tokio::test]
+    async fn offsets_are_asked_at_every_reading_and_wake_sleepers() {
+        let clock = Clock::offset(
+            || BOOT_AHEAD.load(Ordering::Relaxed),
+            || WALL_AHEAD.load(Ordering::Relaxed),
+        );
+        let (start, wall) = (clock.now(), clock.wall());
+        WALL_AHEAD.store(-86_400_000, Ordering::Relaxed);
+        assert!(clock.wall() < wall - Duration::from_secs(80_000));
+        let hour = Duration::from_secs(3_600);
+        assert!(
+            start.until(clock.now()) < hour,
+            "a wall jump moves no moment"
+        );
+        let sleeper = clock.sleep_until(start.after(hour));
+        BOOT_AHEAD.store(3_600_000, Ordering::Relaxed);
+        tokio::time::timeout(Duration::from_secs(20), sleeper)
+            .await
+            .expect("the jump wakes it");
     }
 
     #[test]

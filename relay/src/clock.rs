@@ -2,7 +2,8 @@
 //!
 //! Decisions take the monotonic `Moment` (CLOCK_BOOTTIME, so that time asleep counts); display, retention and
 //! credential expiry take `Wall`. A test holds a `ClockControl` and can jump either clock or freeze both under
-//! the real relay. Nothing here decides anything.
+//! the real relay; a test executable gives offsets to a relay that is a process of its own. Nothing here decides
+//! anything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +14,27 @@ use tokio::sync::watch;
 
 /// Longest single sleep: tokio's timers stand still while the machine is suspended, CLOCK_BOOTTIME does not.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+/// The same under offsets: nobody tells a sleeper that they changed.
+const NAP_UNDER_OFFSETS: Duration = Duration::from_millis(20);
 
 /// Both clocks, cheap to clone; all clones of one clock agree.
 #[derive(Clone, Debug)]
 pub struct Clock {
     /// CLOCK_BOOTTIME at construction: moments count from one second before it, so none is zero.
     origin_ms: u64,
-    /// How a test bent the clock; absent in production.
-    bent: Option<Arc<watch::Sender<Bend>>>,
+    source: Source,
+}
+
+/// Where readings come from: the system's clocks, and what a test adds to them.
+#[derive(Clone, Debug)]
+enum Source {
+    System,
+    Controlled(Arc<watch::Sender<Bend>>),
+    /// Milliseconds that CLOCK_BOOTTIME and the wall clock are ahead, asked at every reading.
+    Offset {
+        boot_ahead_ms: fn() -> u64,
+        wall_ahead_ms: fn() -> i64,
+    },
 }
 
 /// A test's hand on a `Clock`.
@@ -39,20 +53,30 @@ struct Bend {
 
 impl Clock {
     pub fn system() -> Self {
-        let origin_ms = read(ClockId::Boottime).saturating_sub(1_000);
+        Self::read_from(Source::System)
+    }
+
+    /// The system's clocks, each ahead by what its function says at the moment of reading. CLOCK_BOOTTIME never goes
+    /// back, so its offset may only grow. For test executables: a jump reaches a relay that is a process of its own.
+    pub fn offset(boot_ahead_ms: fn() -> u64, wall_ahead_ms: fn() -> i64) -> Self {
+        Self::read_from(Source::Offset {
+            boot_ahead_ms,
+            wall_ahead_ms,
+        })
+    }
+
+    fn read_from(source: Source) -> Self {
+        let boot_ms = read(ClockId::Boottime) + source.bend().ahead_ms;
         Self {
-            origin_ms,
-            bent: None,
+            origin_ms: boot_ms.saturating_sub(1_000),
+            source,
         }
     }
 
     /// A clock that runs like the system's until its control bends it.
     pub fn controlled() -> (Self, ClockControl) {
         let bent = Arc::new(watch::Sender::new(Bend::default()));
-        let clock = Self {
-            bent: Some(bent.clone()),
-            ..Self::system()
-        };
+        let clock = Self::read_from(Source::Controlled(bent.clone()));
         let control = ClockControl {
             clock: clock.clone(),
             bent,
@@ -61,22 +85,20 @@ impl Clock {
     }
 
     pub fn now(&self) -> Now {
-        let bend = self
-            .bent
-            .as_ref()
-            .map_or_else(Bend::default, |bent| *bent.borrow());
+        let bend = self.source.bend();
         bend.frozen.unwrap_or_else(|| self.unfrozen(bend))
     }
 
     /// Completes once `now().at` has reached `until`. Cancel safe.
     pub async fn sleep_until(&self, until: Moment) {
-        let mut bends = self.bent.as_ref().map(|bent| bent.subscribe());
+        let mut bends = self.source.changes();
+        let longest = self.source.longest_nap();
         loop {
             let left = until.since(self.now().at);
             if left == 0 {
                 return;
             }
-            let nap = Duration::from_millis(left).min(LONGEST_NAP);
+            let nap = Duration::from_millis(left).min(longest);
             tokio::select! {
                 () = tokio::time::sleep(nap) => {}
                 () = bend_changed(bends.as_mut()) => {}
@@ -85,11 +107,42 @@ impl Clock {
     }
 
     fn unfrozen(&self, bend: Bend) -> Now {
-        let at = read(ClockId::Boottime).saturating_sub(self.origin_ms);
+        let boot_ms = read(ClockId::Boottime).saturating_add(bend.ahead_ms);
         let wall = read(ClockId::Realtime);
         Now {
-            at: Moment(at.saturating_add(bend.ahead_ms)),
+            at: Moment(boot_ms.saturating_sub(self.origin_ms)),
             wall: Wall(wall.saturating_add_signed(bend.wall_ahead_ms)),
+        }
+    }
+}
+
+impl Source {
+    fn bend(&self) -> Bend {
+        match self {
+            Source::System => Bend::default(),
+            Source::Controlled(bent) => *bent.borrow(),
+            Source::Offset {
+                boot_ahead_ms,
+                wall_ahead_ms,
+            } => Bend {
+                ahead_ms: boot_ahead_ms(),
+                wall_ahead_ms: wall_ahead_ms(),
+                frozen: None,
+            },
+        }
+    }
+
+    fn changes(&self) -> Option<watch::Receiver<Bend>> {
+        match self {
+            Source::System | Source::Offset { .. } => None,
+            Source::Controlled(bent) => Some(bent.subscribe()),
+        }
+    }
+
+    fn longest_nap(&self) -> Duration {
+        match self {
+            Source::System | Source::Controlled(_) => LONGEST_NAP,
+            Source::Offset { .. } => NAP_UNDER_OFFSETS,
         }
     }
 }
@@ -143,6 +196,8 @@ fn read(clock: ClockId) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
     use super::*;
 
     #[tokio::test]
@@ -165,5 +220,26 @@ mod tests {
             .expect("the jump wakes it")
             .unwrap();
         assert_eq!(clock.now().at.since(start.at), 3_600_000);
+    }
+
+    static BOOT_AHEAD: AtomicU64 = AtomicU64::new(0);
+    static WALL_AHEAD: AtomicI64 = AtomicI64::new(0);
+
+    #[tokio::test]
+    async fn offsets_are_asked_at_every_reading_and_wake_sleepers() {
+        let clock = Clock::offset(
+            || BOOT_AHEAD.load(Ordering::Relaxed),
+            || WALL_AHEAD.load(Ordering::Relaxed),
+        );
+        let start = clock.now();
+        WALL_AHEAD.store(-86_400_000, Ordering::Relaxed);
+        let back = clock.now();
+        assert!(back.wall.0 < start.wall.0 - 80_000_000);
+        assert!(back.at.since(start.at) < 80_000_000, "only the wall moved");
+        let sleeper = clock.sleep_until(start.at + 3_600_000);
+        BOOT_AHEAD.store(3_600_000, Ordering::Relaxed);
+        tokio::time::timeout(Duration::from_secs(20), sleeper)
+            .await
+            .expect("the jump wakes it");
     }
 }

@@ -5,6 +5,7 @@ mod bad_frames;
 mod bad_requests;
 mod broken_streams;
 mod cancel;
+mod clocks;
 mod command_line;
 mod crash;
 mod fencing;
@@ -21,5 +22,5 @@ mod wire;
 
 use baton_tests::Baton;
 
-const BATON: Baton = Baton(env!("CARGO_BIN_EXE_baton-under-test"));
+const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
 const STANDIN: &str = env!("CARGO_BIN_EXE_standin");

@@ -120,6 +120,18 @@ fn only_one_file_builds_statuses_and_no_channel_is_unbounded() {
 }
 
 #[test]
+fn only_the_executable_under_test_can_be_told_another_time() {
+    let variable = ["BATON", "_TEST_CLOCK"].concat();
+    for under in ["proto", "relay", "daemon", "cli"] {
+        for (path, text) in sources(under) {
+            assert!(!text.contains(&variable), "{}", path.display());
+        }
+    }
+    let main = std::fs::read_to_string(root().join("cli/src/main.rs")).unwrap();
+    assert!(main.contains("baton_cli::main()") && !main.contains("main_with"));
+}
+
+#[test]
 fn no_test_waits_by_sleeping() {
     let sleep = ["sleep", "("].concat();
     for (path, text) in sources("tests") {

@@ -5,6 +5,7 @@
 //! checked is the tests' business, but a watch checks by itself that revisions have no gap.
 
 mod attempt;
+mod bent_clock;
 mod census;
 mod client;
 mod collector;
@@ -20,6 +21,7 @@ mod tap;
 mod watching;
 
 pub use attempt::{ScriptedAttempt, receipt};
+pub use bent_clock::{BentClock, clocks_under_test};
 pub use census::{MARK, Process, marked, marked_gone, zombies_of};
 pub use client::{Client, code_of};
 pub use collector::{Collector, attribute};

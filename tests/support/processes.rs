@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::bent_clock::CLOCK_FILE;
 use crate::client::Client;
 use crate::patience::within;
 use crate::ports::quiet_port;
@@ -16,7 +17,11 @@ use crate::relay::read_token;
 
 /// The executable, with an environment that holds nothing of the developer's.
 #[derive(Clone, Copy, Debug)]
-pub struct Baton(pub &'static str);
+pub struct Baton {
+    program: &'static str,
+    /// Holds what a test adds to the system's clocks.
+    clock: Option<&'static Path>,
+}
 
 /// What a command printed and how it ended.
 #[derive(Debug)]
@@ -35,11 +40,28 @@ impl Said {
 }
 
 impl Baton {
+    pub const fn new(program: &'static str) -> Self {
+        Self {
+            program,
+            clock: None,
+        }
+    }
+
+    /// Lives as long as the tests do, so that it can be copied like the others.
+    pub(crate) fn on_clock(self, file: PathBuf) -> Self {
+        let file: &'static PathBuf = Box::leak(Box::new(file));
+        Self {
+            clock: Some(file),
+            ..self
+        }
+    }
+
     pub fn command(self, data: &Path) -> Command {
-        let mut command = Command::new(self.0);
+        let mut command = Command::new(self.program);
         command
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+            .envs(self.clock.map(|file| (CLOCK_FILE, file)))
             .env("HOME", data)
             .env("BATON_DATA", data)
             .env(

@@ -10,7 +10,7 @@ use crate::discovery::{self, DEFAULT_RELAY};
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{DaemonPlan, ReadyDaemon};
+use crate::servers::{Clocks, DaemonPlan, ReadyDaemon};
 use crate::{duration, pairs, stop};
 
 #[derive(Args, Debug)]
@@ -71,7 +71,11 @@ pub(crate) struct DaemonArgs {
 
 pub(crate) const DEFAULT_SLOTS: u32 = 4;
 
-pub(crate) async fn run(args: DaemonArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(
+    args: DaemonArgs,
+    console: &Console,
+    clocks: &Clocks,
+) -> Result<Exit, CliError> {
     args.log.init(None)?;
     let stop = stop::on_signals()?;
     let plan = plan(args);
@@ -82,7 +86,7 @@ pub(crate) async fn run(args: DaemonArgs, console: &Console) -> Result<Exit, Cli
         plan.relay,
         plan.data.display()
     );
-    let daemon = ReadyDaemon::open(plan)?;
+    let daemon = ReadyDaemon::open(plan, clocks)?;
     console.note(&started);
     daemon.run(stop).await?;
     Ok(Exit::Done)

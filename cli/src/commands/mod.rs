@@ -22,6 +22,7 @@ use clap::Subcommand;
 use crate::console::Console;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::servers::Clocks;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -68,11 +69,11 @@ impl Command {
         )
     }
 
-    pub(crate) async fn run(self, console: &Console) -> Result<Exit, CliError> {
+    pub(crate) async fn run(self, console: &Console, clocks: &Clocks) -> Result<Exit, CliError> {
         match self {
-            Command::Up(args) => up::run(args, console).await,
-            Command::Relay(args) => relay::run(args, console).await,
-            Command::Daemon(args) => daemon::run(args, console).await,
+            Command::Up(args) => up::run(args, console, clocks).await,
+            Command::Relay(args) => relay::run(args, console, clocks).await,
+            Command::Daemon(args) => daemon::run(args, console, clocks).await,
             Command::Submit(args) => submit::run(*args, console).await,
             Command::Watch(args) => watch::run(args, console).await,
             Command::Output(args) => output::run(args, console).await,

@@ -12,7 +12,7 @@ use crate::duration;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{RelayPlan, RunningRelay};
+use crate::servers::{Clocks, RelayPlan, RunningRelay};
 use crate::stop;
 
 /// What stands before the address in the line that a started relay prints; the load generator and scripts look for it.
@@ -76,11 +76,15 @@ pub(crate) struct RelayServerArgs {
     log: LogArgs,
 }
 
-pub(crate) async fn run(args: RelayServerArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(
+    args: RelayServerArgs,
+    console: &Console,
+    clocks: &Clocks,
+) -> Result<Exit, CliError> {
     args.log.init(None)?;
     let stop = stop::on_signals()?;
     let plan = plan(args);
-    let mut relay = RunningRelay::start(&plan).await?;
+    let mut relay = RunningRelay::start(&plan, clocks).await?;
     console.note(&started(&relay.url, &plan));
     tokio::select! {
         () = stop.cancelled() => relay.stop().await?,

@@ -16,7 +16,7 @@ use crate::discovery::{self, DEFAULT_LISTEN, RelayArgs};
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{DAEMON_TOKEN_FILE, DaemonPlan, ReadyDaemon, RelayPlan, RunningRelay};
+use crate::servers::{Clocks, DAEMON_TOKEN_FILE, DaemonPlan, ReadyDaemon, RelayPlan, RunningRelay};
 use crate::stop;
 
 /// Stopping a laptop's relay and daemon should not keep a person waiting.
@@ -60,14 +60,22 @@ pub(crate) struct UpArgs {
     log: LogArgs,
 }
 
-pub(crate) async fn run(args: UpArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(
+    args: UpArgs,
+    console: &Console,
+    clocks: &Clocks,
+) -> Result<Exit, CliError> {
     args.log.init(Some(QUIET))?;
     let stop = stop::on_signals()?;
     let place = Place::choose(&args)?;
     let plan = relay_plan(place.path(), &args)?;
-    let mut relay = RunningRelay::start(&plan).await?;
+    let mut relay = RunningRelay::start(&plan, clocks).await?;
     console.note(&relay::started(&relay.url, &plan));
-    let result = with_daemon(&args, &mut relay, place.path(), &stop, console).await;
+    let daemon = ReadyDaemon::open(daemon_plan(&args, &relay.url, place.path()), clocks);
+    let result = match daemon {
+        Ok(daemon) => with_daemon(&args, daemon, &mut relay, place.path(), &stop, console).await,
+        Err(error) => Err(error),
+    };
     relay.stop().await?;
     result
 }
@@ -75,13 +83,13 @@ pub(crate) async fn run(args: UpArgs, console: &Console) -> Result<Exit, CliErro
 /// Runs the daemon beside what the person wants, and stops it in any case.
 async fn with_daemon(
     args: &UpArgs,
+    daemon: ReadyDaemon,
     relay: &mut RunningRelay,
     data: &Path,
     stop: &CancellationToken,
     console: &Console,
 ) -> Result<Exit, CliError> {
     let url = relay.url.clone();
-    let daemon = ReadyDaemon::open(daemon_plan(args, &url, data))?;
     let welcomed = daemon.welcomed();
     let daemon_stop = CancellationToken::new();
     let mut running = pin!(daemon.run(daemon_stop.clone()));
