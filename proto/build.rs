@@ -21,7 +21,7 @@ const FILES: [&str; 13] = [
     "baton/v1/tasks.proto",
 ];
 
-const WORKER_FILES: [&str; 1] = ["baton/worker/v1/shim.proto"];
+const WORKER_FILES: [&str; 2] = ["baton/worker/v1/fold.proto", "baton/worker/v1/shim.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=baton");
@@ -38,15 +38,19 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = FileDescriptorSet::decode(compiler.encode_file_descriptor_set().as_slice())?;
     fs::write(out.join("short_names.rs"), short_names(&files)?)?;
     generate(files)?;
-    generate_worker()?;
+    generate_worker(out)?;
     Ok(())
 }
 
 /// What a daemon says and keeps on its own machine. Not part of the wire: no descriptors, no services.
-fn generate_worker() -> Result<(), Box<dyn Error>> {
+fn generate_worker(out: &Path) -> Result<(), Box<dyn Error>> {
     let files = protox::compile(WORKER_FILES, ["."])?;
     let files = FileDescriptorSet::decode(files.encode_to_vec().as_slice())?;
+    // A place of its own: what is imported from the wire is generated again, and would be written over.
+    let place = out.join("worker");
+    fs::create_dir_all(&place)?;
     tonic_prost_build::configure()
+        .out_dir(place)
         .bytes(".baton.worker.v1")
         .extern_path(".baton.v1", "crate::v1")
         .compile_fds(files)?;

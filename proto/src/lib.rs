@@ -42,5 +42,5 @@ pub mod v1 {
 
 /// What a daemon says to its shims and keeps on its own disk. Never crosses the network.
 pub mod worker {
-    tonic::include_proto!("baton.worker.v1");
+    include!(concat!(env!("OUT_DIR"), "/worker/baton.worker.v1.rs"));
 }
