@@ -50,7 +50,7 @@ impl StoreConfig {
             cache_bytes: 48 << 20,
             overlay_bytes: 64 << 20,
             apply_bytes: 16 << 20,
-            apply_after: Duration::from_secs(2),
+            apply_after: Duration::from_millis(400),
             on_fatal: FatalHook::abort(),
             sync: disk::fdatasync(),
         }
