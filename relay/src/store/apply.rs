@@ -19,6 +19,8 @@ pub(super) struct Applier {
     pub(super) shared: Arc<Shared>,
     /// Everything up to here is in the records.
     pub(super) applied: CommitSeq,
+    /// The journal is cut up to here: less far than `applied` while somebody reads it.
+    pub(super) cut: CommitSeq,
 }
 
 impl Applier {
@@ -46,7 +48,8 @@ impl Applier {
     /// journal still holds all of it.
     pub(super) fn cycle(&mut self, durable: CommitSeq) -> Result<(), Fatal> {
         if durable <= self.applied {
-            return Ok(());
+            // A reader may have let go of the journal since.
+            return self.cut_journal().map_err(|error| write_failed(&error));
         }
         let due = self.shared.overlay.due(durable);
         for batch in due.changes.chunks(BATCH) {
@@ -60,7 +63,8 @@ impl Applier {
         if !self.shared.progress.wait_for(due.superseded_by) {
             return Ok(());
         }
-        self.cut(durable).map_err(|error| write_failed(&error))?;
+        self.note_applied(durable)
+            .map_err(|error| write_failed(&error))?;
         self.shared.overlay.forget(durable);
         self.shared.made_room();
         Ok(())
@@ -73,7 +77,7 @@ impl Applier {
         let key = Key::Meta(MetaKey::Incarnation).encode();
         let identity = start.incarnation.as_bytes().to_vec().into();
         let put = self.shared.disk.records.put(&key, start.base, &identity);
-        put.and_then(|()| self.cut(start.base))
+        put.and_then(|()| self.note_applied(start.base))
             .map_err(|error| write_failed(&error))
     }
 
@@ -88,14 +92,21 @@ impl Applier {
         Ok(())
     }
 
-    // Needs no sync of its own: sled's log keeps the order, and a cut that is lost is made again.
-    fn cut(&mut self, upto: CommitSeq) -> sled::Result<()> {
-        let disk = &self.shared.disk;
+    // Needs no sync of its own: sled's log keeps the order, and what is lost of it is made again.
+    fn note_applied(&mut self, upto: CommitSeq) -> sled::Result<()> {
         let key = Key::Meta(MetaKey::Applied).encode();
-        disk.records
-            .put(&key, upto, &upto.0.to_be_bytes().to_vec().into())?;
-        journal::remove(&disk.journal, CommitSeq(self.applied.0 + 1), upto)?;
+        let body = upto.0.to_be_bytes().to_vec().into();
+        self.shared.disk.records.put(&key, upto, &body)?;
         self.applied = upto;
+        self.cut_journal()
+    }
+
+    fn cut_journal(&mut self) -> sled::Result<()> {
+        let free = self.shared.pins.free(self.applied);
+        if free > self.cut {
+            journal::remove(&self.shared.disk.journal, CommitSeq(self.cut.0 + 1), free)?;
+            self.cut = free;
+        }
         Ok(())
     }
 }

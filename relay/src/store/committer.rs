@@ -10,6 +10,8 @@ use super::config::StoreConfig;
 use super::disk::{Disk, write_failed};
 use super::journal::Encoder;
 use super::overlay::Overlay;
+use super::pins::Pins;
+use super::preflight::{self, Places};
 use super::progress::Progress;
 use super::queue::{Append, Queue};
 use super::{CommitSeq, Fatal};
@@ -22,6 +24,8 @@ pub(super) struct Shared {
     pub(super) overlay: Arc<Overlay>,
     pub(super) queue: Queue,
     pub(super) progress: Progress,
+    /// Who reads the journal, which is not cut meanwhile.
+    pub(super) pins: Pins,
     /// Wakes the one writer that waits for room.
     pub(super) room: Notify,
     /// Keeps other relays out of the directory for as long as anything here is in use.
@@ -45,6 +49,9 @@ impl Shared {
     /// Nothing is acknowledged from here on. The hook normally does not return.
     pub(super) fn fail(&self, fatal: &Fatal) {
         if self.progress.fail() {
+            if fatal.damaged {
+                preflight::note_damage(&Places::under(&self.config.dir), &fatal.message);
+            }
             self.config.on_fatal.call(fatal);
         }
         self.queue.stop();
@@ -82,7 +89,10 @@ impl Committer {
         entry
             .write(&self.shared.disk.journal, first)
             .map_err(|error| write_failed(&error))?;
-        self.shared.disk.make_durable()
+        self.shared.disk.make_durable()?;
+        let bytes: usize = group.iter().map(|append| append.bytes).sum();
+        self.shared.pins.committed(bytes as u64);
+        Ok(())
     }
 
     pub(super) fn publish(&self, last: CommitSeq) -> bool {

@@ -36,6 +36,8 @@ pub struct StoreConfig {
     pub apply_bytes: usize,
     /// Longest wait until a change is written to its record; until then later values replace it for free.
     pub apply_after: Duration,
+    /// Bytes of changes that a telling of everything may hold back in the journal before it has to begin again.
+    pub told_bytes: u64,
     /// Called once when a write or sync failed. The default aborts the process.
     pub on_fatal: FatalHook,
     pub(super) sync: SyncCall,
@@ -51,6 +53,7 @@ impl StoreConfig {
             overlay_bytes: 64 << 20,
             apply_bytes: 16 << 20,
             apply_after: Duration::from_millis(400),
+            told_bytes: 2 << 30,
             on_fatal: FatalHook::abort(),
             sync: disk::fdatasync(),
         }

@@ -57,7 +57,10 @@ pub(super) fn fdatasync() -> SyncCall {
 
 /// Any failure to write, as the reason to stop.
 pub(super) fn write_failed(error: &sled::Error) -> Fatal {
-    Fatal::new("write", error)
+    Fatal {
+        damaged: matches!(error, sled::Error::Corruption { .. }),
+        ..Fatal::new("write", error)
+    }
 }
 
 /// A failure of sled while opening; `dir` is where the operator should look.

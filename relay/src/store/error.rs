@@ -22,7 +22,8 @@ pub enum OpenError {
     },
     #[error(
         "acknowledged changes are missing: the journal ends at {head} and {watermark} was acknowledged; \
-         restore a backup, or start with --accept-loss to go on without them"
+         restore a backup with `baton import`, or start with --accept-loss to go on without them (`baton verify` says \
+         what is there)"
     )]
     BehindWatermark {
         head: CommitSeq,
@@ -30,7 +31,8 @@ pub enum OpenError {
     },
     #[error(
         "the journal has a hole after {after}: later entries are there, so this was acknowledged; \
-         restore a backup, or start with --accept-loss to go on from {after}"
+         restore a backup with `baton import`, or start with --accept-loss to go on from {after} (`baton verify` says \
+         what is there)"
     )]
     JournalHole { after: CommitSeq },
     #[error(
@@ -50,9 +52,17 @@ pub enum OpenError {
     )]
     NewerSchema { found: u16, known: u16 },
     #[error(
-        "the database does not open: {reason}; restore a backup, or move {dir} away to start empty"
+        "the database does not open: {reason}; restore a backup with `baton import`, or move {dir} away to start empty"
     )]
     Damaged { dir: PathBuf, reason: String },
+    #[error(
+        "a page of the database is damaged and a write to it has failed, so that a relay cannot go on here; save what \
+         can be read with `baton export --data DIR --out FILE` and make a new directory of it with `baton import FILE \
+         --data NEW`, or restore a backup"
+    )]
+    DamagedPage,
+    #[error("there is no relay's data in {dir}; name the directory that a relay was started with")]
+    NotThere { dir: PathBuf },
     #[error("the first write failed: {0}")]
     Fatal(#[from] Fatal),
 }
@@ -70,6 +80,8 @@ impl OpenError {
             Self::MetaUnreadable { .. } => "store_meta_unreadable",
             Self::NewerSchema { .. } => "store_newer_schema",
             Self::Damaged { .. } => "store_damaged",
+            Self::DamagedPage => "store_damaged_page",
+            Self::NotThere { .. } => "store_not_there",
             Self::Fatal(_) => "store_write_failed",
         }
     }
@@ -86,6 +98,8 @@ impl OpenError {
             | Self::Io { .. }
             | Self::NewerSchema { .. }
             | Self::Damaged { .. }
+            | Self::DamagedPage
+            | Self::NotThere { .. }
             | Self::Fatal(_) => false,
         }
     }
@@ -135,6 +149,8 @@ pub struct Stopped;
 pub struct Fatal {
     pub op: &'static str,
     pub message: String,
+    /// It met a damaged page of the database: another start would meet it again.
+    pub damaged: bool,
 }
 
 impl Fatal {
@@ -142,6 +158,7 @@ impl Fatal {
         Self {
             op,
             message: cause.to_string(),
+            damaged: false,
         }
     }
 }

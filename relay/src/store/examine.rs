@@ -2,6 +2,7 @@
 //! only writes are those of its recovery, which `keep.rs` can take back.
 
 use std::fs::File;
+use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,12 +12,14 @@ use uuid::Uuid;
 
 use super::config::SCHEMA;
 use super::disk::{Disk, damaged};
-use super::journal::{self, JournalError};
+use super::journal::{Entries, JournalError};
 use super::keep::Kept;
 use super::overlay::Overlay;
 use super::preflight::{self, Places, io_error};
-use super::recover::{Facts, Tail};
-use super::{CommitSeq, Key, MetaKey, OpenError, StoreConfig, Unreadable};
+use super::recover::{Facts, Start, Tail};
+use super::walk::Walk;
+use super::watermark::Mark;
+use super::{CommitSeq, Key, KeyRange, MetaKey, OpenError, StoreConfig, Unreadable};
 
 /// sled's threads may hold its file for a moment after the last handle is gone.
 const SLED_LOCK_TRIES: u32 = 200;
@@ -31,6 +34,23 @@ pub(super) struct Found {
     pub(super) applied: CommitSeq,
     pub(super) tail: Tail,
     pub(super) facts: Facts,
+    /// Pages of sled's that cannot be read, and so not be written: of the journal, and of the records if a write to one
+    /// of them has failed before.
+    pub(super) damaged_pages: u64,
+}
+
+impl Found {
+    /// How a start on this would go on, or why it is refused.
+    pub(super) fn decide(
+        &self,
+        mark: Option<Mark>,
+        config: &StoreConfig,
+    ) -> Result<Start, OpenError> {
+        if self.damaged_pages > 0 {
+            return Err(OpenError::DamagedPage);
+        }
+        self.facts.decide(&self.tail, mark, config)
+    }
 }
 
 /// The look itself, and how to take back what sled did meanwhile.
@@ -85,19 +105,12 @@ fn guarded<T>(
 fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
     let broken = |error: sled::Error| damaged(&places.sled, error);
     let disk = open_disk(config, places, None)?;
-    let met = journal::read_all(&disk.journal).map_err(|error| match error {
-        JournalError::Sled(error) => broken(error),
-        JournalError::NewerSchema(found) => OpenError::NewerSchema {
-            found,
-            known: SCHEMA,
-        },
-    })?;
     let overlay = Overlay::default();
     let stored = number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
-    // An unreadable record is a loss; if that is accepted, the journal is taken from its beginning.
-    let lowest = met.first().map_or(0, |met| met.first.0.saturating_sub(1));
-    let applied = CommitSeq(stored.unwrap_or(Some(lowest)).unwrap_or(0));
-    let tail = Tail::sort(applied, met);
+    let (tail, mut damaged_pages) = read_journal(&disk, places, stored)?;
+    if places.damage_note.exists() {
+        damaged_pages += damaged_record_pages(&disk).map_err(broken)?;
+    }
     for entry in &tail.entries {
         overlay.add(entry.last, &entry.changes);
     }
@@ -109,15 +122,60 @@ fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
     };
     Ok(Found {
         overlay,
-        applied,
+        applied: tail.applied,
         tail,
         facts,
+        damaged_pages,
     })
+}
+
+fn read_journal(
+    disk: &Disk,
+    places: &Places,
+    applied: Fact<u64>,
+) -> Result<(Tail, u64), OpenError> {
+    let failed = |error| match error {
+        JournalError::Sled(error) => damaged(&places.sled, error),
+        JournalError::NewerSchema(found) => OpenError::NewerSchema {
+            found,
+            known: SCHEMA,
+        },
+    };
+    let mut entries = Entries::all(&disk.journal);
+    let mut met = entries.next().map_err(failed)?;
+    // An unreadable record is a loss; if that is accepted, the journal is taken from its beginning.
+    let lowest = met.as_ref().map_or(0, |met| met.first.0.saturating_sub(1));
+    let mut tail = Tail::after(CommitSeq(applied.unwrap_or(Some(lowest)).unwrap_or(0)));
+    while let Some(one) = met {
+        tail.meet(one);
+        met = entries.next().map_err(failed)?;
+    }
+    Ok((tail, entries.damaged_pages))
+}
+
+/// Reads all records, which an ordinary start does not.
+fn damaged_record_pages(disk: &Disk) -> sled::Result<u64> {
+    let everything = KeyRange::everything();
+    let bounds = (
+        Bound::Included(everything.start),
+        Bound::Excluded(everything.end),
+    );
+    let mut walk = Walk::new(&disk.records.tree, bounds, false);
+    let mut pages = 0;
+    while let Some(item) = walk.next()? {
+        pages += u64::from(item.is_err());
+    }
+    Ok(pages)
 }
 
 /// The database for good, with its cleaning thread.
 pub(super) fn open_for_good(config: &StoreConfig, places: &Places) -> Result<Disk, OpenError> {
     guarded(places, || open_disk(config, places, Some(FLUSH_EVERY_MS)))
+}
+
+/// The database for one who only reads.
+pub(super) fn open_for_reading(config: &StoreConfig, places: &Places) -> Result<Disk, OpenError> {
+    guarded(places, || open_disk(config, places, None))
 }
 
 fn open_disk(

@@ -1,10 +1,14 @@
 //! The journal tree: one numbered, checksummed entry per commit, cut into values that sled may hold, under
 //! `first sequence number, part`. Owns the entry's format. Must not decide what a damaged entry means: see `recover.rs`.
 
+use std::ops::Bound;
+
 use bytes::Bytes;
 
+use super::config::MAX_VALUE;
 use super::overlay::RawChange;
 use super::value::{MAX_SEALED, seal, unseal};
+use super::walk::Walk;
 use super::{CommitSeq, Unreadable};
 
 const PART_HEAD: usize = 2;
@@ -77,34 +81,79 @@ pub(super) enum JournalError {
     NewerSchema(u16),
 }
 
-/// Every entry in the tree, in order, whole or not.
-pub(super) fn read_all(tree: &sled::Tree) -> Result<Vec<Met>, JournalError> {
-    let mut parts: Vec<(CommitSeq, Vec<Option<Part>>)> = Vec::new();
-    for item in tree.iter() {
-        let (key, value) = item.map_err(JournalError::Sled)?;
-        let Some((first, index)) = split_part_key(&key) else {
-            continue;
-        };
-        let part = match unseal(&key, &value) {
-            Ok(sealed) => Part::read(index, sealed),
-            // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
-            Err(Unreadable::NewerSchema(newer)) => return Err(JournalError::NewerSchema(newer)),
-            Err(
-                Unreadable::Checksum | Unreadable::Short | Unreadable::Parts | Unreadable::Page,
-            ) => None,
-        };
-        match parts.last_mut() {
-            Some((same, list)) if *same == first => list.push(part),
-            Some(_) | None => parts.push((first, vec![part])),
+/// Entries of the tree one by one, in order, whole or not. Steps past damaged pages and counts them.
+pub(super) struct Entries<'a> {
+    walk: Walk<'a>,
+    /// The first part of the entry behind the one that was given last.
+    ahead: Option<(CommitSeq, Option<Part>)>,
+    pub(super) damaged_pages: u64,
+    /// Values longer than sled may hold safely; always 0.
+    pub(super) too_long: u64,
+}
+
+impl<'a> Entries<'a> {
+    pub(super) fn all(tree: &'a sled::Tree) -> Self {
+        Self::between(tree, CommitSeq(0), CommitSeq(u64::MAX))
+    }
+
+    /// Entries that begin in the range, both ends included.
+    pub(super) fn between(tree: &'a sled::Tree, from: CommitSeq, to: CommitSeq) -> Self {
+        let bounds = (
+            Bound::Included(part_key(from, 0).to_vec()),
+            Bound::Included(part_key(to, u16::MAX).to_vec()),
+        );
+        Self {
+            walk: Walk::new(tree, bounds, false),
+            ahead: None,
+            damaged_pages: 0,
+            too_long: 0,
         }
     }
-    Ok(parts
-        .into_iter()
-        .map(|(first, parts)| Met {
-            first,
-            entry: join(first, parts),
-        })
-        .collect())
+
+    pub(super) fn next(&mut self) -> Result<Option<Met>, JournalError> {
+        let begun = match self.ahead.take() {
+            Some(part) => Some(part),
+            None => self.part()?,
+        };
+        let Some((first, part)) = begun else {
+            return Ok(None);
+        };
+        let mut parts = vec![part];
+        while let Some((of, part)) = self.part()? {
+            if of != first {
+                self.ahead = Some((of, part));
+                break;
+            }
+            parts.push(part);
+        }
+        let entry = join(first, parts);
+        Ok(Some(Met { first, entry }))
+    }
+
+    fn part(&mut self) -> Result<Option<(CommitSeq, Option<Part>)>, JournalError> {
+        while let Some(item) = self.walk.next().map_err(JournalError::Sled)? {
+            let Ok((key, value)) = item else {
+                self.damaged_pages += 1;
+                continue;
+            };
+            self.too_long += u64::from(value.len() > MAX_VALUE);
+            if let Some((first, index)) = split_part_key(&key) {
+                return Ok(Some((first, read_part(&key, index, &value)?)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn read_part(key: &[u8], index: u16, value: &[u8]) -> Result<Option<Part>, JournalError> {
+    match unseal(key, value) {
+        Ok(sealed) => Ok(Part::read(index, sealed)),
+        // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
+        Err(Unreadable::NewerSchema(newer)) => Err(JournalError::NewerSchema(newer)),
+        Err(Unreadable::Checksum | Unreadable::Short | Unreadable::Parts | Unreadable::Page) => {
+            Ok(None)
+        }
+    }
 }
 
 /// Removes all entries that begin in the range.

@@ -12,15 +12,18 @@ mod examine;
 mod journal;
 mod keep;
 mod key;
+mod look;
 mod marker;
 mod open;
 mod overlay;
+mod pins;
 mod preflight;
 mod progress;
 mod queue;
 mod reader;
 mod records;
 mod recover;
+mod tell;
 mod value;
 mod verify;
 mod walk;
@@ -38,7 +41,9 @@ use uuid::Uuid;
 pub use config::{FatalHook, MAX_ENTRY, StoreConfig};
 pub use error::{AppendError, Fatal, OpenError, ReadError, Stopped, Unreadable};
 pub use key::{BadKeyText, Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
+pub use look::Looked;
 pub use reader::Store;
+pub use tell::{TellError, Told};
 pub use verify::Verified;
 pub use writer::Journal;
 
@@ -107,6 +112,8 @@ pub struct Scan {
     /// Records in this page's range that could not be read, and were passed over; a damaged page of sled's, with all its
     /// records, counts once.
     pub unreadable: u64,
+    /// The first of them, with their keys where those are known.
+    pub passed_over: Vec<(Option<Key>, Unreadable)>,
     /// There are more records behind the last one.
     pub more: bool,
 }
@@ -150,6 +157,15 @@ impl Change {
             Self::Put(_, body) => body.len() + overlay::PER_CHANGE + key::MAX_KEY,
             Self::Delete(_) => overlay::PER_CHANGE + key::MAX_KEY,
         }
+    }
+
+    /// `None` for a key that this version does not know, and for facts about the directory itself.
+    fn from_raw(raw: &RawChange) -> Option<Self> {
+        let key = Key::decode(&raw.key).filter(|key| key.kind() != Kind::Meta)?;
+        Some(match &raw.body {
+            Some(body) => Self::Put(key, body.to_vec()),
+            None => Self::Delete(key),
+        })
     }
 
     fn into_raw(self) -> RawChange {

@@ -16,6 +16,7 @@ use super::journal;
 use super::keep::Kept;
 use super::marker::Marker;
 use super::overlay::RawChange;
+use super::pins::Pins;
 use super::preflight::{self, Places, io_error};
 use super::progress::Progress;
 use super::queue::{Append, Queue};
@@ -51,7 +52,7 @@ pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
         quarantined,
     } = examine(&config, &beside.places)?;
     let decided = found.and_then(|found| {
-        let start = found.facts.decide(&found.tail, beside.mark, &config)?;
+        let start = found.decide(beside.mark, &config)?;
         Ok((found, start))
     });
     let (found, start) = match decided {
@@ -67,7 +68,15 @@ pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
     };
     recovery.note(&found.tail, preflight::blob_files(&beside.places)?);
     recovery.accepted_loss = settle_copy(kept, &start)?;
-    begin(config, found, &start, beside, recovery)
+    preflight::forget_damage(&beside.places)?;
+    let places = beside.places.clone();
+    begin(config, found, &start, beside, recovery).map_err(|error| match error {
+        OpenError::Fatal(fatal) if fatal.damaged => {
+            preflight::note_damage(&places, &fatal.message);
+            OpenError::DamagedPage
+        }
+        other => other,
+    })
 }
 
 fn settle_copy(kept: Kept, start: &Start) -> Result<Option<String>, OpenError> {
@@ -93,6 +102,7 @@ fn begin(
     let disk = open_for_good(&config, &beside.places)?;
     preflight::sync_names(&beside.places)?;
     let shared = Arc::new(Shared {
+        pins: Pins::new(config.told_bytes),
         config,
         disk,
         overlay: Arc::new(found.overlay),
@@ -141,6 +151,7 @@ fn take_over(
     let mut applier = Applier {
         shared: Arc::clone(shared),
         applied,
+        cut: applied,
     };
     if start.loss.is_some() {
         applier.jump(tail.head, start)?;

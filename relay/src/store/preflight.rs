@@ -22,6 +22,8 @@ pub(super) struct Places {
     pub(super) watermark: PathBuf,
     pub(super) kept: PathBuf,
     pub(super) quarantine: PathBuf,
+    /// Says that a write met a damaged page.
+    pub(super) damage_note: PathBuf,
 }
 
 impl Places {
@@ -32,6 +34,7 @@ impl Places {
             watermark: dir.join("watermark"),
             kept: dir.join("kept"),
             quarantine: dir.join("quarantine"),
+            damage_note: dir.join("damaged"),
         }
     }
 
@@ -158,6 +161,27 @@ pub(super) fn sync_names(places: &Places) -> Result<(), OpenError> {
         file.sync_all().map_err(io_error("sync", &path))?;
     }
     Ok(())
+}
+
+/// Leaves word for the next start, which would otherwise meet the same page again. Best effort: the caller is about to
+/// stop, and a missing note costs one more try.
+pub(super) fn note_damage(places: &Places, what: &str) {
+    let noted = fs::write(&places.damage_note, what)
+        .and_then(|()| File::open(&places.damage_note)?.sync_all())
+        .and_then(|()| File::open(&places.dir)?.sync_all());
+    if let Err(error) = noted {
+        tracing::error!(%error, "the damage could not be noted");
+    }
+}
+
+/// The note was wrong, or the damage is gone.
+pub(super) fn forget_damage(places: &Places) -> Result<(), OpenError> {
+    match fs::remove_file(&places.damage_note) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(io_error("remove", &places.damage_note)(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 pub(super) fn remove_dir(dir: &Path) -> Result<(), OpenError> {

@@ -17,6 +17,8 @@ use super::{
 
 /// Changes in memory looked at in one step of a scan.
 const STEP: usize = 256;
+/// Unreadable records that one page of a scan names; more are only counted.
+const LISTED: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -116,17 +118,17 @@ impl Store {
 
     /// A record that is being replaced looks torn for a moment; then memory has it, or the next look finds it whole.
     pub(super) fn find(&self, key: &[u8]) -> Result<Found, ReadError> {
-        let mut found = self.look(key)?;
+        let mut found = self.newest(key)?;
         for _ in 0..2 {
             if found.is_ok() {
                 break;
             }
-            found = self.look(key)?;
+            found = self.newest(key)?;
         }
         Ok(found)
     }
 
-    fn look(&self, key: &[u8]) -> Result<Found, ReadError> {
+    fn newest(&self, key: &[u8]) -> Result<Found, ReadError> {
         match self.shared.overlay.get(key) {
             Some(slot) => Ok(Ok(slot.body)),
             None => self.shared.disk.records.get(key).map_err(disk_error),
@@ -204,6 +206,9 @@ impl Merge<'_> {
     fn pass_over(&mut self, key: Option<Key>, why: Unreadable) {
         tracing::error!(?key, %why, "passing over an unreadable record");
         self.scan.unreadable += 1;
+        if self.scan.passed_over.len() < LISTED {
+            self.scan.passed_over.push((key, why));
+        }
     }
 }
 

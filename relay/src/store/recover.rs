@@ -11,6 +11,7 @@ use super::{CommitSeq, OpenError, StoreConfig, Unreadable};
 /// What the journal says beyond the records.
 #[derive(Debug, Default)]
 pub(super) struct Tail {
+    pub(super) applied: CommitSeq,
     /// Whole entries in order, without a gap, behind what was applied.
     pub(super) entries: Vec<Entry>,
     /// The last number that is there.
@@ -24,22 +25,26 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    pub(super) fn sort(applied: CommitSeq, met: Vec<Met>) -> Self {
-        let mut tail = Self {
+    pub(super) fn after(applied: CommitSeq) -> Self {
+        Self {
+            applied,
             head: applied,
             highest: applied,
             ..Self::default()
-        };
-        // Entries up to `applied` are what a crash left of a cut.
-        for met in met.into_iter().filter(|met| met.first > applied) {
-            tail.highest = tail.highest.max(met.first);
-            match met.entry {
-                Some(entry) => tail.take(entry),
-                None if tail.torn => tail.hole = true,
-                None => tail.torn = true,
-            }
         }
-        tail
+    }
+
+    /// Takes what the journal holds, in order. Entries up to `applied` are what a crash left of a cut.
+    pub(super) fn meet(&mut self, met: Met) {
+        if met.first <= self.applied {
+            return;
+        }
+        self.highest = self.highest.max(met.first);
+        match met.entry {
+            Some(entry) => self.take(entry),
+            None if self.torn => self.hole = true,
+            None => self.torn = true,
+        }
     }
 
     fn take(&mut self, entry: Entry) {

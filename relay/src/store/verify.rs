@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::config::MAX_VALUE;
+use super::journal::{Entries, Met};
 use super::reader::disk_error;
 use super::walk::Walk;
-use super::{CommitSeq, Key, KeyRange, Kind, MetaKey, ReadError, Store, Unreadable, journal};
+use super::{CommitSeq, Key, KeyRange, Kind, MetaKey, ReadError, Store, Unreadable};
 
 /// Unreadable records listed by name; more are only counted.
 const LISTED: usize = 100;
+/// Values between two looks of who watches.
+const SHOWN_EVERY: u64 = 1024;
 
 /// What a walk found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,13 +34,27 @@ pub struct Verified {
 impl Store {
     /// Counts what is on the disk; changes that are still only in the journal count as its entries. Reads everything.
     pub fn verify(&self) -> Result<Verified, ReadError> {
+        self.verify_watched(&mut |_| true)
+    }
+
+    /// The same, showing now and then how far it is. Ends early, with what was found so far, when `go_on` says no.
+    pub fn verify_watched(
+        &self,
+        go_on: &mut dyn FnMut(&Verified) -> bool,
+    ) -> Result<Verified, ReadError> {
         let mut verified = Verified::default();
-        self.walk_records(&mut verified)?;
-        self.walk_journal(&mut verified)?;
+        if self.walk_records(&mut verified, go_on)? {
+            self.walk_journal(&mut verified)?;
+        }
         Ok(verified)
     }
 
-    fn walk_records(&self, verified: &mut Verified) -> Result<(), ReadError> {
+    /// False when it was told to end.
+    fn walk_records(
+        &self,
+        verified: &mut Verified,
+        go_on: &mut dyn FnMut(&Verified) -> bool,
+    ) -> Result<bool, ReadError> {
         let records = &self.shared.disk.records;
         let bounds = (
             Bound::Included(Vec::new()),
@@ -45,7 +62,12 @@ impl Store {
         );
         let mut walk = Walk::new(&records.tree, bounds, false);
         let mut last = None;
+        let mut met_values = 0_u64;
         while let Some(item) = walk.next().map_err(disk_error)? {
+            met_values += 1;
+            if met_values.is_multiple_of(SHOWN_EVERY) && !go_on(verified) {
+                return Ok(false);
+            }
             let Ok((raw_key, value)) = item else {
                 verified.list(None, Unreadable::Page.to_string());
                 continue;
@@ -69,24 +91,26 @@ impl Store {
             }
             last = Some(key);
         }
-        Ok(())
+        Ok(true)
     }
 
     fn walk_journal(&self, verified: &mut Verified) -> Result<(), ReadError> {
         let (tree, durable) = (&self.shared.disk.journal, self.durable());
-        for value in tree.iter().values() {
-            let value = value.map_err(disk_error)?;
-            verified.too_long += u64::from(value.len() > MAX_VALUE);
+        let mut entries = Entries::all(tree);
+        let mut broken = Vec::new();
+        while let Some(met) = next(&mut entries)? {
+            match met.entry {
+                Some(_) => verified.journal_entries += 1,
+                None => broken.push(met.first),
+            }
         }
-        let met = journal::read_all(tree).map_err(|error| ReadError::Disk(error.to_string()))?;
         // Entries before and behind these are just being cut or written.
         let settled = self.applied()?..durable;
-        let (whole, broken): (Vec<_>, Vec<_>) = met
+        let broken = broken
             .iter()
-            .filter(|met| settled.contains(&CommitSeq(met.first.0.saturating_sub(1))))
-            .partition(|met| met.entry.is_some());
-        verified.journal_entries = whole.len() as u64;
-        verified.journal_broken = broken.len() as u64;
+            .filter(|first| settled.contains(&CommitSeq(first.0.saturating_sub(1))));
+        verified.journal_broken = broken.count() as u64 + entries.damaged_pages;
+        verified.too_long += entries.too_long;
         Ok(())
     }
 
@@ -95,6 +119,12 @@ impl Store {
         let bytes = body.and_then(|body| body.first_chunk().copied());
         Ok(CommitSeq(bytes.map_or(0, u64::from_be_bytes)))
     }
+}
+
+fn next(entries: &mut Entries<'_>) -> Result<Option<Met>, ReadError> {
+    entries
+        .next()
+        .map_err(|error| ReadError::Disk(error.to_string()))
 }
 
 impl Verified {

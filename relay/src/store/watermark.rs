@@ -45,6 +45,17 @@ impl WatermarkFile {
         Ok((Self { file, next_slot }, newest))
     }
 
+    /// The newest mark in the file, if there is one; makes and changes nothing.
+    pub(super) fn peek(path: &Path) -> io::Result<Option<Mark>> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let marks = [read_slot(&file, 0)?, read_slot(&file, 1)?];
+        Ok(marks.into_iter().flatten().max_by_key(|mark| mark.seq))
+    }
+
     pub(super) fn write(&mut self, mark: Mark) -> io::Result<()> {
         self.file
             .write_all_at(&encode(mark), self.next_slot * SLOT_GAP)?;

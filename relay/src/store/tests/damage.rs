@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::super::value::chunk_key;
 use super::super::watermark::{Mark, WatermarkFile};
-use super::super::{KeyRange, Kind, Page, ReadError, Unreadable, journal};
+use super::super::{KeyRange, Kind, Page, ReadError, Told, Unreadable, journal};
 use super::*;
 
 /// Three acknowledged entries that are only in the journal, and a fourth that was never acknowledged.
@@ -253,8 +253,8 @@ fn an_unreadable_record_is_counted_and_passed_over() {
     assert_eq!(opened.store.verify().unwrap().unreadable, 1);
 }
 
-#[test]
-fn a_damaged_page_costs_its_own_records_only() {
+/// 300 records; the page of number 150 is damaged.
+fn with_a_damaged_page() -> Rig {
     let rig = Rig::new();
     let mut opened = rig.open();
     for number in 0..300_u128 {
@@ -277,7 +277,12 @@ fn a_damaged_page_costs_its_own_records_only() {
         .collect();
     hits.iter().for_each(|at| bytes[*at] ^= 1);
     fs::write(&path, bytes).unwrap();
+    rig
+}
 
+#[test]
+fn a_damaged_page_costs_its_own_records_only() {
+    let rig = with_a_damaged_page();
     let mut opened = rig.open();
     let lost = |number: &u128| match opened.store.get(&done(*number)) {
         Ok(body) => body.is_none(),
@@ -315,6 +320,48 @@ fn a_damaged_page_costs_its_own_records_only() {
     assert_eq!(opened.store.verify().unwrap().unreadable, 1);
     commit(&mut opened, vec![put(1_000, b"elsewhere")]);
     opened.journal.close().unwrap();
+}
+
+#[test]
+fn a_write_to_a_damaged_page_stops_the_relay_once_and_then_refuses_with_a_way_out() {
+    let rig = with_a_damaged_page();
+    let mut opened = rig.open();
+    commit(
+        &mut opened,
+        vec![put(150, b"acknowledged, and then fatal"), put(1, b"new")],
+    );
+    assert!(opened.journal.close().is_err());
+    drop(opened.store);
+    assert!(rig.fatal.lock().unwrap().iter().any(|fatal| fatal.damaged));
+    for _ in 0..2 {
+        let refusal = rig.refusal();
+        assert!(matches!(refusal, OpenError::DamagedPage), "{refusal}");
+        assert!(refusal.to_string().contains("baton export"), "{refusal}");
+    }
+    let accepting = StoreConfig {
+        accept_loss: true,
+        ..rig.config()
+    };
+    let refusal = Store::open(accepting).expect_err("no flag writes to such a page");
+    assert_eq!(refusal.code(), "store_damaged_page");
+    let (state, skipped) = Store::look(rig.config(), |looked| {
+        let (mut state, mut skipped) = (std::collections::BTreeMap::new(), 0);
+        let told = looked.store.tell(|told| {
+            match told {
+                Told::Record(key, body) => drop(state.insert(key, body.to_vec())),
+                Told::Unreadable(..) => skipped += 1,
+                Told::Change(change) => panic!("nobody writes: {change:?}"),
+            }
+            Ok::<_, ()>(())
+        });
+        told.unwrap();
+        (state, skipped)
+    })
+    .unwrap();
+    assert_eq!(skipped, 1, "one damaged page, said once");
+    assert!(state.len() > 240, "{}", state.len());
+    assert_eq!(state[&done(150)], b"acknowledged, and then fatal");
+    assert_eq!(state[&done(1)], b"new");
 }
 
 #[test]

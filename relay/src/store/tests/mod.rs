@@ -7,6 +7,7 @@ mod durability;
 mod keys;
 mod opening;
 mod reading;
+mod telling;
 
 use std::io;
 use std::path::PathBuf;
