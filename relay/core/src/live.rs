@@ -252,8 +252,15 @@ impl Live {
         let notes = std::mem::take(&mut self.notes);
         let budgets = self.timers.budgets(now.at);
         let retry_left = self.retry_at.map(|at| at.since(now.at));
+        let lease_left = self.timers.left_ms(&TimerKey::Lease, now.at);
         let record = Arc::make_mut(&mut self.record);
         if let Some(newest) = record.attempts.last_mut() {
+            if let (Some(lease), Some(left)) = (&mut newest.lease, lease_left)
+                && left <= lease.ttl_ms
+            {
+                // A hold has run out: what is outstanding is an ordinary grant again.
+                lease.granted_ms = lease.ttl_ms;
+            }
             newest.budgets = budgets;
             newest.budgets_at_ms = clock_ms;
             self.written_seq = newest.control_seq;

@@ -68,6 +68,7 @@ fn a_wrong_token_does_not_renew() {
     let renewals = vec![(work.re.attempt, LeaseToken([0; 32]))];
     let heartbeat = Heartbeat {
         seq: 9,
+        heard_seq: None,
         renewals,
         free_slots: 0,
         draining: false,
@@ -170,6 +171,88 @@ fn a_hold_is_stored_before_it_is_acknowledged_and_lasts_as_granted() {
     assert_eq!(world.attempt_state(task), AttemptState::Starting);
     world.pass(1);
     assert_eq!(world.attempt_state(task), AttemptState::Lost);
+}
+
+#[test]
+fn a_hold_outlives_a_restart_of_the_relay_and_is_over_when_it_has_run_out() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    world.hold(&machine, &[&work], 120_000);
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE + 1);
+    assert_eq!(world.attempt_state(task), AttemptState::Starting);
+    world.restart();
+    world.pass(120_000 + GRACE - 1);
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptState::Starting,
+        "nobody knows how long the relay was away"
+    );
+    let running = crate::input::ActiveState::Running;
+    world.reconnect(&mut machine, &[(&work, running)]);
+    let mut work = work;
+    work.session = machine.session;
+    world.pass_renewing(120_000, &machine, &[&work]);
+    world.phase(&mut work, crate::record::Phase::PromptWritten);
+    assert_eq!(world.newest(task).lease.unwrap().granted_ms, TTL);
+    world.restart();
+    world.pass(TTL + GRACE);
+    assert_eq!(world.attempt_state(task), AttemptState::Lost);
+}
+
+#[test]
+fn a_daemon_that_comes_back_without_a_held_attempt_leaves_it_fenced_for_the_whole_hold() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let mut again = spec();
+    again.retry.when_unsafe = crate::spec::WhenUnsafe::Retry;
+    let task = world.submit(again);
+    let work = world.started();
+    world.hold(&machine, &[&work], 120_000);
+    world.reconnect(&mut machine, &[]);
+    assert_eq!(
+        world.end_code(task, 1),
+        Some(FailureCode::DaemonLostAttempt)
+    );
+    world.dispatches();
+    world.pass_renewing(60_000, &machine, &[]);
+    world.restart();
+    world.reconnect(&mut machine, &[]);
+    world.pass_renewing(119_000, &machine, &[]);
+    assert!(world.dispatches().is_empty(), "it may still run");
+    world.pass_renewing(2_000 + GRACE, &machine, &[]);
+    assert_eq!(world.dispatches().len(), 1);
+}
+
+#[test]
+fn a_hold_of_what_is_not_held_is_revoked_and_a_short_one_shortens_nothing() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    let mut foreign = work.clone();
+    foreign.re.attempt = crate::id::AttemptId(uuid::Uuid::from_u128(5));
+    let results = world.hold(&machine, &[&work, &foreign], 1_000);
+    assert!(
+        matches!(
+            results[0].1,
+            Renewal::Renewed {
+                granted_ms: 1_000,
+                ..
+            }
+        ),
+        "{results:?}"
+    );
+    assert!(
+        matches!(results[1].1, Renewal::Revoked { .. }),
+        "{results:?}"
+    );
+    assert_eq!(world.newest(task).lease.unwrap().granted_ms, TTL);
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE - 1);
+    assert_eq!(world.attempt_state(task), AttemptState::Starting);
 }
 
 #[test]

@@ -129,6 +129,12 @@ impl TimerSet {
         }
     }
 
+    /// What is left of this timer's limit, without slack or grace; zero once only that is left.
+    pub fn left_ms(&self, key: &TimerKey, now: Moment) -> Option<u64> {
+        let timer = self.find(key)?;
+        Some(timer.left_ms(now).saturating_sub(timer.allowance_ms))
+    }
+
     pub fn is_armed(&self, key: &TimerKey) -> bool {
         self.find(key).is_some()
     }

@@ -7,9 +7,9 @@ use uuid::Uuid;
 
 use super::bodies::{actor, digest};
 use super::{Machine, Work, World};
-use crate::effects::{Downstream, Reply, Send, Settlement, TaskView, Verdict};
+use crate::effects::{Downstream, Renewal, Reply, Send, Settlement, TaskView, Verdict};
 use crate::id::{
-    DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
+    AttemptId, DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
 };
 use crate::input::{
     ActiveAttempt, ActiveState, Frame, FrameBody, Heartbeat, Hello, Input, Prior, Submit,
@@ -258,6 +258,7 @@ impl World {
             .collect();
         let heartbeat = Heartbeat {
             seq: 1,
+            heard_seq: None,
             renewals,
             free_slots: 0,
             draining: false,
@@ -266,6 +267,32 @@ impl World {
             session: machine.session,
             heartbeat,
         });
+    }
+
+    /// Asks for a hold; what was said to it.
+    pub(in crate::tests) fn hold(
+        &mut self,
+        machine: &Machine,
+        works: &[&Work],
+        granted_ms: u64,
+    ) -> Vec<(AttemptId, Renewal)> {
+        let attempts = works
+            .iter()
+            .map(|work| (work.re.attempt, work.token.clone()));
+        self.say(Input::Hold {
+            session: machine.session,
+            request: 1,
+            attempts: attempts.collect(),
+            granted_ms,
+        });
+        let told = self
+            .told(machine)
+            .into_iter()
+            .find_map(|message| match message {
+                Downstream::HoldAck { results, .. } => Some(results),
+                _ => None,
+            });
+        told.expect("each request has an answer")
     }
 
     /// The dispatches that went out since the last look.
