@@ -8,7 +8,9 @@ use std::time::Duration;
 
 pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
-use baton_daemon::{ANY_COMMAND, AgentConfig, Daemon, DaemonConfig, read_agents};
+use baton_daemon::{
+    ANY_COMMAND, AgentConfig, Checkup, Daemon, DaemonConfig, check_health, read_agents,
+};
 use baton_relay::auth::bootstrap::Bootstrap;
 use baton_relay::config::{RelayConfig, TlsFiles};
 use baton_relay::server::{self, Relay, RelayError};
@@ -69,6 +71,8 @@ pub(crate) struct DaemonPlan {
     pub config: Option<PathBuf>,
     /// Where a child runs when its task names no directory; `work` in the data directory if absent.
     pub work_dir: Option<PathBuf>,
+    /// Answers health checks here too.
+    pub health: Option<SocketAddr>,
 }
 
 /// A relay that listens.
@@ -188,6 +192,11 @@ impl ReadyDaemon {
         }
     }
 
+    /// Where health checks are answered over TCP, if they are.
+    pub(crate) fn health_address(&self) -> Option<SocketAddr> {
+        self.0.health_address()
+    }
+
     /// Runs until `stop`, then drains.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
         self.0.run(stop).await.map_err(|error| {
@@ -225,7 +234,23 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         agents,
         work_dir,
         drain: plan.drain,
+        health: plan.health,
         adopt_orphans: true,
         clock: clocks.daemon.clone(),
+    })
+}
+
+/// Asks the daemon that runs on `data`.
+pub(crate) async fn daemon_health(data: PathBuf) -> Result<Checkup, CliError> {
+    let asked = data.clone();
+    let checkup = tokio::task::spawn_blocking(move || check_health(&asked)).await;
+    let checkup = checkup.map_err(|error| CliError::local("ask the daemon", error))?;
+    checkup.map_err(|error| {
+        CliError::Unreachable(Story {
+            what: format!("no daemon answers in {}", data.display()),
+            why: error.to_string(),
+            hint: "start one with `baton daemon`, or name its data directory with --data"
+                .to_owned(),
+        })
     })
 }

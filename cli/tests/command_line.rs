@@ -27,8 +27,8 @@ fn help_and_version_go_to_stdout_and_succeed() {
     let help = baton(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     for command in [
-        "up", "relay", "daemon", "submit", "watch", "output", "tasks", "show", "cancel", "retry",
-        "daemons", "drain", "token", "profile", "bench",
+        "up", "relay", "daemon", "health", "submit", "watch", "output", "tasks", "show", "cancel",
+        "retry", "daemons", "drain", "token", "profile", "bench",
     ] {
         assert!(
             text(&help.stdout).contains(&format!("\n  {command} ")),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub struct DaemonConfig {
     pub work_dir: PathBuf,
     /// How long running attempts may go on after the order to stop.
     pub drain: Duration,
+    /// Answers health checks here too; over a Unix socket in the data directory it always does.
+    pub health: Option<SocketAddr>,
     /// Orphans of attempts become children of this process. Only for a process that has no other children.
     pub adopt_orphans: bool,
     pub clock: Clock,

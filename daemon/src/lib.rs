@@ -13,6 +13,7 @@ mod clock;
 mod config;
 mod epoch;
 mod frames;
+mod health;
 mod held;
 mod identity;
 mod lease;
@@ -34,10 +35,12 @@ use tracing::warn;
 
 pub use clock::{Clock, Moment};
 pub use config::{ANY_COMMAND, AgentConfig, ConfigError, DaemonConfig, read_agents};
+pub use health::{Checkup, HealthError, check as check_health};
 pub use identity::IdentityError;
 pub use link::LinkError;
-pub use status::DaemonStatus;
+pub use status::{Ailment, DaemonStatus, Heard};
 
+use health::HealthChecks;
 use identity::Identity;
 use link::Link;
 use process::{DAEMON_MARKER, Spawner, adopt_orphans, kill_marked};
@@ -53,6 +56,8 @@ pub enum DaemonError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Health(#[from] HealthError),
     #[error(transparent)]
     Link(#[from] LinkError),
     #[error("cannot start child processes: {0}")]
@@ -71,6 +76,7 @@ pub struct Daemon {
     config: DaemonConfig,
     identity: Identity,
     endpoint: tonic::transport::Endpoint,
+    health: HealthChecks,
     status: watch::Sender<DaemonStatus>,
 }
 
@@ -81,17 +87,22 @@ impl Daemon {
         let endpoint = link::endpoint(&config)?;
         link::read_token(&config.token_file)?;
         let identity = Identity::open(&config.data_dir)?;
-        let status = watch::Sender::new(DaemonStatus {
-            slots: config.slots,
-            daemon_id: identity.daemon_id().to_owned(),
-            ..DaemonStatus::default()
-        });
+        let health = HealthChecks::bind(&config.data_dir, config.health)?;
+        let now = config.clock.now();
+        let status = DaemonStatus::new(identity.daemon_id(), config.slots, now);
+        let status = watch::Sender::new(status);
         Ok(Self {
             config,
             identity,
             endpoint,
+            health,
             status,
         })
+    }
+
+    /// Where health checks are answered over TCP, if they are.
+    pub fn health_address(&self) -> Option<std::net::SocketAddr> {
+        self.health.address()
     }
 
     pub fn status(&self) -> watch::Receiver<DaemonStatus> {
@@ -104,8 +115,10 @@ impl Daemon {
             config,
             identity,
             endpoint,
+            health,
             status,
         } = self;
+        let checkups = status.subscribe();
         if config.adopt_orphans {
             adopt_orphans()?;
         }
@@ -128,9 +141,12 @@ impl Daemon {
             finish.cancel();
             result
         };
-        // In one task: whoever drops this future drops both.
-        let (result, ()) = tokio::join!(supervised, link.run());
-        result
+        // In one task: whoever drops this future drops all.
+        let working = async { tokio::join!(supervised, link.run()).0 };
+        tokio::select! {
+            result = working => result,
+            failed = health.answer(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
+        }
     }
 }
 

@@ -27,11 +27,15 @@ mod address;
 pub use address::LinkError;
 pub(crate) use address::{endpoint, read_token};
 
-/// Connecting, and then the answer to Hello.
+/// Longest time for connecting, and then again for the answer to Hello.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Least time for each, however little is left of a lease. A relay in a storm lets a daemon with attempts wait for up to
+/// three seconds.
+const LEAST_CONNECT: Duration = Duration::from_secs(1);
+const LEAST_ANSWER: Duration = Duration::from_secs(4);
 /// After Goodbye, how long the relay has to close its side.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Another instance took over this daemon's id.
+/// Another instance took over this daemon's id. Coming back earlier would take it away from that one again.
 const SUPERSEDED: Duration = Duration::from_secs(60);
 /// How often a refused credential's file is looked at for a new one.
 const TOKEN_LOOK: Duration = Duration::from_secs(2);
@@ -51,12 +55,10 @@ pub(crate) struct Link {
 #[derive(Debug)]
 enum Outcome {
     /// The relay had said Welcome.
-    Lost {
-        retry_after: Option<Duration>,
-    },
-    NotReached {
-        retry_after: Option<Duration>,
-    },
+    Lost(Pause),
+    NotReached(Pause),
+    /// Somebody else speaks for this daemon now.
+    Superseded(Pause),
     Refused {
         message: String,
     },
@@ -65,6 +67,22 @@ enum Outcome {
     },
     /// The supervisor is gone.
     Over,
+}
+
+/// Why there is no stream for a while, and how long at least the relay wants it so.
+#[derive(Debug)]
+struct Pause {
+    why: String,
+    retry_after: Option<Duration>,
+}
+
+impl Pause {
+    fn because(why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            retry_after: None,
+        }
+    }
 }
 
 impl Link {
@@ -78,21 +96,34 @@ impl Link {
             if finish.is_cancelled() {
                 return;
             }
-            let retry_after = match outcome {
+            let mut shortest_lease = self.shortest_lease_left();
+            let pause = match outcome {
                 Outcome::Over => return,
-                Outcome::Lost { retry_after } => {
+                Outcome::Lost(pause) => {
                     (failures, was_welcome) = (0, true);
-                    retry_after
+                    pause
                 }
-                Outcome::NotReached { retry_after } => {
+                Outcome::NotReached(pause) => {
                     failures += 1;
-                    retry_after
+                    pause
+                }
+                Outcome::Superseded(pause) => {
+                    (failures, was_welcome) = (0, true);
+                    // Leases that run out meanwhile are the other one's now, or nobody's.
+                    shortest_lease = None;
+                    let retry_after = pause.retry_after.unwrap_or_default().max(SUPERSEDED);
+                    Pause {
+                        retry_after: Some(retry_after),
+                        ..pause
+                    }
                 }
                 Outcome::Refused { message } if was_welcome => {
                     warn!(
                         message,
                         "the relay no longer takes this token; waiting for a new one"
                     );
+                    self.tell_trouble(format!("the relay no longer takes this token: {message}"))
+                        .await;
                     self.await_new_token().await;
                     continue;
                 }
@@ -103,7 +134,13 @@ impl Link {
                     return self.give_up(LinkError::Version { message }).await;
                 }
             };
-            self.back_off(failures, retry_after).await;
+            let retry = Retry {
+                failures,
+                retry_after: pause.retry_after,
+                shortest_lease,
+            };
+            self.tell_trouble(pause.why).await;
+            self.back_off(retry).await;
         }
     }
 
@@ -112,23 +149,26 @@ impl Link {
         let _ = self.supervisor.send(LinkEvent::GivenUp(error)).await;
     }
 
-    async fn back_off(&self, failures: u32, retry_after: Option<Duration>) {
-        let now = self.clock.now();
-        let shortest_lease = self.shortest_lease.borrow().map(|limit| now.until(limit));
-        let shortest_lease = shortest_lease.filter(|left| !left.is_zero());
-        let wait = backoff::delay(
-            Retry {
-                failures,
-                retry_after,
-                shortest_lease,
-            },
-            rand::random(),
-        );
-        debug!(?wait, failures, "dialing again");
+    async fn tell_trouble(&self, why: String) {
+        // Without a supervisor nobody needs to know.
+        let _ = self.supervisor.send(LinkEvent::Trouble(why)).await;
+    }
+
+    async fn back_off(&self, retry: Retry) {
+        let wait = backoff::delay(retry, rand::random());
+        debug!(?wait, ?retry, "dialing again");
+        let at = self.clock.now().after(wait);
         tokio::select! {
             () = self.finish.cancelled() => {}
-            () = self.clock.sleep_until(now.after(wait)) => {}
+            () = self.clock.sleep_until(at) => {}
         }
+    }
+
+    /// What is left of the shortest lease that is held; one that is over hurries nobody.
+    fn shortest_lease_left(&self) -> Option<Duration> {
+        let limit = (*self.shortest_lease.borrow())?;
+        let left = self.clock.now().until(limit);
+        (!left.is_zero()).then_some(left)
     }
 
     /// A credential that was refused is not shown again.
@@ -192,17 +232,24 @@ impl Link {
         hello: Hello,
         outgoing: crate::session::Outgoing,
     ) -> Result<(Streaming<RelayFrame>, RelayFrame), Outcome> {
-        let not_reached = || Outcome::NotReached { retry_after: None };
         let token = read_token(&self.token_file).map_err(|error| {
             warn!(error = %error, "cannot dial");
-            not_reached()
+            not_reached(error.to_string())
         })?;
-        let channel = self.endpoint.connect().await.map_err(|error| {
-            debug!(error = %full(&error), "the relay cannot be reached");
-            not_reached()
-        })?;
-        let welcomed = tokio::time::timeout(HANDSHAKE, greet(channel, token, hello, outgoing));
-        welcomed.await.unwrap_or_else(|_| Err(not_reached()))
+        let patience = Patience::with(self.shortest_lease_left());
+        let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
+        let channel = tokio::time::timeout(patience.connect, self.endpoint.connect())
+            .await
+            .map_err(|_| silent("the relay did not answer", patience.connect))?
+            .map_err(|error| {
+                let error = full(&error);
+                debug!(error, "the relay cannot be reached");
+                not_reached(format!("the relay cannot be reached: {error}"))
+            })?;
+        let greeted = tokio::time::timeout(patience.answer, greet(channel, token, hello, outgoing));
+        greeted
+            .await
+            .unwrap_or_else(|_| Err(silent("the relay said no Welcome", patience.answer)))
     }
 
     /// Passes frames on until the stream ends. The supervisor ends it by `close`.
@@ -214,7 +261,7 @@ impl Link {
     ) -> Outcome {
         loop {
             let message = tokio::select! {
-                () = close.cancelled() => return Outcome::Lost { retry_after: None },
+                () = close.cancelled() => return lost("the relay was not heard any more"),
                 () = self.finish.cancelled() => {
                     // Dropping the stream at once could overtake the Goodbye that is on its way.
                     let _ = tokio::time::timeout(FAREWELL, drain(stream)).await;
@@ -224,7 +271,7 @@ impl Link {
             };
             let frame = match message {
                 Ok(Some(frame)) => frame,
-                Ok(None) => return Outcome::Lost { retry_after: None },
+                Ok(None) => return lost("the relay closed the stream"),
                 Err(status) => return on_status(&status, true),
             };
             if let Some(Frame::Goodbye(goodbye)) = &frame.frame {
@@ -237,6 +284,24 @@ impl Link {
             if self.supervisor.send(event).await.is_err() {
                 return Outcome::Over;
             }
+        }
+    }
+}
+
+/// How long one try may take. With a lease at stake a try that hangs makes place for a fresh one: TCP waits longer and
+/// longer before it looks whether a network is back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Patience {
+    connect: Duration,
+    answer: Duration,
+}
+
+impl Patience {
+    fn with(shortest_lease: Option<Duration>) -> Self {
+        let left = shortest_lease.unwrap_or(Duration::MAX);
+        Self {
+            connect: (left / 4).clamp(LEAST_CONNECT, HANDSHAKE),
+            answer: (left / 2).clamp(LEAST_ANSWER, HANDSHAKE),
         }
     }
 }
@@ -265,7 +330,7 @@ async fn greet(
         .message()
         .await
         .map_err(|status| on_status(&status, false))?;
-    let first = first.ok_or(Outcome::NotReached { retry_after: None })?;
+    let first = first.ok_or_else(|| not_reached("the relay closed the stream"))?;
     match &first.frame {
         Some(Frame::Goodbye(goodbye)) => Err(on_goodbye(goodbye, false)),
         _ => Ok((stream, first)),
@@ -276,30 +341,47 @@ async fn drain(stream: &mut Streaming<RelayFrame>) {
     while let Ok(Some(_)) = stream.message().await {}
 }
 
-fn ended(welcomed: bool, retry_after: Option<Duration>) -> Outcome {
+fn lost(why: &str) -> Outcome {
+    Outcome::Lost(Pause::because(why))
+}
+
+fn not_reached(why: impl Into<String>) -> Outcome {
+    Outcome::NotReached(Pause::because(why))
+}
+
+fn ended(welcomed: bool, pause: Pause) -> Outcome {
     if welcomed {
-        Outcome::Lost { retry_after }
+        Outcome::Lost(pause)
     } else {
-        Outcome::NotReached { retry_after }
+        Outcome::NotReached(pause)
     }
 }
 
 fn on_status(status: &Status, welcomed: bool) -> Outcome {
     info!(code = ?status.code(), message = status.message(), "the stream ended");
     let message = status.message().to_owned();
-    let detail = baton_proto::unpack_error_detail(status);
-    if detail.is_some_and(|detail| detail.code == refusals::VERSION_UNSUPPORTED) {
+    let detail = baton_proto::unpack_error_detail(status).unwrap_or_default();
+    if detail.code == refusals::VERSION_UNSUPPORTED {
         return Outcome::Version { message };
     }
     match status.code() {
         Code::Unauthenticated | Code::PermissionDenied => Outcome::Refused { message },
-        _ => ended(welcomed, None),
+        _ => {
+            let pause = Pause {
+                why: format!("the stream ended: {message}"),
+                retry_after: detail.retry_after_ms.map(Duration::from_millis),
+            };
+            ended(welcomed, pause)
+        }
     }
 }
 
 fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
     info!(code = ?goodbye.code(), message = %goodbye.message, "the relay said goodbye");
-    let asked = goodbye.retry_after_ms.map(Duration::from_millis);
+    let pause = Pause {
+        why: format!("the relay said goodbye: {}", goodbye.message),
+        retry_after: goodbye.retry_after_ms.map(Duration::from_millis),
+    };
     match goodbye.code() {
         GoodbyeCode::AuthExpired => Outcome::Refused {
             message: goodbye.message.clone(),
@@ -307,7 +389,7 @@ fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
         GoodbyeCode::VersionUnsupported => Outcome::Version {
             message: goodbye.message.clone(),
         },
-        GoodbyeCode::Superseded => ended(welcomed, Some(asked.unwrap_or(SUPERSEDED))),
+        GoodbyeCode::Superseded => Outcome::Superseded(pause),
         GoodbyeCode::Unspecified
         | GoodbyeCode::Shutdown
         | GoodbyeCode::Draining
@@ -315,7 +397,7 @@ fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
         | GoodbyeCode::IdleTimeout
         | GoodbyeCode::Busy
         | GoodbyeCode::Disconnected
-        | GoodbyeCode::Restarting => ended(welcomed, asked),
+        | GoodbyeCode::Restarting => ended(welcomed, pause),
     }
 }
 
@@ -335,6 +417,38 @@ mod tests {
     use baton_proto::v1::ErrorDetail;
 
     use super::*;
+
+    #[test]
+    fn a_try_takes_less_time_when_a_lease_is_at_stake() {
+        let patience = |left: Option<u64>| {
+            let patience = Patience::with(left.map(Duration::from_secs));
+            (patience.connect.as_secs(), patience.answer.as_secs())
+        };
+        assert_eq!(patience(None), (10, 10));
+        assert_eq!(patience(Some(600)), (10, 10));
+        assert_eq!(patience(Some(16)), (4, 8));
+        assert_eq!(patience(Some(2)), (1, 4));
+    }
+
+    #[test]
+    fn a_superseded_daemon_is_told_apart_from_one_that_lost_its_stream() {
+        let goodbye = |code: GoodbyeCode| Goodbye {
+            code: code.into(),
+            retry_after_ms: Some(7),
+            ..Goodbye::default()
+        };
+        let wish = Some(Duration::from_millis(7));
+        let superseded = on_goodbye(&goodbye(GoodbyeCode::Superseded), true);
+        assert!(
+            matches!(&superseded, Outcome::Superseded(pause) if pause.retry_after == wish),
+            "{superseded:?}"
+        );
+        let busy = on_goodbye(&goodbye(GoodbyeCode::Busy), false);
+        assert!(
+            matches!(&busy, Outcome::NotReached(pause) if pause.retry_after == wish),
+            "{busy:?}"
+        );
+    }
 
     #[test]
     fn a_relay_without_a_common_version_is_not_dialed_again() {

@@ -22,7 +22,7 @@ use crate::identity::Identity;
 use crate::link::LinkError;
 use crate::process::{Spawner, reap_orphans};
 use crate::session::{Heartbeats, Session};
-use crate::status::DaemonStatus;
+use crate::status::{DaemonStatus, Heard};
 
 mod course;
 mod duties;
@@ -40,6 +40,8 @@ const EVENTS: usize = 256;
 const REMEMBERED: usize = 1024;
 /// Orphans that died unnoticed are waited for this often.
 const REAP_EVERY: Duration = Duration::from_secs(5);
+/// The loop turns at least this often, whatever happens.
+const TURN_EVERY: Duration = Duration::from_secs(5);
 /// After the last process is gone, how long the relay is waited for to take what is unacknowledged.
 const LEAVE: Duration = Duration::from_secs(5);
 
@@ -60,6 +62,8 @@ pub(crate) enum LinkEvent {
     Down {
         session: u64,
     },
+    /// There is no stream, and this is why; it dials again later.
+    Trouble(String),
     /// It will not dial again.
     GivenUp(LinkError),
 }
@@ -76,6 +80,8 @@ struct Profile {
 struct Live {
     session: Session,
     heartbeats: Heartbeats,
+    /// When the relay last answered.
+    heard_at: Moment,
 }
 
 pub(crate) struct Supervisor {
@@ -93,6 +99,8 @@ pub(crate) struct Supervisor {
     epochs: RelayEpochs,
     course: Course,
     given_up: Option<LinkError>,
+    /// Why there is no stream, for people.
+    trouble: String,
     tasks: JoinSet<()>,
     /// Whose end each of `tasks` owes.
     duties: HashMap<tokio::task::Id, Duty>,
@@ -133,6 +141,7 @@ impl Supervisor {
             epochs: RelayEpochs::default(),
             course: Course::Working,
             given_up: None,
+            trouble: "it has not connected yet".to_owned(),
             tasks: JoinSet::new(),
             duties: HashMap::new(),
             events,
@@ -205,6 +214,7 @@ impl Supervisor {
                     self.on_down();
                 }
             }
+            LinkEvent::Trouble(why) => self.trouble = why,
             LinkEvent::GivenUp(error) => {
                 error!(error = %error, "the relay will not have this daemon");
                 self.given_up = Some(error);
@@ -318,7 +328,9 @@ impl Supervisor {
         };
         let heartbeat = self.live.as_ref().map(|live| live.heartbeats.due_at());
         let attempts = self.held.values().filter_map(Held::next_wake).min();
-        [course, heartbeat, attempts, Some(self.reap_at)]
+        // Whoever asks how the daemon is must see that the loop turns.
+        let turn = Some(self.clock.now().after(TURN_EVERY));
+        [course, heartbeat, attempts, Some(self.reap_at), turn]
             .into_iter()
             .flatten()
             .min()
@@ -336,12 +348,23 @@ impl Supervisor {
         let running = self.held.values().filter(|held| held.holds_slot()).count();
         let status = DaemonStatus {
             connected: self.live.is_some(),
+            heard: self.live.as_ref().map(|live| Heard {
+                at: live.heard_at,
+                every: live.heartbeats.interval(),
+            }),
+            trouble: match self.live {
+                Some(_) => String::new(),
+                None => self.trouble.clone(),
+            },
+            turned_at: self.clock.now(),
             daemon_id: self.identity.daemon_id().to_owned(),
             slots: self.profile.slots,
             running: u32::try_from(running).unwrap_or(u32::MAX),
             draining: !self.course.takes_work(),
         };
         self.status.send_if_modified(|old| {
+            // A turn alone is no news to those who wait for some.
+            old.turned_at = status.turned_at;
             let changed = *old != status;
             *old = status;
             changed

@@ -47,6 +47,7 @@ impl RealDaemon {
             agents: [(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand)].into(),
             work_dir: dir.path().to_owned(),
             drain: Duration::from_secs(5),
+            health: None,
             // This process has children of its own.
             adopt_orphans: false,
             clock: Clock::boot(),

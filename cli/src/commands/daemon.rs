@@ -1,5 +1,6 @@
 //! `baton daemon`: the worker that runs agents for a relay.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -65,6 +66,11 @@ pub(crate) struct DaemonArgs {
     #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
+    /// Answer health checks over HTTP here too, for example on 127.0.0.1:9090: /healthz and /livez. Over a socket in the data
+    /// directory they are always answered; see `baton health`.
+    #[arg(long, env = "BATON_HEALTH", value_name = "ADDR")]
+    health: Option<SocketAddr>,
+
     #[command(flatten)]
     log: LogArgs,
 }
@@ -88,6 +94,9 @@ pub(crate) async fn run(
     );
     let daemon = ReadyDaemon::open(plan, clocks)?;
     console.note(&started);
+    if let Some(address) = daemon.health_address() {
+        console.note(&format!("health checks on http://{address}/healthz"));
+    }
     daemon.run(stop).await?;
     Ok(Exit::Done)
 }
@@ -96,9 +105,7 @@ fn plan(args: DaemonArgs) -> DaemonPlan {
     DaemonPlan {
         relay: args.relay,
         token_file: args.token_file,
-        data: args
-            .data
-            .unwrap_or_else(|| discovery::default_data_dir().join("daemon")),
+        data: args.data.unwrap_or_else(default_data),
         name: args.name.unwrap_or_else(machine_name),
         slots: args.slots,
         labels: args.labels,
@@ -108,7 +115,12 @@ fn plan(args: DaemonArgs) -> DaemonPlan {
         drain: args.drain,
         config: args.config,
         work_dir: args.work_dir,
+        health: args.health,
     }
+}
+
+pub(crate) fn default_data() -> PathBuf {
+    discovery::default_data_dir().join("daemon")
 }
 
 pub(crate) fn machine_name() -> String {

@@ -6,6 +6,7 @@ pub(crate) mod daemon;
 pub(crate) mod daemons;
 pub(crate) mod demo;
 pub(crate) mod drain;
+pub(crate) mod health;
 pub(crate) mod output;
 pub(crate) mod profile;
 pub(crate) mod relay;
@@ -32,6 +33,8 @@ pub(crate) enum Command {
     Relay(relay::RelayServerArgs),
     /// Run a daemon: the worker that holds a stream to a relay and runs agents.
     Daemon(daemon::DaemonArgs),
+    /// Ask the daemon of this machine whether work reaches it, for people and for probes.
+    Health(health::HealthArgs),
     /// Submit a task, and wait for it or follow it if asked to.
     Submit(Box<submit::SubmitArgs>),
     /// Follow the events of one task until it ends, with the task's exit code.
@@ -74,6 +77,7 @@ impl Command {
             Command::Up(args) => up::run(args, console, clocks).await,
             Command::Relay(args) => relay::run(args, console, clocks).await,
             Command::Daemon(args) => daemon::run(args, console, clocks).await,
+            Command::Health(args) => health::run(args, console).await,
             Command::Submit(args) => submit::run(*args, console).await,
             Command::Watch(args) => watch::run(args, console).await,
             Command::Output(args) => output::run(args, console).await,

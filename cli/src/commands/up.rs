@@ -176,6 +176,7 @@ fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
         drain: DRAIN,
         config: args.config.clone(),
         work_dir: None,
+        health: None,
     }
 }
 

@@ -16,8 +16,10 @@ impl Supervisor {
         let Some(sent_at) = live.heartbeats.answered(ack.seq) else {
             return;
         };
+        let now = self.clock.now();
+        live.heard_at = now;
         if let Some(interval) = positive(ack.heartbeat_ms) {
-            live.heartbeats.set_interval(interval, self.clock.now());
+            live.heartbeats.set_interval(interval, now);
         }
         for entry in ack.results {
             let id = entry.attempt_id;
@@ -41,10 +43,11 @@ impl Supervisor {
     }
 
     pub(super) fn on_heartbeat_due(&mut self) {
+        let now = self.clock.now();
         if self
             .live
             .as_ref()
-            .is_some_and(|live| live.heartbeats.is_dead())
+            .is_some_and(|live| live.heartbeats.is_dead(now))
         {
             warn!("two heartbeats went unanswered; dialing again");
             self.drop_stream();
@@ -64,6 +67,7 @@ impl Supervisor {
         let unacked: usize = self.held.values().map(|held| held.outbox.held()).sum();
         let mut heartbeat = Heartbeat {
             seq: 0,
+            heard_seq: None,
             sent_at: Some(Timestamp::from(self.clock.wall())),
             free_slots: self.free_slots(),
             status: status.into(),
@@ -79,6 +83,7 @@ impl Supervisor {
         };
         let Some(live) = &mut self.live else { return };
         heartbeat.seq = live.heartbeats.sent(now);
+        heartbeat.heard_seq = Some(live.heartbeats.heard_seq());
         if let Some(ttl) = shortest {
             live.heartbeats.keep_alive(ttl, now);
         }

@@ -70,10 +70,11 @@ impl Supervisor {
         self.identity.keep(&welcome.daemon_id)?;
         info!(daemon_id = %welcome.daemon_id, relay_id = %welcome.relay_id, "connected");
         let interval = positive(welcome.heartbeat_ms).unwrap_or(HEARTBEAT);
-        let heartbeats = Heartbeats::new(interval, self.clock.now());
+        let now = self.clock.now();
         self.live = Some(Live {
             session,
-            heartbeats,
+            heartbeats: Heartbeats::new(interval, now),
+            heard_at: now,
         });
         self.settle_all(&welcome, hello_sent_at);
         Ok(())

@@ -28,6 +28,7 @@ fn supervisor(dir: &Path) -> Supervisor {
         agents: BTreeMap::new(),
         work_dir: dir.to_owned(),
         drain: Duration::from_secs(15),
+        health: None,
         adopt_orphans: false,
         clock: Clock::boot(),
     };
@@ -36,7 +37,7 @@ fn supervisor(dir: &Path) -> Supervisor {
         Identity::open(dir).unwrap(),
         Spawner::start().unwrap(),
         watch::Sender::new(None),
-        watch::Sender::new(DaemonStatus::default()),
+        watch::Sender::new(DaemonStatus::new("", 1, Moment::from_millis(0))),
     )
 }
 

@@ -446,6 +446,7 @@ impl Running {
             .into(),
             work_dir: dir.path().to_owned(),
             drain: Duration::from_secs(15),
+            health: None,
             adopt_orphans: true,
             clock: Clock::boot(),
         };

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use baton_daemon::{Ailment, Clock, Moment};
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame as Down;
 use baton_proto::v1::settlement::Decision;
-use baton_proto::v1::{Abandon, ActiveState, Adopt, Keep, attempt_command};
+use baton_proto::v1::{
+    Abandon, ActiveState, Adopt, Goodbye, GoodbyeCode, Hello, Keep, attempt_command,
+};
 
 use crate::relay::{Relay, Running, attempt, shell};
 
@@ -143,4 +146,124 @@ async fn two_unanswered_heartbeats_close_the_stream_and_the_daemon_comes_back() 
     session.send(Down::Drain(Default::default())).await;
     session.until_closed().await;
     relay.welcome().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_hears_nothing_is_unwell_and_says_what_it_heard_last() {
+    let mut relay = Relay::start().await;
+    let mut daemon = Running::start(&relay.url);
+    let clock = Clock::boot();
+    assert!(matches!(
+        daemon.status.borrow().ailment(clock.now()),
+        Some(Ailment::Unconnected(_))
+    ));
+    let (mut session, _) = relay.accept().await;
+    session
+        .welcome_every(Duration::from_millis(300), Vec::new())
+        .await;
+    daemon.until(|status| status.connected).await;
+    assert_eq!(daemon.status.borrow().ailment(clock.now()), None);
+    // The third heartbeat has heard the answers to the first two.
+    while session.heartbeats.len() < 3 {
+        session.frame().await.expect("the stream stands");
+    }
+    let heard: Vec<Option<u64>> = session.heartbeats.iter().map(|b| b.heard_seq).collect();
+    assert_eq!(heard, [Some(0), Some(1), Some(2)]);
+    session.renewal = None;
+    daemon.until(|status| !status.connected).await;
+    let ailment = daemon.status.borrow().ailment(clock.now());
+    assert!(
+        matches!(&ailment, Some(Ailment::Unconnected(_))),
+        "{ailment:?}"
+    );
+}
+
+/// Lets time pass until the daemon dials again: how much of it passed, and what it says then.
+async fn back_after(relay: &mut Relay, clock: &Clock) -> (Duration, crate::relay::Session, Hello) {
+    let from = clock.now();
+    let mut steps = tokio::time::interval(Duration::from_millis(20));
+    let accepted = relay.accept();
+    tokio::pin!(accepted);
+    loop {
+        tokio::select! {
+            biased;
+            (session, hello) = &mut accepted => return (from.until(clock.now()), session, hello),
+            _ = steps.tick() => clock.advance(Duration::from_millis(500)),
+        }
+    }
+}
+
+/// Runs a child under a lease of 20 s, by a clock that stands still.
+async fn run_a_while(session: &mut crate::relay::Session) {
+    let mut dispatch = shell("sleep 600");
+    dispatch.granted_ms = 20_000;
+    session.run(&attempt(), dispatch).await;
+    let started = |body: &Body| matches!(body, Body::Lifecycle(at) if at.pid.is_some());
+    session.until(started).await;
+}
+
+fn goodbye(code: GoodbyeCode, retry_after: Duration) -> Down {
+    Down::Goodbye(Goodbye {
+        code: code.into(),
+        message: "not you, not now".to_owned(),
+        retry_after_ms: Some(retry_after.as_millis() as u64),
+    })
+}
+
+#[tokio::test]
+async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out() {
+    let mut relay = Relay::start().await;
+    let clock = Clock::manual(Moment::from_millis(1_000_000));
+    let mut daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
+    let mut session = relay.welcome().await;
+    run_a_while(&mut session).await;
+    let gone = goodbye(GoodbyeCode::Superseded, Duration::from_millis(1));
+    session.send(gone).await;
+    session.until_closed().await;
+    daemon
+        .until(|status| status.trouble.contains("not you"))
+        .await;
+    let (away, _, hello) = back_after(&mut relay, &clock).await;
+    assert!(
+        away >= Duration::from_secs(60),
+        "it came back after {away:?}"
+    );
+    assert!(
+        away <= Duration::from_secs(62),
+        "it came back after {away:?}"
+    );
+    // Whoever took its place was left in peace, and its child is dead.
+    assert_eq!(hello.active[0].state(), ActiveState::Finished);
+    assert_eq!(daemon.status.borrow().running, 0);
+}
+
+#[tokio::test]
+async fn a_wish_to_wait_is_kept_and_beaten_by_a_lease() {
+    let mut relay = Relay::start().await;
+    let clock = Clock::manual(Moment::from_millis(1_000_000));
+    let mut daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
+    let mut session = relay.welcome().await;
+    let wait = || goodbye(GoodbyeCode::Shutdown, Duration::from_secs(20));
+    session.send(wait()).await;
+    session.until_closed().await;
+    daemon
+        .until(|status| status.trouble.contains("not you"))
+        .await;
+    let (away, mut session, _) = back_after(&mut relay, &clock).await;
+    // At most half a second of jitter is added, and time passes in such steps here.
+    let wished = Duration::from_secs(20)..=Duration::from_secs(22);
+    assert!(wished.contains(&away), "it came back after {away:?}");
+    session.welcome(Vec::new()).await;
+    run_a_while(&mut session).await;
+    session.send(wait()).await;
+    session.until_closed().await;
+    daemon
+        .until(|status| status.trouble.contains("not you"))
+        .await;
+    let (away, _, hello) = back_after(&mut relay, &clock).await;
+    assert!(
+        away <= Duration::from_secs(6),
+        "a quarter of its lease is the most that is waited, not {away:?}"
+    );
+    assert_eq!(hello.active[0].state(), ActiveState::Running);
 }

@@ -294,6 +294,8 @@ pub enum CloseReason {
     Superseded,
     /// Two heartbeats are missing.
     Silent,
+    /// It goes on sending and has not heard two answers.
+    Deaf,
 }
 
 /// Things worth a metric that no record tells.

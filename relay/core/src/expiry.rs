@@ -2,7 +2,7 @@
 
 use crate::attempt::Event;
 use crate::core::{Core, Turn};
-use crate::effects::{After, CloseReason, Send, Write};
+use crate::effects::{CloseReason, Write};
 use crate::id::TaskId;
 use crate::live::Live;
 use crate::timers::TimerKey;
@@ -25,14 +25,7 @@ impl Core {
             self.fence_fell(&fence, turn);
         }
         for (_, session) in self.roster.tick(turn.now.at) {
-            self.roster.closed(session, turn.now.at);
-            turn.send(
-                After::Nothing,
-                Send::CloseSession {
-                    session,
-                    reason: CloseReason::Silent,
-                },
-            );
+            self.hang_up(session, CloseReason::Silent, turn);
         }
     }
 

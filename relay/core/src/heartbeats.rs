@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::attempt::Event;
 use crate::core::{Core, Turn};
-use crate::effects::{After, Count, Downstream, Renewal};
+use crate::effects::{After, CloseReason, Count, Downstream, Renewal, Send};
 use crate::frame::proves;
 use crate::id::{AttemptId, DaemonId, SessionId};
 use crate::input::{Heartbeat, LeaseToken};
@@ -33,6 +33,9 @@ impl Core {
                 .push(Count::FrameRejected(Rejection::UnknownSession));
             return;
         };
+        if !self.roster.hears(session, heartbeat.heard_seq, turn.now.at) {
+            return self.hang_up(session, CloseReason::Deaf, turn);
+        }
         let named: BTreeSet<AttemptId> = heartbeat
             .renewals
             .iter()
@@ -48,6 +51,10 @@ impl Core {
         };
         // A revocation must not be known before the end that it speaks of is durable.
         let revokes = matches!(&message, Downstream::HeartbeatAck { results, .. } if results.iter().any(is_revoked));
+        // That answer waits for the disk, so nobody can say when it should have been heard.
+        let seq = (!revokes).then_some(heartbeat.seq);
+        self.roster
+            .answered(session, seq, heartbeat_ms, turn.now.at);
         turn.tell(
             if revokes {
                 After::Everything
@@ -57,6 +64,12 @@ impl Core {
             session,
             message,
         );
+    }
+
+    /// Its stream is of no use: it gets no work from here on, and its attempts go on under their leases.
+    pub(crate) fn hang_up(&mut self, session: SessionId, reason: CloseReason, turn: &mut Turn<'_>) {
+        self.roster.closed(session, turn.now.at);
+        turn.send(After::Nothing, Send::CloseSession { session, reason });
     }
 
     /// A daemon that restarts on purpose asks for more time; the grant is stored before it is told.
@@ -180,11 +193,10 @@ impl Core {
         let connected = self
             .roster
             .iter()
-            .filter_map(|d| Some((d.id, d.presence.session()?, d.draining)));
-        let connected: Vec<(DaemonId, SessionId, bool)> = connected.collect();
-        for (daemon, session, draining) in connected {
-            self.roster
-                .heartbeat(session, draining, self.config.heartbeat_ms, turn.now.at);
+            .filter_map(|d| Some((d.id, d.presence.session()?)));
+        let connected: Vec<(DaemonId, SessionId)> = connected.collect();
+        for (daemon, session) in connected {
+            self.roster.excuse(session, turn.now.at);
             let wanted_ms = 2 * self.heartbeat_of(daemon);
             let held = self
                 .roster

@@ -220,6 +220,8 @@ pub enum ActiveState {
 #[derive(Debug)]
 pub struct Heartbeat {
     pub seq: u64,
+    /// The newest answer that the daemon has read; none where it does not say.
+    pub heard_seq: Option<u64>,
     pub renewals: Vec<(AttemptId, LeaseToken)>,
     pub free_slots: u32,
     pub draining: bool,

@@ -220,7 +220,7 @@ fn draining_silent_and_away_daemons_get_nothing() {
         ),
         (
             |r| {
-                r.tick(Moment(10_000));
+                r.tick(Moment(10_500));
             },
             Lapse::Silent,
         ),

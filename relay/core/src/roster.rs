@@ -107,6 +107,7 @@ impl Roster {
             heard: now,
             heartbeat_ms,
             deaf: false,
+            unheard: None,
         };
         self.refresh(hello.daemon, now);
         // It may offer more than before, also where it stayed open all the time.
@@ -142,6 +143,27 @@ impl Roster {
             d.presence.heard(every_ms, now);
         });
         Some(daemon)
+    }
+
+    /// Whether the daemon hears what it is told, as far as it says so in a heartbeat.
+    pub fn hears(&mut self, session: SessionId, heard_seq: Option<u64>, now: Moment) -> bool {
+        let daemon = self.sessions.get(&session);
+        let daemon = daemon.and_then(|id| self.daemons.get_mut(id));
+        daemon.is_none_or(|daemon| daemon.presence.hears(heard_seq, now))
+    }
+
+    /// Welcome, or the answer to heartbeat `seq`, goes out and tells the pace from here on: silence is measured by it.
+    pub fn answered(&mut self, session: SessionId, seq: Option<u64>, every_ms: u64, now: Moment) {
+        if let Some(daemon) = self.daemon_of(session) {
+            self.change(daemon, now, |d| d.presence.answered(seq, every_ms, now));
+        }
+    }
+
+    /// The relay itself was away: the daemon's silence is nobody's fault.
+    pub fn excuse(&mut self, session: SessionId, now: Moment) {
+        if let Some(daemon) = self.daemon_of(session) {
+            self.change(daemon, now, |d| d.presence.excuse(now));
+        }
     }
 
     /// Set by an operator; lasts until it is lifted.

@@ -74,6 +74,8 @@ impl Core {
             self.apply_to_attempt(*attempt, Event::Missing, turn);
         }
         let heartbeat_ms = self.heartbeat_of(daemon);
+        self.roster
+            .answered(session, None, heartbeat_ms, turn.now.at);
         turn.tell(
             After::Everything,
             session,

@@ -12,6 +12,7 @@ mod inputs;
 mod late;
 mod leases;
 mod life;
+mod liveness;
 mod losses;
 mod placing;
 mod reviewed;

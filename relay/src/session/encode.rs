@@ -333,6 +333,10 @@ pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'sta
             v1::GoodbyeCode::Superseded,
             "another instance of this daemon connected; two machines may share one data directory",
         )),
+        CloseReason::Deaf => Some((
+            v1::GoodbyeCode::IdleTimeout,
+            "the answers to two heartbeats were not heard; connect again",
+        )),
         CloseReason::Silent => Some((
             v1::GoodbyeCode::IdleTimeout,
             "two heartbeats are missing; connect again",

@@ -36,6 +36,7 @@ impl Session {
     async fn heartbeat(&mut self, sent: &v1::Heartbeat) -> Result<(), Ended> {
         let heartbeat = Heartbeat {
             seq: sent.seq,
+            heard_seq: sent.heard_seq,
             renewals: renewals(&sent.renew),
             free_slots: sent.free_slots,
             draining: sent.status() == v1::DaemonStatus::Draining,

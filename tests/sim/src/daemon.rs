@@ -260,8 +260,10 @@ impl World {
             .held
             .values()
             .filter(|held| !held.ended && held.reachable);
+        let oldest_unanswered = daemon.beats.front().map_or(0, |(seq, _)| *seq);
         let heartbeat = Heartbeat {
             seq: daemon.beat_seq,
+            heard_seq: Some(oldest_unanswered.saturating_sub(1)),
             renewals: running
                 .map(|held| (held.re.attempt, held.token.clone()))
                 .collect(),

@@ -53,8 +53,13 @@ pub enum Presence {
         heartbeat_ms: u64,
         /// Two heartbeats are missing: it is not offered work.
         deaf: bool,
+        /// The oldest answer that it has not been shown to hear, and when that was given.
+        unheard: Option<(u64, Moment)>,
     },
 }
+
+/// A heartbeat may be this late: it was sent in time, and the machine or the network was busy.
+pub(super) const LATE_MS: u64 = 500;
 
 impl Presence {
     pub fn session(&self) -> Option<SessionId> {
@@ -84,6 +89,49 @@ impl Presence {
         }
     }
 
+    /// Whether it hears the relay, by its own word: false once an answer has been out for two heartbeats and it still
+    /// speaks without having heard it. One that does not say what it heard counts as hearing.
+    pub(super) fn hears(&mut self, heard_seq: Option<u64>, now: Moment) -> bool {
+        let Presence::Connected {
+            heartbeat_ms,
+            unheard,
+            ..
+        } = self
+        else {
+            return true;
+        };
+        unheard.take_if(|(seq, _)| heard_seq.is_none_or(|heard| *seq <= heard));
+        // The second heartbeat after the answer comes a little earlier or later than two intervals.
+        let two_ms = heartbeat_ms.saturating_mul(3) / 2;
+        unheard.is_none_or(|(_, since)| now.since(since) < two_ms)
+    }
+
+    /// It was answered, and told to keep to this pace.
+    pub(super) fn answered(&mut self, seq: Option<u64>, every_ms: u64, now: Moment) {
+        if let Presence::Connected {
+            heartbeat_ms,
+            unheard,
+            ..
+        } = self
+        {
+            *heartbeat_ms = every_ms;
+            *unheard = unheard.or(seq.map(|seq| (seq, now)));
+        }
+    }
+
+    /// The relay was not there to hear it, or to be heard.
+    pub(super) fn excuse(&mut self, now: Moment) {
+        if let Presence::Connected {
+            heard,
+            deaf,
+            unheard,
+            ..
+        } = self
+        {
+            (*heard, *deaf, *unheard) = (now, false, None);
+        }
+    }
+
     /// Two heartbeats may be missed; the moment when the second is.
     fn silent_at(&self) -> Option<Moment> {
         match self {
@@ -92,7 +140,7 @@ impl Presence {
                 heartbeat_ms,
                 deaf: false,
                 ..
-            } => Some(*heard + heartbeat_ms.saturating_mul(2)),
+            } => Some(*heard + heartbeat_ms.saturating_mul(2).saturating_add(LATE_MS)),
             Presence::Unheard | Presence::Away { .. } | Presence::Connected { .. } => None,
         }
     }

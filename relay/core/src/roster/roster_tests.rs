@@ -148,10 +148,10 @@ fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
 #[test]
 fn two_missing_heartbeats_make_it_deaf_once_and_one_makes_it_heard_again() {
     let mut roster = roster(1);
-    assert!(roster.tick(Moment(2 * BEAT - 1)).is_empty());
-    roster.heartbeat(session(1), false, BEAT, Moment(2 * BEAT - 1));
+    assert!(roster.tick(Moment(2 * BEAT)).is_empty());
+    roster.heartbeat(session(1), false, BEAT, Moment(2 * BEAT));
     assert!(roster.tick(Moment(3 * BEAT)).is_empty(), "it was heard");
-    let silent = Moment(4 * BEAT - 1);
+    let silent = Moment(4 * BEAT + 500);
     assert_eq!(roster.next(), Some(silent));
     assert_eq!(roster.tick(silent), [(daemon_id(1), session(1))]);
     assert!(open(&roster).is_empty());

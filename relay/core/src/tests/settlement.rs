@@ -159,7 +159,7 @@ fn the_same_process_replaces_its_stream_without_a_word_and_another_supersedes_it
     machine.instance = InstanceId(uuid::Uuid::from_u128(78));
     world.reconnect(&mut machine, &[]);
     assert_eq!(closed(&mut world), Some((old, CloseReason::Superseded)));
-    world.pass(10_000);
+    world.pass(10_500);
     assert_eq!(
         closed(&mut world),
         Some((machine.session, CloseReason::Silent)),

@@ -1,0 +1,123 @@
+//! Whether a daemon is there: silence is measured by the pace it was told, and one that does not hear is not alive.
+
+use super::world::{Machine, Work, World, spec};
+use crate::effects::{CloseReason, Send};
+use crate::input::{Heartbeat, Input};
+use crate::record::AttemptState;
+use crate::spec::TaskSpec;
+
+const BEAT: u64 = 5_000;
+
+fn closed(world: &mut World) -> Option<CloseReason> {
+    let sent = std::mem::take(&mut world.sent);
+    sent.into_iter().find_map(|send| match send {
+        Send::CloseSession { reason, .. } => Some(reason),
+        _ => None,
+    })
+}
+
+fn beat(
+    world: &mut World,
+    machine: &Machine,
+    works: &[&Work],
+    (seq, heard_seq): (u64, Option<u64>),
+) {
+    let renewals = works
+        .iter()
+        .map(|work| (work.re.attempt, work.token.clone()));
+    let heartbeat = Heartbeat {
+        seq,
+        heard_seq,
+        renewals: renewals.collect(),
+        free_slots: 4,
+        draining: false,
+    };
+    world.say(Input::Heartbeat {
+        session: machine.session,
+        heartbeat,
+    });
+}
+
+#[test]
+fn a_daemon_with_a_short_lease_is_missed_after_two_of_its_own_heartbeats() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(TaskSpec {
+        lease_ttl_ms: 6_000,
+        ..spec()
+    });
+    let work = world.started();
+    // Told to beat every two seconds from here on.
+    world.beat(&machine, &[&work]);
+    world.pass(4_499);
+    assert_eq!(closed(&mut world), None);
+    world.pass(1);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+    assert_eq!(
+        world.attempt_state(task),
+        AttemptState::Starting,
+        "losing a stream ends nothing"
+    );
+}
+
+#[test]
+fn a_pace_that_slows_down_again_is_believed() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    world.submit(TaskSpec {
+        lease_ttl_ms: 6_000,
+        ..spec()
+    });
+    let mut work = world.started();
+    let running = crate::input::ActiveState::Running;
+    world.reconnect(&mut machine, &[(&work.clone(), running)]);
+    work.session = machine.session;
+    world.frame(&mut work, super::world::completed());
+    world.beat(&machine, &[]);
+    closed(&mut world);
+    world.pass(2 * BEAT);
+    assert_eq!(closed(&mut world), None);
+}
+
+#[test]
+fn a_daemon_that_sends_and_does_not_hear_is_hung_up_on_and_gets_no_work() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    beat(&mut world, &machine, &[], (1, Some(0)));
+    world.pass(BEAT);
+    beat(&mut world, &machine, &[], (2, Some(0)));
+    assert_eq!(closed(&mut world), None, "one answer may be on its way");
+    world.pass(BEAT);
+    beat(&mut world, &machine, &[], (3, Some(0)));
+    assert_eq!(closed(&mut world), Some(CloseReason::Deaf));
+    world.submit(spec());
+    assert!(world.dispatches().is_empty());
+}
+
+#[test]
+fn one_that_hears_late_or_does_not_say_is_left_alone() {
+    let mut world = World::new();
+    let (late, mute) = (world.machine(1), world.machine(2));
+    for seq in 1..6 {
+        // Its answers are always one behind.
+        beat(&mut world, &late, &[], (seq, Some(seq.saturating_sub(2))));
+        beat(&mut world, &mute, &[], (seq, None));
+        world.pass(BEAT);
+    }
+    assert_eq!(closed(&mut world), None);
+}
+
+#[test]
+fn a_relay_that_was_away_blames_no_daemon_for_it() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(spec());
+    let work = world.started();
+    beat(&mut world, &machine, &[&work], (1, Some(0)));
+    // The loop stood still before its answer left, and daemons went on sending.
+    world.jump(3 * BEAT);
+    for seq in 2..4 {
+        beat(&mut world, &machine, &[&work], (seq, Some(0)));
+    }
+    assert_eq!(closed(&mut world), None);
+}
