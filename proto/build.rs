@@ -21,7 +21,11 @@ const FILES: [&str; 13] = [
     "baton/v1/tasks.proto",
 ];
 
-const WORKER_FILES: [&str; 2] = ["baton/worker/v1/fold.proto", "baton/worker/v1/shim.proto"];
+const WORKER_FILES: [&str; 3] = [
+    "baton/worker/v1/fold.proto",
+    "baton/worker/v1/outbox.proto",
+    "baton/worker/v1/shim.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=baton");

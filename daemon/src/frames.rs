@@ -13,16 +13,17 @@ use prost_types::Timestamp;
 
 use crate::agents::{Refusal, Verdict};
 use crate::attempt::Ending;
-use crate::outbox::{OutputKind, Record};
+use crate::outbox::{CutWhy, Leaves, OutputKind, Record};
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
 use crate::redact::redact;
 use crate::timers::DeadlineKind;
 
 /// A control frame before it has a number.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Control {
-    pub(crate) body: Body,
+    /// None: a newer daemon stored something that this one does not know. It still takes its number.
+    pub(crate) body: Option<Body>,
     /// Of a terminal frame: it was observed before the local lease limit.
     pub(crate) within_lease: bool,
 }
@@ -30,9 +31,64 @@ pub(crate) struct Control {
 impl From<Body> for Control {
     fn from(body: Body) -> Self {
         Self {
-            body,
+            body: Some(body),
             within_lease: false,
         }
+    }
+}
+
+impl Control {
+    /// What nobody could say again must be on the disk for good before it leaves.
+    pub(crate) fn leaves(&self) -> Leaves {
+        match &self.body {
+            Some(
+                Body::PermissionRequest(_)
+                | Body::Question(_)
+                | Body::InputWithdrawn(_)
+                | Body::Checkpoint(_)
+                | Body::Block(_)
+                | Body::Release(_)
+                | Body::Complete(_)
+                | Body::Error(_)
+                | Body::Canceled(_)
+                | Body::Receipt(_),
+            ) => Leaves::Synced,
+            Some(
+                Body::Accepted(_)
+                | Body::Rejected(_)
+                | Body::Started(_)
+                | Body::Lifecycle(_)
+                | Body::Stream(_)
+                | Body::OutputCut(_)
+                | Body::Progress(_),
+            )
+            | None => Leaves::Written,
+        }
+    }
+
+    #[expect(dead_code, reason = "for attempts that a daemon takes over")]
+    /// The last word about its attempt, and the receipt in it: nothing runs any more.
+    pub(crate) fn last_word(&self) -> Option<TerminationReceipt> {
+        let receipt = match self.body.as_ref()? {
+            Body::Complete(complete) => &complete.receipt,
+            Body::Error(error) => &error.receipt,
+            Body::Canceled(canceled) => &canceled.receipt,
+            Body::Receipt(receipt) => return Some(receipt.clone()),
+            Body::Rejected(_) => return Some(nothing_ran(SystemTime::UNIX_EPOCH)),
+            Body::Accepted(_)
+            | Body::Started(_)
+            | Body::Lifecycle(_)
+            | Body::Stream(_)
+            | Body::OutputCut(_)
+            | Body::PermissionRequest(_)
+            | Body::Question(_)
+            | Body::InputWithdrawn(_)
+            | Body::Progress(_)
+            | Body::Checkpoint(_)
+            | Body::Block(_)
+            | Body::Release(_) => return None,
+        };
+        Some(receipt.clone().unwrap_or_default())
     }
 }
 
@@ -42,67 +98,124 @@ pub(crate) struct Closing {
     pub(crate) receipt: TerminationReceipt,
 }
 
+/// A frame as it goes over the wire. One whose token did not outlive the daemon that had it carries none.
 pub(crate) fn attempt_frame(
     attempt: &AttemptRef,
-    token: &LeaseToken,
+    token: Option<&LeaseToken>,
     record: &Record<Control, SystemTime>,
 ) -> DaemonFrame {
-    let (control_seq, observed_at, within_lease, body) = match record {
-        Record::Control {
-            seq,
-            observed_at,
-            body,
-        } => (*seq, observed_at, body.within_lease, body.body.clone()),
-        Record::Output { observed_at, .. } | Record::Cut { observed_at, .. } => {
-            (0, observed_at, false, output_body(record))
-        }
-    };
     let frame = AttemptFrame {
         r#ref: Some(attempt.clone()),
-        control_seq,
-        observed_at: Some(Timestamp::from(*observed_at)),
-        within_lease,
-        token: Some(token.clone()),
-        body: Some(body),
+        token: token.cloned(),
+        ..bare_frame(record)
     };
     DaemonFrame {
         frame: Some(daemon_frame::Frame::Attempt(frame)),
     }
 }
 
-fn output_body(record: &Record<Control, SystemTime>) -> Body {
-    match record {
-        Record::Control { body, .. } => body.body.clone(),
+/// A frame without what all frames of its attempt share: as it is kept on the disk.
+pub(crate) fn bare_frame(record: &Record<Control, SystemTime>) -> AttemptFrame {
+    let (control_seq, observed_at, within_lease, body) = match record {
+        Record::Control {
+            seq,
+            observed_at,
+            body,
+        } => (*seq, observed_at, body.within_lease, body.body.clone()),
         Record::Output {
             offset,
             after_control_seq,
+            observed_at,
             kind,
             bytes,
-            ..
-        } => Body::Stream(Stream {
-            offset: *offset,
-            chunk: bytes.clone(),
-            after_control_seq: *after_control_seq,
-            // Whatever a command prints is for people.
-            visible: true,
-            kind: match kind {
-                OutputKind::Stdout => v1::OutputKind::Stdout,
-                OutputKind::Stderr => v1::OutputKind::Stderr,
-            }
-            .into(),
-            tool_call_id: String::new(),
-        }),
+        } => {
+            let stream = Stream {
+                offset: *offset,
+                chunk: bytes.clone(),
+                after_control_seq: *after_control_seq,
+                // Whatever a command prints is for people.
+                visible: true,
+                kind: wire_kind(*kind).into(),
+                tool_call_id: String::new(),
+            };
+            (0, observed_at, false, Some(Body::Stream(stream)))
+        }
         Record::Cut {
             offset,
             length,
+            why,
             after_control_seq,
-            ..
-        } => Body::OutputCut(OutputCut {
-            offset: *offset,
-            length: *length,
-            reason: CutReason::DaemonOverflow.into(),
-            after_control_seq: *after_control_seq,
+            observed_at,
+        } => {
+            let cut = OutputCut {
+                offset: *offset,
+                length: *length,
+                reason: wire_reason(*why).into(),
+                after_control_seq: *after_control_seq,
+            };
+            (0, observed_at, false, Some(Body::OutputCut(cut)))
+        }
+    };
+    AttemptFrame {
+        r#ref: None,
+        control_seq,
+        observed_at: Some(Timestamp::from(*observed_at)),
+        within_lease,
+        token: None,
+        body,
+    }
+}
+
+/// The record that became [`bare_frame`]. None for output of a kind that this version does not know.
+pub(crate) fn record(frame: AttemptFrame) -> Option<Record<Control, SystemTime>> {
+    let observed_at = frame
+        .observed_at
+        .and_then(|at| SystemTime::try_from(at).ok());
+    let observed_at = observed_at.unwrap_or(SystemTime::UNIX_EPOCH);
+    match frame.body {
+        Some(Body::Stream(stream)) => Some(Record::Output {
+            offset: stream.offset,
+            after_control_seq: stream.after_control_seq,
+            observed_at,
+            kind: match stream.kind() {
+                v1::OutputKind::Stderr => OutputKind::Stderr,
+                _ => OutputKind::Stdout,
+            },
+            bytes: stream.chunk,
         }),
+        Some(Body::OutputCut(cut)) => Some(Record::Cut {
+            offset: cut.offset,
+            length: cut.length,
+            why: match cut.reason() {
+                CutReason::WorkerCrash => CutWhy::WorkerCrash,
+                _ => CutWhy::Overflow,
+            },
+            after_control_seq: cut.after_control_seq,
+            observed_at,
+        }),
+        body if frame.control_seq > 0 => Some(Record::Control {
+            seq: frame.control_seq,
+            observed_at,
+            body: Control {
+                body,
+                within_lease: frame.within_lease,
+            },
+        }),
+        _ => None,
+    }
+}
+
+fn wire_kind(kind: OutputKind) -> v1::OutputKind {
+    match kind {
+        OutputKind::Stdout => v1::OutputKind::Stdout,
+        OutputKind::Stderr => v1::OutputKind::Stderr,
+    }
+}
+
+fn wire_reason(why: CutWhy) -> CutReason {
+    match why {
+        CutWhy::Overflow => CutReason::DaemonOverflow,
+        CutWhy::WorkerCrash => CutReason::WorkerCrash,
     }
 }
 

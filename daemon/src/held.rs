@@ -27,7 +27,8 @@ const REPLAY_PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) struct Held {
     pub(crate) attempt: AttemptRef,
-    pub(crate) token: LeaseToken,
+    /// None when it did not outlive the daemon that had it.
+    pub(crate) token: Option<LeaseToken>,
     pub(crate) outbox: Outbox<Control, SystemTime>,
     stage: Stage,
     lease: Option<LeaseClock>,
@@ -140,8 +141,8 @@ impl Held {
     fn new(attempt: AttemptRef, token: LeaseToken, stage: Stage, cleanup_term: Duration) -> Self {
         Self {
             attempt,
-            token,
-            outbox: Outbox::new(OUTPUT_LIMIT),
+            token: Some(token),
+            outbox: Outbox::in_memory(OUTPUT_LIMIT),
             stage,
             lease: None,
             cleanup_term,
@@ -342,7 +343,7 @@ impl Held {
         };
         (leased && self.stopping < Some(StopWhy::LeaseEnded)).then(|| RenewEntry {
             attempt_id: self.attempt.attempt_id.clone(),
-            token: Some(self.token.clone()),
+            token: self.token.clone(),
             phase: self.phase.into(),
         })
     }
@@ -354,7 +355,7 @@ impl Held {
         let last = self.outbox.last_control_seq();
         ActiveAttempt {
             r#ref: Some(self.attempt.clone()),
-            token: running.then(|| self.token.clone()),
+            token: self.token.clone().filter(|_| running),
             state: if running {
                 ActiveState::Running
             } else {
@@ -371,9 +372,9 @@ impl Held {
         }
     }
 
-    /// A new stream: everything beyond `acked` goes out again.
+    /// A new stream, and what the relay has of it: everything beyond that goes out again.
     pub(crate) fn replay(&mut self, acked: Acked) {
-        self.outbox.rewind(acked);
+        self.outbox.settle(acked);
     }
 
     fn order_stop(&mut self, why: StopWhy, kill_at: Moment) {
@@ -396,6 +397,8 @@ impl Held {
     }
 
     fn say(&mut self, body: Body, clock: &Clock) {
-        self.outbox.push_control(body.into(), clock.wall());
+        let control = Control::from(body);
+        let leaves = control.leaves();
+        self.outbox.push_control(control, clock.wall(), leaves);
     }
 }

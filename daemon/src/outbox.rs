@@ -1,91 +1,101 @@
-//! What one attempt has to say and the relay has not yet acknowledged. Pure and in memory; the disk
-//! outbox takes this place later. Two numberings: control frames by `control_seq`, output by byte
-//! offset. Records leave in the order in which they were appended, are kept until acknowledged and
-//! are replayed after a reconnect. Control frames are never dropped. Output is bounded: the oldest
-//! goes first, and what went is itself a record.
+//! What one attempt has to say and the relay has not yet acknowledged. Pure: no I/O, no clock. Two numberings: control frames
+//! by `control_seq`, output by byte offset. Records leave in the order in which they were appended, once the disk has them
+//! (`log` is the gate), are kept until acknowledged and are replayed after a reconnect. Control frames are never dropped. Output
+//! is bounded: the oldest goes first, and what went is itself a record.
+//!
+//! Every change is an [`Entry`]: it is applied here and handed to the disk by the same call, and `restore` applies what the disk
+//! has by the same code, so that there is no second truth.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+mod codec;
+mod entry;
+mod file;
+mod log;
+
+pub(crate) use entry::{Acked, CutWhy, Entry, Leaves, Logged, OutputKind, Progress, Record};
+pub(crate) use file::{OutboxFile, ReadError, Stored, Tail, read};
+pub(crate) use log::Durable;
+
+use entry::{Base, Kept};
+use log::Log;
+
 /// Unacknowledged output kept per attempt.
 pub(crate) const OUTPUT_LIMIT: usize = 16 * 1024 * 1024;
-/// Bookkeeping charged per record, so that many tiny chunks are bounded too.
-const RECORD_COST: usize = 128;
-
-/// Which pipe of the child the bytes came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutputKind {
-    Stdout,
-    Stderr,
-}
-
-/// One record. `T` is when it was observed, `C` the body of a control frame.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Record<C, T> {
-    Control {
-        seq: u64,
-        observed_at: T,
-        body: C,
-    },
-    Output {
-        offset: u64,
-        after_control_seq: u64,
-        observed_at: T,
-        kind: OutputKind,
-        bytes: Bytes,
-    },
-    /// `length` bytes from `offset` on are gone for good.
-    Cut {
-        offset: u64,
-        length: u64,
-        after_control_seq: u64,
-        observed_at: T,
-    },
-}
-
-/// What the relay has in its keeping: everything up to and including these.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Acked {
-    pub(crate) control_seq: u64,
-    pub(crate) output_offset: u64,
-}
 
 #[derive(Debug)]
 pub(crate) struct Outbox<C, T> {
-    records: VecDeque<Record<C, T>>,
+    records: VecDeque<Kept<C, T>>,
     /// Records at the front that went out on the present stream.
     sent: usize,
     last_control_seq: u64,
     /// Offset of the next output byte.
     end_offset: u64,
     acked: Acked,
+    /// The disk does not know of the newest acknowledgement. It is told with the next change: what is replayed for want of it
+    /// is dropped by the relay.
+    acked_unlogged: bool,
+    /// Another daemon appended up to this number, and the relay has not said since what it has.
+    taken_over_at: Option<u64>,
+    progress: Progress,
     held: usize,
     limit: usize,
+    log: Log<C, T>,
 }
 
 impl<C: Clone, T: Clone> Outbox<C, T> {
+    /// Nothing leaves before the disk has it.
     pub(crate) fn new(limit: usize) -> Self {
+        Self::with(limit, Log::on_disk())
+    }
+
+    /// The disk is not asked: for what may be lost with the daemon.
+    pub(crate) fn in_memory(limit: usize) -> Self {
+        Self::with(limit, Log::in_memory())
+    }
+
+    fn with(limit: usize, log: Log<C, T>) -> Self {
         Self {
             records: VecDeque::new(),
             sent: 0,
             last_control_seq: 0,
             end_offset: 0,
             acked: Acked::default(),
+            acked_unlogged: false,
+            taken_over_at: None,
+            progress: Progress::default(),
             held: 0,
             limit,
+            log,
         }
     }
 
+    /// What another daemon left on the disk, taken over by this one. Nothing of it leaves before the disk is asked again: what
+    /// was written may not have been synced.
+    pub(crate) fn restore(limit: usize, entries: impl IntoIterator<Item = Logged<C, T>>) -> Self {
+        let mut outbox = Self::new(limit);
+        for logged in entries {
+            outbox.log.replayed(logged.serial);
+            outbox.progress.replay(logged.progress);
+            outbox.apply(logged.entry, logged.serial, logged.leaves);
+        }
+        outbox.log.replayed_progress(&outbox.progress);
+        outbox.commit(Entry::TakenOver, Leaves::Written);
+        outbox.cut_to_limit();
+        outbox
+    }
+
     /// Numbers a control frame and keeps it; the number is returned.
-    pub(crate) fn push_control(&mut self, body: C, observed_at: T) -> u64 {
-        self.last_control_seq += 1;
-        let seq = self.last_control_seq;
-        self.records.push_back(Record::Control {
+    pub(crate) fn push_control(&mut self, body: C, observed_at: T, leaves: Leaves) -> u64 {
+        let seq = self.last_control_seq + 1;
+        let record = Record::Control {
             seq,
             observed_at,
             body,
-        });
+        };
+        self.commit(Entry::Frame(record), leaves);
         seq
     }
 
@@ -93,32 +103,74 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
         if bytes.is_empty() {
             return;
         }
-        let offset = self.end_offset;
-        self.end_offset += bytes.len() as u64;
-        self.held += bytes.len() + RECORD_COST;
-        let after_control_seq = self.last_control_seq;
-        self.records.push_back(Record::Output {
-            offset,
-            after_control_seq,
+        let record = Record::Output {
+            offset: self.end_offset,
+            after_control_seq: self.last_control_seq,
             observed_at,
             kind,
             bytes,
-        });
-        while self.held > self.limit && self.drop_oldest_output() {}
+        };
+        self.commit(Entry::Frame(record), Leaves::Written);
+        self.cut_to_limit();
     }
 
-    /// The next record to put on the wire, in order.
+    /// The next `length` bytes of output will never come.
+    pub(crate) fn push_cut(&mut self, length: u64, why: CutWhy, observed_at: T) {
+        if length == 0 {
+            return;
+        }
+        let record = Record::Cut {
+            offset: self.end_offset,
+            length,
+            why,
+            after_control_seq: self.last_control_seq,
+            observed_at,
+        };
+        self.commit(Entry::Frame(record), Leaves::Written);
+    }
+
+    /// How far the transcript is folded once the next record is in; stored with that record. Where one step of the fold comes to
+    /// several records, the position moves with the last of them and the snapshot with each, or a crash in between loses the rest.
+    pub(crate) fn advance(&mut self, progress: Progress) {
+        self.progress = progress;
+    }
+
+    /// Stores how far the transcript is folded, also where that came to no frame.
+    pub(crate) fn store_progress(&mut self) {
+        if self.log.lacks(&self.progress) {
+            self.commit(Entry::Advanced, Leaves::Written);
+        }
+    }
+
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The next record to put on the wire, in order; none while the disk does not have it.
     pub(crate) fn next_unsent(&self) -> Option<&Record<C, T>> {
-        self.records.get(self.sent)
+        let kept = self.records.get(self.sent)?;
+        self.log
+            .lets_go(kept.serial, kept.leaves)
+            .then_some(&kept.record)
     }
 
     pub(crate) fn mark_sent(&mut self) {
         self.sent = (self.sent + 1).min(self.records.len());
     }
 
-    /// A new stream: whatever is not acknowledged goes out again.
-    pub(crate) fn rewind(&mut self, acked: Acked) {
+    /// Whatever is not acknowledged goes out again.
+    pub(crate) fn rewind(&mut self) {
         self.sent = 0;
+    }
+
+    /// A new stream, and what the relay has. After a take-over, what was appended since is numbered after that: the relay may know
+    /// frames that the disk has lost.
+    pub(crate) fn settle(&mut self, acked: Acked) {
+        if let Some(at) = self.taken_over_at {
+            let raised_by = acked.control_seq.saturating_sub(at);
+            self.commit(Entry::Settled { raised_by }, Leaves::Synced);
+        }
+        self.rewind();
         self.ack(acked);
     }
 
@@ -126,9 +178,14 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
     pub(crate) fn ack(&mut self, acked: Acked) {
         let control_seq = acked.control_seq.min(self.last_control_seq);
         let output_offset = acked.output_offset.min(self.end_offset);
-        self.acked.control_seq = self.acked.control_seq.max(control_seq);
-        self.acked.output_offset = self.acked.output_offset.max(output_offset);
-        self.trim();
+        let newest = Acked {
+            control_seq: control_seq.max(self.acked.control_seq),
+            output_offset: output_offset.max(self.acked.output_offset),
+        };
+        if newest != self.acked {
+            self.acked_unlogged = true;
+            self.apply_acked(newest);
+        }
     }
 
     /// Nobody wants what is left: forgets it, and goes on numbering after it.
@@ -139,20 +196,28 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
         });
     }
 
-    /// Only the last control frame is still wanted, and goes out again.
+    /// Of the control frames only the last is still wanted, and goes out again with all output.
     pub(crate) fn keep_last_control(&mut self) {
-        let last = self.last_control_seq;
-        self.records
-            .retain(|record| matches!(record, Record::Control { seq, .. } if *seq == last));
-        self.sent = 0;
-        self.held = 0;
+        let control_before = self.last_control_seq;
+        self.commit(Entry::Forgotten { control_before }, Leaves::Written);
+        self.rewind();
     }
 
     /// Forgets everything and numbers the next control frame `seq`.
     pub(crate) fn restart_at(&mut self, seq: u64) {
-        self.drop_unacked();
-        self.last_control_seq = seq.saturating_sub(1);
-        self.acked.control_seq = self.last_control_seq;
+        let last = seq.saturating_sub(1);
+        let acked = Acked {
+            control_seq: last,
+            output_offset: self.end_offset,
+        };
+        self.acked_unlogged = false;
+        let base = Base {
+            last_control_seq: last,
+            end_offset: self.end_offset,
+            acked,
+            taken_over_at: None,
+        };
+        self.commit(Entry::Base(base), Leaves::Written);
     }
 
     pub(crate) fn acked(&self) -> Acked {
@@ -174,59 +239,159 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
 
     /// Smallest offset that can still be replayed as bytes.
     pub(crate) fn oldest_output(&self) -> u64 {
-        let held = self.records.iter().find_map(|record| match record {
-            Record::Output { offset, .. } => Some(*offset),
+        let held = self.records.iter().find_map(|kept| match kept.record {
+            Record::Output { offset, .. } => Some(offset),
             Record::Control { .. } | Record::Cut { .. } => None,
         });
         held.unwrap_or(self.end_offset)
     }
 
-    fn trim(&mut self) {
-        let acked = self.acked;
+    /// What is to be written, and how the writing goes.
+    pub(crate) fn log(&self) -> &Log<C, T> {
+        &self.log
+    }
+
+    pub(crate) fn log_mut(&mut self) -> &mut Log<C, T> {
+        &mut self.log
+    }
+
+    /// Everything that is kept as the content of a new file; what was to be written before is in it.
+    pub(crate) fn image(&mut self) -> Vec<Logged<C, T>> {
+        let base = Base {
+            last_control_seq: self.last_control_seq,
+            end_offset: self.end_offset,
+            acked: self.acked,
+            taken_over_at: self.taken_over_at,
+        };
+        self.acked_unlogged = false;
+        let frames = self
+            .records
+            .iter()
+            .map(|kept| (Entry::Frame(kept.record.clone()), kept.leaves));
+        let entries = std::iter::once((Entry::Base(base), Leaves::Synced)).chain(frames);
+        self.log.replace_all(entries, &self.progress)
+    }
+
+    /// One change: to the disk and to this outbox.
+    fn commit(&mut self, entry: Entry<C, T>, leaves: Leaves) {
+        if std::mem::take(&mut self.acked_unlogged) {
+            // With the progress of before: the disk may stop between the two.
+            let acked = Entry::Acked(self.acked);
+            self.log.append(&acked, Leaves::Written, None);
+        }
+        let serial = self.log.append(&entry, leaves, Some(&self.progress));
+        self.apply(entry, serial, leaves);
+    }
+
+    fn apply(&mut self, entry: Entry<C, T>, serial: u64, leaves: Leaves) {
+        match entry {
+            Entry::Frame(record) => self.apply_frame(Kept {
+                record,
+                serial,
+                leaves,
+            }),
+            Entry::Acked(acked) => self.apply_acked(acked),
+            Entry::Base(base) => self.apply_base(base),
+            Entry::Forgotten { control_before } => {
+                self.records
+                    .retain(|kept| !kept.record.is_control_before(control_before));
+                self.sent = 0;
+            }
+            Entry::TakenOver => {
+                self.taken_over_at.get_or_insert(self.last_control_seq);
+            }
+            Entry::Settled { raised_by } => self.apply_settled(raised_by, serial),
+            Entry::Advanced => {}
+        }
+    }
+
+    fn apply_frame(&mut self, kept: Kept<C, T>) {
+        match &kept.record {
+            Record::Control { seq, .. } => {
+                self.last_control_seq = self.last_control_seq.max(*seq);
+                self.records.push_back(kept);
+            }
+            Record::Output { offset, bytes, .. } => {
+                self.end_offset = self.end_offset.max(offset + bytes.len() as u64);
+                self.held += kept.record.cost();
+                self.records.push_back(kept);
+            }
+            Record::Cut { offset, length, .. } => {
+                self.end_offset = self.end_offset.max(offset + length);
+                self.place_cut(kept);
+            }
+        }
+    }
+
+    fn apply_base(&mut self, base: Base) {
+        self.records.clear();
+        (self.sent, self.held) = (0, 0);
+        self.last_control_seq = base.last_control_seq;
+        self.end_offset = base.end_offset;
+        self.acked = base.acked;
+        self.taken_over_at = base.taken_over_at;
+    }
+
+    /// The new numbers must be on the disk before anything leaves under them, or the next daemon would raise them again.
+    fn apply_settled(&mut self, raised_by: u64, serial: u64) {
+        let Some(above) = self.taken_over_at.take() else {
+            return;
+        };
+        for kept in &mut self.records {
+            if kept.record.raise(above, raised_by) {
+                (kept.serial, kept.leaves) = (serial, Leaves::Synced);
+            }
+        }
+        self.last_control_seq += raised_by;
+    }
+
+    fn apply_acked(&mut self, acked: Acked) {
+        self.acked = acked;
         let mut kept_sent = 0;
         let mut held = 0;
-        let mut kept = VecDeque::with_capacity(self.records.len());
-        for (index, record) in self.records.drain(..).enumerate() {
-            let Some(rest) = unacked_part(record, acked) else {
+        let mut left = VecDeque::with_capacity(self.records.len());
+        for (index, kept) in self.records.drain(..).enumerate() {
+            let Some(record) = kept.record.beyond(acked) else {
                 continue;
             };
             kept_sent += usize::from(index < self.sent);
-            held += output_cost(&rest);
-            kept.push_back(rest);
+            held += record.cost();
+            left.push_back(Kept { record, ..kept });
         }
-        self.records = kept;
-        self.sent = kept_sent;
-        self.held = held;
+        (self.records, self.sent, self.held) = (left, kept_sent, held);
     }
 
-    fn drop_oldest_output(&mut self) -> bool {
-        let oldest = self
+    fn cut_to_limit(&mut self) {
+        while self.held > self.limit && self.cut_oldest_output() {}
+    }
+
+    /// The newest record always stays: a chunk is far smaller than the limit.
+    fn cut_oldest_output(&mut self) -> bool {
+        let count = self.records.len();
+        let mut older = self.records.iter().take(count.saturating_sub(1));
+        let cut = older.find_map(|kept| kept.record.as_cut(CutWhy::Overflow));
+        match cut {
+            Some(cut) => {
+                self.commit(Entry::Frame(cut), Leaves::Written);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A cut takes the place of the output that it covers; where none is kept it stands behind everything.
+    fn place_cut(&mut self, cut: Kept<C, T>) {
+        let covered = self
             .records
             .iter()
-            .position(|r| matches!(r, Record::Output { .. }));
-        // The newest record always stays: a chunk is far smaller than the limit.
-        let Some(index) = oldest.filter(|index| index + 1 < self.records.len()) else {
-            return false;
+            .position(|kept| kept.record.is_covered_by(&cut.record));
+        let Some(index) = covered else {
+            self.records.push_back(cut);
+            return;
         };
-        let record = &mut self.records[index];
-        self.held -= output_cost(record);
-        if let Record::Output {
-            offset,
-            after_control_seq,
-            observed_at,
-            bytes,
-            ..
-        } = record
-        {
-            *record = Record::Cut {
-                offset: *offset,
-                length: bytes.len() as u64,
-                after_control_seq: *after_control_seq,
-                observed_at: observed_at.clone(),
-            };
-        }
+        self.held -= self.records[index].record.cost();
+        self.records[index] = cut;
         self.merge_cut(index);
-        true
     }
 
     /// Joins the cut at `index` to a cut right before it, unless one of them is already on the wire.
@@ -236,71 +401,15 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
         if index == 0 || !(both_sent || neither_sent) {
             return;
         }
-        let Record::Cut { length: added, .. } = self.records[index] else {
-            return;
-        };
-        if let Record::Cut { length, .. } = &mut self.records[index - 1] {
-            *length += added;
+        let (serial, later) = (
+            self.records[index].serial,
+            self.records[index].record.clone(),
+        );
+        let before = &mut self.records[index - 1];
+        if before.record.join(&later) {
+            before.serial = before.serial.max(serial);
             self.records.remove(index);
             self.sent -= usize::from(both_sent);
-        }
-    }
-}
-
-fn output_cost<C, T>(record: &Record<C, T>) -> usize {
-    match record {
-        Record::Output { bytes, .. } => bytes.len() + RECORD_COST,
-        Record::Control { .. } | Record::Cut { .. } => 0,
-    }
-}
-
-/// What of `record` lies beyond `acked`; an acknowledgement may end inside a chunk.
-fn unacked_part<C, T>(record: Record<C, T>, acked: Acked) -> Option<Record<C, T>> {
-    match record {
-        Record::Control {
-            seq,
-            observed_at,
-            body,
-        } => (seq > acked.control_seq).then_some(Record::Control {
-            seq,
-            observed_at,
-            body,
-        }),
-        Record::Output {
-            offset,
-            after_control_seq,
-            observed_at,
-            kind,
-            mut bytes,
-        } => {
-            let known = acked
-                .output_offset
-                .saturating_sub(offset)
-                .min(bytes.len() as u64);
-            let bytes = bytes.split_off(usize::try_from(known).unwrap_or(bytes.len()));
-            let offset = offset + known;
-            (!bytes.is_empty()).then_some(Record::Output {
-                offset,
-                after_control_seq,
-                observed_at,
-                kind,
-                bytes,
-            })
-        }
-        Record::Cut {
-            offset,
-            length,
-            after_control_seq,
-            observed_at,
-        } => {
-            let known = acked.output_offset.saturating_sub(offset).min(length);
-            let (offset, length) = (offset + known, length - known);
-            (length > 0).then_some(Record::Cut {
-                offset,
-                length,
-                after_control_seq,
-                observed_at,
-            })
         }
     }
 }

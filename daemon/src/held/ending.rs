@@ -81,7 +81,7 @@ impl Held {
                 self.finish(Body::Receipt(receipt.clone()), receipt, clock);
             }
             (Stage::Accepted { .. } | Stage::Running { .. } | Stage::Finished { .. }, _, _) => {
-                self.outbox.rewind(self.outbox.acked());
+                self.outbox.rewind();
             }
         }
     }
@@ -95,9 +95,12 @@ impl Held {
 
     pub(super) fn finish(&mut self, body: Body, receipt: TerminationReceipt, clock: &Clock) {
         let within_lease = self.lease.is_some_and(|lease| clock.now() < lease.limit());
-        let last_seq = self
-            .outbox
-            .push_control(Control { body, within_lease }, clock.wall());
+        let control = Control {
+            body: Some(body),
+            within_lease,
+        };
+        let leaves = control.leaves();
+        let last_seq = self.outbox.push_control(control, clock.wall(), leaves);
         self.stage = Stage::Finished { last_seq, receipt };
     }
 }

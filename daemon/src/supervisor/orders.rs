@@ -82,7 +82,7 @@ impl Supervisor {
 
     fn settle_all(&mut self, welcome: &Welcome, hello_sent_at: Moment) {
         for held in self.held.values_mut() {
-            held.replay(held.outbox.acked());
+            held.outbox.rewind();
         }
         for settlement in &welcome.settlements {
             self.settle(settlement, hello_sent_at);

@@ -43,7 +43,7 @@ impl Supervisor {
                 self.ready.pop_front();
                 continue;
             };
-            let frame = frames::attempt_frame(&held.attempt, &held.token, record);
+            let frame = frames::attempt_frame(&held.attempt, held.token.as_ref(), record);
             if live.session.frames.try_send(frame).is_err() {
                 // Full: `room` wakes the loop. Closed: the link says so next.
                 return;

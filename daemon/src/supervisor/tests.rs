@@ -103,7 +103,7 @@ fn last_word(supervisor: &mut Supervisor, id: &str) -> TaskError {
     let mut last = None;
     while let Some(record) = held.outbox.next_unsent() {
         if let Record::Control { body, .. } = record {
-            last = Some(body.body.clone());
+            last = body.body.clone();
         }
         held.outbox.mark_sent();
     }

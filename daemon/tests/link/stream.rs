@@ -89,6 +89,9 @@ async fn the_end_of_an_attempt_is_told_even_when_its_other_frames_come_too_late(
     session.refuse(&attempt, 2, "stale_attempt").await;
     let abandon = attempt_command::Body::Abandon(Abandon::default());
     session.command(&attempt, abandon).await;
+    // With its output, without which a result would not be taken.
+    let output = session.attempt_frame().await;
+    assert!(matches!(output.body, Some(Body::Stream(_))), "{output:?}");
     let again = session.attempt_frame().await;
     assert_eq!(
         (again.control_seq, again.body),

@@ -1,0 +1,198 @@
+//! What a daemon keeps on its disk about one attempt: `DATA/attempts/<attempt_id>/`, made when the attempt is taken, removed when
+//! the relay has acknowledged everything. Layout, listing and removal; what stands in the files is their own modules' business.
+//! A directory is removed file by file, by known names: nothing is ever deleted by guess.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use tracing::warn;
+use uuid::Uuid;
+
+mod meta;
+
+pub(crate) use meta::{AttemptMeta, MetaError};
+
+const ATTEMPTS: &str = "attempts";
+/// What the attempt is; a directory without it has nothing to say.
+const META: &str = "attempt";
+/// Frames that the relay has not acknowledged.
+const OUTBOX: &str = "outbox";
+/// The transcript: segments named by their start, twenty digits.
+pub(crate) const SPOOL: &str = "spool";
+/// The shim listens here.
+pub(crate) const SOCKET: &str = "shim.sock";
+/// How it ended.
+pub(crate) const REPORT: &str = "report";
+/// Half-written successors of the files above.
+const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "report.new"];
+const SEGMENT_DIGITS: usize = 20;
+
+/// An attempt's id in the one spelling that may become a name on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct AttemptId(Uuid);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an attempt's id is a UUID in lower case with hyphens")]
+pub(crate) struct NotAnAttemptId;
+
+impl FromStr for AttemptId {
+    type Err = NotAnAttemptId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAttemptId> {
+        let id = Uuid::parse_str(text).map_err(|_| NotAnAttemptId)?;
+        let mut buffer = Uuid::encode_buffer();
+        // Other spellings of the same id would be other names.
+        let canonical = id.hyphenated().encode_lower(&mut buffer) == text;
+        canonical.then_some(Self(id)).ok_or(NotAnAttemptId)
+    }
+}
+
+impl fmt::Display for AttemptId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+/// The directory of all attempts.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempts {
+    path: PathBuf,
+}
+
+impl Attempts {
+    pub(crate) fn open(data_dir: &Path) -> io::Result<Self> {
+        let path = data_dir.join(ATTEMPTS);
+        make_private(&path)?;
+        Ok(Self { path })
+    }
+
+    pub(crate) fn place(&self, id: AttemptId) -> AttemptDir {
+        AttemptDir {
+            id,
+            path: self.path.join(id.to_string()),
+        }
+    }
+
+    /// Every attempt that is here, oldest id first. What is not an attempt's directory is left alone.
+    pub(crate) fn list(&self) -> io::Result<Vec<AttemptDir>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            match name.to_str().and_then(|name| name.parse().ok()) {
+                Some(id) => found.push(self.place(id)),
+                None => warn!(?name, "not an attempt's directory; left alone"),
+            }
+        }
+        found.sort_by_key(|dir| dir.id);
+        Ok(found)
+    }
+
+    /// New names in here survive the machine.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+/// The directory of one attempt.
+#[derive(Clone, Debug)]
+pub(crate) struct AttemptDir {
+    pub(crate) id: AttemptId,
+    path: PathBuf,
+}
+
+impl AttemptDir {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn outbox(&self) -> PathBuf {
+        self.path.join(OUTBOX)
+    }
+
+    pub(crate) fn spool(&self) -> PathBuf {
+        self.path.join(SPOOL)
+    }
+
+    pub(crate) fn report(&self) -> PathBuf {
+        self.path.join(REPORT)
+    }
+
+    /// Makes it, with what the attempt is. What an interrupted removal left is cleared first.
+    pub(crate) fn create(&self, meta: &AttemptMeta) -> io::Result<()> {
+        if self.has_meta()? {
+            return Err(ErrorKind::AlreadyExists.into());
+        }
+        self.remove()?;
+        make_private(&self.path)?;
+        meta.write(&self.path, META)
+    }
+
+    /// Without it an attempt was never taken, or is settled and half removed.
+    pub(crate) fn has_meta(&self) -> io::Result<bool> {
+        fs::exists(self.path.join(META))
+    }
+
+    pub(crate) fn meta(&self) -> Result<AttemptMeta, MetaError> {
+        AttemptMeta::read(&self.path.join(META))
+    }
+
+    /// What the attempt is, and the names of its files, survive the machine.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        File::open(self.path.join(META))?.sync_all()?;
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Removes what is known to be an attempt's. What is not stays, and its directory with it.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        // First of all: without it the rest is nobody's any more, wherever the removal is interrupted.
+        unlink(&self.path.join(META))?;
+        for name in [OUTBOX, REPORT, SOCKET].into_iter().chain(DRAFTS) {
+            unlink(&self.path.join(name))?;
+        }
+        self.remove_spool()?;
+        absent_is_fine(fs::remove_dir(&self.path))
+    }
+
+    fn remove_spool(&self) -> io::Result<()> {
+        let spool = self.spool();
+        let segments = match fs::read_dir(&spool) {
+            Ok(segments) => segments,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for segment in segments {
+            let segment = segment?;
+            if is_segment(&segment.file_name()) {
+                unlink(&segment.path())?;
+            }
+        }
+        absent_is_fine(fs::remove_dir(&spool))
+    }
+}
+
+fn is_segment(name: &std::ffi::OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.len() == SEGMENT_DIGITS && name.iter().all(u8::is_ascii_digit)
+}
+
+fn make_private(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn unlink(path: &Path) -> io::Result<()> {
+    absent_is_fine(fs::remove_file(path))
+}
+
+fn absent_is_fine(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! What an attempt is, as its directory says it. Written once and whole, checked, and without the lease token.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_proto::v1::AttemptRef;
+use baton_proto::worker::{self, AttemptDeadlines};
+use prost::Message;
+
+use crate::checked::{self, Found};
+use crate::timers::Deadlines;
+
+/// Layout of the directory that this daemon writes, and the newest that it reads.
+const FORMAT: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AttemptMeta {
+    pub(crate) attempt: AttemptRef,
+    pub(crate) agent: String,
+    pub(crate) daemon_id: String,
+    /// Under another boot of the machine nothing of the attempt is alive.
+    pub(crate) boot_id: String,
+    pub(crate) deadlines: Deadlines,
+    /// From TERM to KILL.
+    pub(crate) cleanup_term: Duration,
+}
+
+/// Nobody can say what the attempt was.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MetaError {
+    #[error("cannot read {path}: {source}")]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{path} is damaged")]
+    Damaged { path: PathBuf },
+    #[error("{path} has format {format}, made by a newer daemon; this one knows up to {FORMAT}")]
+    Newer { path: PathBuf, format: u32 },
+}
+
+impl AttemptMeta {
+    /// Whole or not at all.
+    pub(super) fn write(&self, dir: &Path, name: &str) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        if !checked::put(&self.to_disk(), &mut bytes) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let path = dir.join(name);
+        let draft = path.with_extension("new");
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(true).write(true).mode(0o600);
+        options.open(&draft)?.write_all(&bytes)?;
+        fs::rename(&draft, &path)
+    }
+
+    pub(super) fn read(path: &Path) -> Result<Self, MetaError> {
+        let damaged = || MetaError::Damaged {
+            path: path.to_owned(),
+        };
+        let bytes = fs::read(path).map_err(|source| MetaError::Unreadable {
+            path: path.to_owned(),
+            source,
+        })?;
+        let Found::Whole { message, .. } = checked::get(&bytes, 0) else {
+            return Err(damaged());
+        };
+        let stored = worker::AttemptMeta::decode(message).map_err(|_| damaged())?;
+        if stored.format > FORMAT {
+            return Err(MetaError::Newer {
+                path: path.to_owned(),
+                format: stored.format,
+            });
+        }
+        Self::from_disk(stored).ok_or_else(damaged)
+    }
+
+    fn to_disk(&self) -> worker::AttemptMeta {
+        worker::AttemptMeta {
+            format: FORMAT,
+            r#ref: Some(self.attempt.clone()),
+            agent: self.agent.clone(),
+            daemon_id: self.daemon_id.clone(),
+            boot_id: self.boot_id.clone(),
+            deadlines: Some(deadlines_to_disk(self.deadlines)),
+            cleanup_term_ms: millis(self.cleanup_term),
+        }
+    }
+
+    fn from_disk(stored: worker::AttemptMeta) -> Option<Self> {
+        Some(Self {
+            attempt: stored.r#ref?,
+            agent: stored.agent,
+            daemon_id: stored.daemon_id,
+            boot_id: stored.boot_id,
+            deadlines: deadlines_from_disk(stored.deadlines.unwrap_or_default()),
+            cleanup_term: Duration::from_millis(stored.cleanup_term_ms),
+        })
+    }
+}
+
+fn deadlines_to_disk(deadlines: Deadlines) -> AttemptDeadlines {
+    let Deadlines {
+        process_start,
+        prompt_write,
+        first_event,
+        first_visible_event,
+        stream_idle,
+        tool_idle,
+        total,
+    } = deadlines;
+    AttemptDeadlines {
+        process_start_ms: process_start.map(millis),
+        prompt_write_ms: prompt_write.map(millis),
+        first_event_ms: first_event.map(millis),
+        first_visible_event_ms: first_visible_event.map(millis),
+        stream_idle_ms: stream_idle.map(millis),
+        tool_idle_ms: tool_idle.map(millis),
+        total_ms: total.map(millis),
+    }
+}
+
+fn deadlines_from_disk(stored: AttemptDeadlines) -> Deadlines {
+    let armed = |millis: Option<u64>| millis.map(Duration::from_millis);
+    Deadlines {
+        process_start: armed(stored.process_start_ms),
+        prompt_write: armed(stored.prompt_write_ms),
+        first_event: armed(stored.first_event_ms),
+        first_visible_event: armed(stored.first_visible_event_ms),
+        stream_idle: armed(stored.stream_idle_ms),
+        tool_idle: armed(stored.tool_idle_ms),
+        total: armed(stored.total_ms),
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

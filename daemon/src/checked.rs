@@ -1,0 +1,131 @@
+//! Records in files that can tell whether they are whole: length, checksum of the length, checksum of the message, message. The
+//! length has a checksum of its own, so that a flipped bit in it is not taken for the torn end of a file. Pure.
+
+use prost::Message;
+
+/// Length, its checksum, the message's checksum: big endian.
+pub(crate) const HEADER: usize = 12;
+/// Longest message; the largest frame is 2 MiB.
+pub(crate) const LARGEST: usize = 4 * 1024 * 1024;
+
+/// What stands at a place of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found<'a> {
+    /// A whole message, and where the next record begins.
+    Whole { message: &'a [u8], next: usize },
+    /// The end of the file.
+    End,
+    /// A record that was not written to its end.
+    Torn,
+    /// A record of full length whose bytes are not what was written. `is_last`: nothing follows it.
+    Damaged { is_last: bool },
+}
+
+/// Appends one record. False: it is too long and nothing was appended.
+pub(crate) fn put(message: &impl Message, out: &mut Vec<u8>) -> bool {
+    let length = message.encoded_len();
+    let Some(number) = u32::try_from(length).ok().filter(|_| length <= LARGEST) else {
+        return false;
+    };
+    let bytes = message.encode_to_vec();
+    let number = number.to_be_bytes();
+    out.reserve(HEADER + length);
+    out.extend_from_slice(&number);
+    out.extend_from_slice(&crc32fast::hash(&number).to_be_bytes());
+    out.extend_from_slice(&crc32fast::hash(&bytes).to_be_bytes());
+    out.extend_from_slice(&bytes);
+    true
+}
+
+/// Looks at the record that begins at `at`.
+pub(crate) fn get(file: &[u8], at: usize) -> Found<'_> {
+    let rest = file.get(at..).unwrap_or_default();
+    if rest.is_empty() {
+        return Found::End;
+    }
+    // A file system may have made the file longer and not come to the bytes.
+    if rest.iter().all(|byte| *byte == 0) {
+        return Found::Torn;
+    }
+    let Some((header, body)) = rest.split_at_checked(HEADER) else {
+        return Found::Torn;
+    };
+    let word = |from: usize| {
+        let mut word = [0; 4];
+        word.copy_from_slice(&header[from..from + 4]);
+        word
+    };
+    let (number, number_crc, crc) = (word(0), word(4), word(8));
+    let length = usize::try_from(u32::from_be_bytes(number)).unwrap_or(usize::MAX);
+    if crc32fast::hash(&number).to_be_bytes() != number_crc || length > LARGEST {
+        return Found::Damaged { is_last: false };
+    }
+    let Some((message, after)) = body.split_at_checked(length) else {
+        return Found::Torn;
+    };
+    if crc32fast::hash(message).to_be_bytes() == crc {
+        let next = at + HEADER + length;
+        Found::Whole { message, next }
+    } else {
+        let is_last = after.iter().all(|byte| *byte == 0);
+        Found::Damaged { is_last }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_proto::worker::OutboxAcked;
+
+    fn acked(number: u64) -> OutboxAcked {
+        OutboxAcked {
+            control_seq: number,
+            output_offset: u64::MAX,
+        }
+    }
+
+    fn two() -> (Vec<u8>, usize) {
+        let mut file = Vec::new();
+        assert!(put(&acked(1), &mut file));
+        let second = file.len();
+        assert!(put(&acked(2), &mut file));
+        (file, second)
+    }
+
+    #[test]
+    fn every_cut_of_a_file_ends_in_a_torn_record_and_never_in_another_message() {
+        let (file, second) = two();
+        for length in 0..file.len() {
+            let cut = &file[..length];
+            let first = get(cut, 0);
+            match length {
+                0 => assert_eq!(first, Found::End),
+                _ if length < second => assert_eq!(first, Found::Torn, "{length}"),
+                _ => assert!(matches!(first, Found::Whole { next, .. } if next == second)),
+            }
+        }
+        assert_eq!(get(&file, file.len()), Found::End);
+        assert_eq!(
+            get(&[file, vec![0; 5000]].concat(), second * 2),
+            Found::Torn
+        );
+    }
+
+    #[test]
+    fn every_flipped_bit_is_damage_and_not_a_torn_end() {
+        let (file, second) = two();
+        for bit in 0..file.len() * 8 {
+            let mut flipped = file.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            let found = if bit / 8 < second {
+                get(&flipped, 0)
+            } else {
+                get(&flipped, second)
+            };
+            assert!(
+                matches!(found, Found::Damaged { .. }),
+                "bit {bit}: {found:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! The words of the outbox: a record is something to say, an entry one change of the outbox, as it is kept on the disk.
+
+use bytes::{Buf, Bytes};
+
+/// Bookkeeping charged per record, so that many tiny chunks are bounded too.
+pub(super) const RECORD_COST: usize = 128;
+
+/// Which pipe of the child the bytes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputKind {
+    Stdout,
+    Stderr,
+}
+
+/// Why output will never come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CutWhy {
+    /// More was unacknowledged than is kept.
+    Overflow,
+    /// It was lost with the machine, or with the process that read it.
+    WorkerCrash,
+}
+
+/// One record. `T` is when it was observed, `C` the body of a control frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Record<C, T> {
+    Control {
+        seq: u64,
+        observed_at: T,
+        body: C,
+    },
+    Output {
+        offset: u64,
+        after_control_seq: u64,
+        observed_at: T,
+        kind: OutputKind,
+        bytes: Bytes,
+    },
+    /// `length` bytes from `offset` on are gone for good.
+    Cut {
+        offset: u64,
+        length: u64,
+        why: CutWhy,
+        after_control_seq: u64,
+        observed_at: T,
+    },
+}
+
+/// What the relay has in its keeping: everything up to and including these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Acked {
+    pub(crate) control_seq: u64,
+    pub(crate) output_offset: u64,
+}
+
+/// What must have happened on the disk before a record leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leaves {
+    /// It survives the daemon.
+    Written,
+    /// It survives the machine.
+    Synced,
+}
+
+/// How far the attempt's transcript is folded into the records so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Everything before this position of the transcript.
+    pub(crate) consumed: u64,
+    /// What the fold must remember at that position; its own business.
+    pub(crate) snapshot: Bytes,
+}
+
+impl Progress {
+    pub(super) fn replay(&mut self, step: Step) {
+        self.consumed = self.consumed.max(step.consumed);
+        if let Some(snapshot) = step.snapshot {
+            self.snapshot = snapshot;
+        }
+    }
+}
+
+/// Progress as it is stored: the snapshot only where it changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) consumed: u64,
+    pub(crate) snapshot: Option<Bytes>,
+}
+
+/// One change of an outbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Entry<C, T> {
+    /// Appended; a cut of output that is kept takes that output's place.
+    Frame(Record<C, T>),
+    Acked(Acked),
+    /// Nothing of before is kept.
+    Base(Base),
+    /// Control frames before this number are not wanted any more.
+    Forgotten {
+        control_before: u64,
+    },
+    /// A daemon took over what another one left.
+    TakenOver,
+    /// The relay said what it has: what was appended since the take-over is numbered so much higher.
+    Settled {
+        raised_by: u64,
+    },
+    /// Only the progress moved.
+    Advanced,
+}
+
+/// Where the numbers stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Base {
+    pub(crate) last_control_seq: u64,
+    pub(crate) end_offset: u64,
+    pub(crate) acked: Acked,
+    pub(crate) taken_over_at: Option<u64>,
+}
+
+/// An entry on its way to the disk or from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Logged<C, T> {
+    /// Rises from entry to entry.
+    pub(crate) serial: u64,
+    pub(crate) leaves: Leaves,
+    pub(crate) progress: Step,
+    pub(crate) entry: Entry<C, T>,
+}
+
+/// A record and what its leaving waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Kept<C, T> {
+    pub(super) record: Record<C, T>,
+    pub(super) serial: u64,
+    pub(super) leaves: Leaves,
+}
+
+impl<C, T> Record<C, T> {
+    /// Memory that is charged for it.
+    pub(super) fn cost(&self) -> usize {
+        match self {
+            Self::Output { bytes, .. } => bytes.len() + RECORD_COST,
+            Self::Control { .. } | Self::Cut { .. } => 0,
+        }
+    }
+
+    pub(super) fn is_control_before(&self, number: u64) -> bool {
+        matches!(self, Self::Control { seq, .. } if *seq < number)
+    }
+
+    pub(super) fn is_covered_by(&self, cut: &Self) -> bool {
+        match (self, cut) {
+            (
+                Self::Output { offset, bytes, .. },
+                Self::Cut {
+                    offset: from,
+                    length,
+                    ..
+                },
+            ) => offset >= from && offset + bytes.len() as u64 <= from + length,
+            (Self::Control { .. } | Self::Output { .. } | Self::Cut { .. }, _) => false,
+        }
+    }
+
+    /// Numbers above `above` become higher. True for a control frame whose number is one of them.
+    pub(super) fn raise(&mut self, above: u64, by: u64) -> bool {
+        match self {
+            Self::Control { seq: number, .. } => {
+                let is_new = *number > above;
+                *number += if is_new { by } else { 0 };
+                is_new
+            }
+            Self::Output {
+                after_control_seq: number,
+                ..
+            }
+            | Self::Cut {
+                after_control_seq: number,
+                ..
+            } => {
+                *number += if *number > above { by } else { 0 };
+                false
+            }
+        }
+    }
+
+    /// What of it lies beyond `acked`; an acknowledgement may end inside a chunk.
+    pub(super) fn beyond(mut self, acked: Acked) -> Option<Self> {
+        let known = |offset: u64| acked.output_offset.saturating_sub(offset);
+        let is_wanted = match &mut self {
+            Self::Control { seq, .. } => *seq > acked.control_seq,
+            Self::Output { offset, bytes, .. } => {
+                let known = known(*offset).min(bytes.len() as u64);
+                *offset += known;
+                bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
+                !bytes.is_empty()
+            }
+            Self::Cut { offset, length, .. } => {
+                let known = known(*offset).min(*length);
+                (*offset, *length) = (*offset + known, *length - known);
+                *length > 0
+            }
+        };
+        is_wanted.then_some(self)
+    }
+
+    /// Adds the cut that follows right after this one and has the same cause.
+    pub(super) fn join(&mut self, later: &Self) -> bool {
+        match (self, later) {
+            (
+                Self::Cut {
+                    offset,
+                    length,
+                    why,
+                    ..
+                },
+                Self::Cut {
+                    offset: next,
+                    length: added,
+                    why: cause,
+                    ..
+                },
+            ) if *offset + *length == *next && why == cause => {
+                *length += added;
+                true
+            }
+            (Self::Control { .. } | Self::Output { .. } | Self::Cut { .. }, _) => false,
+        }
+    }
+}
+
+impl<C, T: Clone> Record<C, T> {
+    /// The cut that takes the place of output.
+    pub(super) fn as_cut(&self, why: CutWhy) -> Option<Self> {
+        match self {
+            Self::Output {
+                offset,
+                after_control_seq,
+                observed_at,
+                bytes,
+                ..
+            } => Some(Self::Cut {
+                offset: *offset,
+                length: bytes.len() as u64,
+                why,
+                after_control_seq: *after_control_seq,
+                observed_at: observed_at.clone(),
+            }),
+            Self::Control { .. } | Self::Cut { .. } => None,
+        }
+    }
+}

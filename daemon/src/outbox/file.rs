@@ -1,0 +1,186 @@
+//! The outbox of one attempt as a file: checked records, appended. A daemon that was killed in the middle of an append leaves a
+//! torn end, which the next one cuts off. Damage anywhere else ends this attempt and no other. A file that is mostly dead is
+//! written anew beside the old one and takes its place whole.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use baton_proto::worker::OutboxRecord;
+use prost::Message;
+use rustix::fs::fdatasync;
+
+use super::entry::{Entry, Logged, Record};
+use super::{OUTPUT_LIMIT, Outbox, codec};
+use crate::checked::{self, Found};
+use crate::frames::Control;
+
+/// Entries as they are in a file.
+pub(crate) type Logs = [Logged<Control, SystemTime>];
+
+/// What a file's end may look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail {
+    /// The daemon was killed at most: what was written is there, the last record perhaps in part.
+    Short,
+    /// The machine was: the last record may be of full length and wrong.
+    Wrong,
+}
+
+/// An attempt's outbox as it was found.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) outbox: Outbox<Control, SystemTime>,
+    /// The last control frame that was stored, acknowledged or not: how far the attempt came.
+    pub(crate) last_control: Option<Control>,
+    /// Good bytes in the file; what stands behind them is cut off when it is written again.
+    pub(crate) length: u64,
+    /// Bytes of a torn end.
+    pub(crate) torn: u64,
+}
+
+/// The attempt cannot go on; others can.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReadError {
+    #[error("cannot read {path}: {source}")]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{path} is damaged at byte {at}: {what}")]
+    Damaged {
+        path: PathBuf,
+        at: u64,
+        what: &'static str,
+    },
+}
+
+/// Makes of a file what the outbox was. No file and an empty file are an empty outbox.
+pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
+    let bytes = read_all(path).map_err(|source| ReadError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })?;
+    let damaged = |at: usize, what| ReadError::Damaged {
+        path: path.to_owned(),
+        at: at as u64,
+        what,
+    };
+    let mut entries = Vec::new();
+    let (mut at, mut serial) = (0, 0);
+    loop {
+        match checked::get(&bytes, at) {
+            Found::Whole { message, next } => {
+                let record = OutboxRecord::decode(message)
+                    .map_err(|_| damaged(at, "a record that is no message"))?;
+                if record.serial <= serial {
+                    return Err(damaged(at, "a record out of order"));
+                }
+                (at, serial) = (next, record.serial);
+                entries.push(codec::from_disk(record));
+            }
+            Found::End | Found::Torn => break,
+            Found::Damaged { is_last: true } if tail == Tail::Wrong => break,
+            Found::Damaged { .. } => return Err(damaged(at, "a wrong checksum")),
+        }
+    }
+    let last_control = entries.iter().rev().find_map(|logged| match &logged.entry {
+        Entry::Frame(Record::Control { body, .. }) => Some(body.clone()),
+        _ => None,
+    });
+    Ok(Stored {
+        outbox: Outbox::restore(OUTPUT_LIMIT, entries),
+        last_control,
+        length: at as u64,
+        torn: (bytes.len() - at) as u64,
+    })
+}
+
+fn read_all(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(mut file) => file.read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => return Err(error),
+    };
+    Ok(bytes)
+}
+
+/// The file while the daemon writes it.
+#[derive(Debug)]
+pub(crate) struct OutboxFile {
+    file: File,
+    length: u64,
+}
+
+impl OutboxFile {
+    /// Goes on behind `length` good bytes; whatever stands there is cut off. 0 begins a new file.
+    pub(crate) fn open(path: &Path, length: u64) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let options = options.create(true).truncate(false).write(true).mode(0o600);
+        let file = options.open(path)?;
+        file.set_len(length)?;
+        Ok(Self { file, length })
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// All of them or none: after an error the file ends where it ended before, as far as the disk lets it.
+    pub(crate) fn append(&mut self, entries: &Logs) -> io::Result<()> {
+        let bytes = encode(entries)?;
+        if let Err(error) = self.file.write_all_at(&bytes, self.length) {
+            // What cannot be cut off now is cut off when the file is read: it is a torn end.
+            let _ = self.file.set_len(self.length);
+            return Err(error);
+        }
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        Ok(fdatasync(&self.file)?)
+    }
+
+    /// A new file with these entries, synced, beside the old one. After an error the old one stands as before.
+    pub(crate) fn draft(path: &Path, entries: &Logs) -> io::Result<Self> {
+        let draft = draft_of(path);
+        let made = Self::open(&draft, 0).and_then(|mut file| {
+            file.append(entries)?;
+            file.sync()?;
+            Ok(file)
+        });
+        if made.is_err() {
+            // Without room even that may fail; the next try begins by emptying it.
+            let _ = fs::remove_file(&draft);
+        }
+        made
+    }
+
+    /// The new file takes the place of the old one. After an error nobody knows which of them a restart would find.
+    pub(crate) fn install(path: &Path) -> io::Result<()> {
+        fs::rename(draft_of(path), path)?;
+        let dir = path.parent().unwrap_or(Path::new("."));
+        File::open(dir)?.sync_all()
+    }
+}
+
+fn draft_of(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+fn encode(entries: &Logs) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for logged in entries {
+        if !checked::put(&codec::to_disk(logged), &mut bytes) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a frame is too long for the outbox",
+            ));
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! The file: what comes back out of it, torn ends, damage, versions, rewriting.
+
+use std::time::Duration;
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{AttemptFrame, LeaseToken, TaskComplete, TaskLifecycle};
+use baton_proto::worker::outbox_record::Change;
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::frames;
+use crate::outbox::{Acked, CutWhy, Leaves, OutputKind, Progress};
+
+type DiskBox = Outbox<Control, SystemTime>;
+
+fn at(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn complete() -> Control {
+    Control {
+        body: Some(Body::Complete(TaskComplete {
+            final_offset: 9,
+            receipt: Some(frames::nothing_ran(at(3))),
+            ..TaskComplete::default()
+        })),
+        within_lease: true,
+    }
+}
+
+/// One of everything.
+fn busy() -> DiskBox {
+    let mut outbox = DiskBox::new(OUTPUT_LIMIT);
+    outbox.push_control(frames::accepted().into(), at(1), Leaves::Written);
+    outbox.advance(Progress {
+        consumed: 5,
+        snapshot: Bytes::from_static(b"state"),
+    });
+    outbox.push_output(OutputKind::Stderr, Bytes::from_static(b"text"), at(2));
+    outbox.push_cut(5, CutWhy::WorkerCrash, at(2));
+    outbox.ack(Acked {
+        control_seq: 1,
+        output_offset: 2,
+    });
+    outbox.push_control(complete(), at(3), complete().leaves());
+    outbox
+}
+
+fn sent(outbox: &mut DiskBox) -> Vec<Record<Control, SystemTime>> {
+    outbox.log_mut().on_failed();
+    outbox.rewind();
+    let mut sent = Vec::new();
+    while let Some(record) = outbox.next_unsent().cloned() {
+        sent.push(record);
+        outbox.mark_sent();
+    }
+    sent
+}
+
+fn outbox_path() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("outbox");
+    (dir, path)
+}
+
+#[test]
+fn what_was_appended_comes_back_and_the_next_daemon_goes_on_behind_it() {
+    let (_dir, path) = outbox_path();
+    let mut outbox = busy();
+    let mut file = OutboxFile::open(&path, 0).unwrap();
+    file.append(&outbox.log_mut().take()).unwrap();
+    file.sync().unwrap();
+    let mut stored = read(&path, Tail::Short).unwrap();
+    assert_eq!((stored.length, stored.torn), (file.length(), 0));
+    assert_eq!(stored.last_control, Some(complete()));
+    assert_eq!(stored.outbox.progress(), outbox.progress());
+    assert_eq!(stored.outbox.acked(), outbox.acked());
+    assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
+
+    let mut stored = read(&path, Tail::Short).unwrap();
+    let number = stored
+        .outbox
+        .push_control(complete(), at(4), Leaves::Synced);
+    let mut file = OutboxFile::open(&path, stored.length).unwrap();
+    file.append(&stored.outbox.log_mut().take()).unwrap();
+    let mut again = read(&path, Tail::Short).unwrap();
+    assert_eq!((number, again.outbox.last_control_seq()), (3, 3));
+    assert_eq!(sent(&mut again.outbox), sent(&mut stored.outbox));
+}
+
+#[test]
+fn a_missing_and_an_empty_file_are_an_empty_outbox() {
+    let (_dir, path) = outbox_path();
+    for _ in 0..2 {
+        let mut stored = read(&path, Tail::Short).unwrap();
+        assert_eq!((stored.length, stored.torn), (0, 0));
+        assert_eq!(stored.last_control, None);
+        assert_eq!(
+            stored
+                .outbox
+                .push_control(complete(), at(1), Leaves::Synced),
+            1
+        );
+        fs::write(&path, b"").unwrap();
+    }
+}
+
+#[test]
+fn a_torn_end_is_cut_off_at_every_length_and_counted() {
+    let (_dir, path) = outbox_path();
+    let mut outbox = busy();
+    let entries = outbox.log_mut().take();
+    let mut ends = vec![0];
+    let mut whole = OutboxFile::open(&path, 0).unwrap();
+    for entry in &entries {
+        whole.append(std::slice::from_ref(entry)).unwrap();
+        ends.push(whole.length());
+    }
+    let bytes = fs::read(&path).unwrap();
+    for length in 0..=bytes.len() {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let stored = read(&path, Tail::Short).unwrap();
+        let good = ends
+            .iter()
+            .rev()
+            .find(|end| **end <= length as u64)
+            .unwrap();
+        assert_eq!(stored.length, *good);
+        assert_eq!(stored.torn, length as u64 - good);
+        let mut file = OutboxFile::open(&path, stored.length).unwrap();
+        let count = ends.iter().position(|end| end == good).unwrap();
+        file.append(&entries[count..]).unwrap();
+        assert_eq!(
+            fs::read(&path).unwrap(),
+            bytes,
+            "it goes on as if nothing had been"
+        );
+    }
+}
+
+#[test]
+fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
+    let (_dir, path) = outbox_path();
+    let mut outbox = busy();
+    let mut file = OutboxFile::open(&path, 0).unwrap();
+    let entries = outbox.log_mut().take();
+    let (last, first) = entries.split_last().unwrap();
+    file.append(first).unwrap();
+    let before = file.length();
+    file.append(std::slice::from_ref(last)).unwrap();
+    let good = fs::read(&path).unwrap();
+    for bit in 0..good.len() * 8 {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        fs::write(&path, bytes).unwrap();
+        let error = read(&path, Tail::Short).unwrap_err();
+        assert!(
+            matches!(error, ReadError::Damaged { .. }),
+            "bit {bit}: {error}"
+        );
+        let in_last_message = bit as u64 / 8 >= before + 8;
+        match read(&path, Tail::Wrong) {
+            Ok(stored) => assert!(in_last_message && stored.length == before),
+            Err(_) => assert!(!in_last_message),
+        }
+    }
+    fs::write(&path, [&good[..], &good[..]].concat()).unwrap();
+    let error = read(&path, Tail::Wrong).unwrap_err();
+    assert!(error.to_string().contains("out of order"), "{error}");
+}
+
+#[test]
+fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() {
+    let (_dir, path) = outbox_path();
+    let mut bytes = Vec::new();
+    let frame = |control_seq, body| OutboxRecord {
+        serial: control_seq,
+        change: Some(Change::Frame(AttemptFrame {
+            control_seq,
+            body,
+            ..AttemptFrame::default()
+        })),
+        ..OutboxRecord::default()
+    };
+    let lifecycle = Body::Lifecycle(TaskLifecycle::default());
+    assert!(checked::put(&frame(1, Some(lifecycle)), &mut bytes));
+    assert!(checked::put(&frame(2, None), &mut bytes));
+    // Field 1000 of a record and a change that nobody here knows.
+    let mut later = frame(3, None);
+    later.change = None;
+    let mut message = later.encode_to_vec();
+    message.extend_from_slice(&[0xc2, 0x3e, 2, b'h', b'i']);
+    put_bytes(&message, &mut bytes);
+    fs::write(&path, &bytes).unwrap();
+    let mut stored = read(&path, Tail::Short).unwrap();
+    assert_eq!(stored.outbox.last_control_seq(), 2);
+    let sent = sent(&mut stored.outbox);
+    assert!(matches!(
+        &sent[1],
+        Record::Control {
+            seq: 2,
+            body: Control { body: None, .. },
+            ..
+        }
+    ));
+}
+
+fn put_bytes(message: &[u8], out: &mut Vec<u8>) {
+    let number = u32::try_from(message.len()).unwrap().to_be_bytes();
+    out.extend_from_slice(&number);
+    out.extend_from_slice(&crc32fast::hash(&number).to_be_bytes());
+    out.extend_from_slice(&crc32fast::hash(message).to_be_bytes());
+    out.extend_from_slice(message);
+}
+
+#[test]
+fn a_new_file_takes_the_place_of_the_old_one_whole() {
+    let (dir, path) = outbox_path();
+    let mut outbox = busy();
+    let mut file = OutboxFile::open(&path, 0).unwrap();
+    file.append(&outbox.log_mut().take()).unwrap();
+    let old = file.length();
+    let mut file = OutboxFile::draft(&path, &outbox.image()).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), old, "not yet");
+    OutboxFile::install(&path).unwrap();
+    outbox.push_output(OutputKind::Stdout, Bytes::from_static(b"more"), at(5));
+    file.append(&outbox.log_mut().take()).unwrap();
+    let mut stored = read(&path, Tail::Short).unwrap();
+    assert_eq!(stored.length, file.length());
+    assert_eq!(stored.outbox.acked(), outbox.acked());
+    assert_eq!(stored.outbox.progress(), outbox.progress());
+    assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    // A daemon killed in the middle of a rewrite: the old file stands, the draft is written over.
+    fs::write(dir.path().join("outbox.new"), b"half").unwrap();
+    assert_eq!(read(&path, Tail::Short).unwrap().length, file.length());
+    OutboxFile::draft(&path, &outbox.image()).unwrap();
+    OutboxFile::install(&path).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn no_token_reaches_the_file() {
+    let (_dir, path) = outbox_path();
+    let mut outbox = busy();
+    let token = LeaseToken {
+        value: Bytes::from_static(b"thirty-two bytes of a lease token"),
+    };
+    let record = outbox.log_mut().take();
+    let Entry::Frame(first) = &record[0].entry else {
+        panic!("{record:?}")
+    };
+    // The same record on the wire does carry it.
+    let wire = frames::attempt_frame(&Default::default(), Some(&token), first).encode_to_vec();
+    let holds = |bytes: &[u8]| {
+        bytes
+            .windows(token.value.len())
+            .any(|part| part == token.value)
+    };
+    assert!(holds(&wire));
+    let mut file = OutboxFile::open(&path, 0).unwrap();
+    file.append(&record).unwrap();
+    assert!(!holds(&fs::read(&path).unwrap()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever bytes stand in a file: an answer, never a panic, and never more than was there.
+    #[test]
+    fn no_file_breaks_the_reader(
+        cut in 0usize..2_000,
+        noise in prop::collection::vec((0usize..2_000, any::<u8>()), 0..4),
+    ) {
+        let (_dir, path) = outbox_path();
+        let mut file = OutboxFile::open(&path, 0).unwrap();
+        file.append(&busy().log_mut().take()).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes.truncate(cut);
+        for (at, byte) in noise {
+            if let Some(place) = bytes.get_mut(at) {
+                *place = byte;
+            }
+        }
+        fs::write(&path, &bytes).unwrap();
+        for tail in [Tail::Short, Tail::Wrong] {
+            if let Ok(stored) = read(&path, tail) {
+                prop_assert_eq!(stored.length + stored.torn, bytes.len() as u64);
+            }
+        }
+    }
+}
