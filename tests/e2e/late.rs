@@ -1,8 +1,13 @@
 //! Frames of an attempt that is over, and results that come late.
 
-use baton_proto::v1::{AttemptState, Hello, TaskEventKind, TaskState};
+use baton_proto::v1::attempt_command::Body;
+use baton_proto::v1::read_output_response::Item;
+use baton_proto::v1::relay_frame::Frame;
+use baton_proto::v1::{
+    AttemptState, CutReason, Hello, LifecyclePhase, ReadOutputRequest, TaskEventKind, TaskState,
+};
 use baton_relay::clock::Clock;
-use baton_tests::{Relay, ScriptedDaemon, for_agent};
+use baton_tests::{Client, Relay, ScriptedAttempt, ScriptedDaemon, for_agent, within};
 
 /// More than any lease of these tests with its grace.
 const LEASE_AND_GRACE_MS: u64 = 60_000;
@@ -118,6 +123,85 @@ async fn a_late_result_that_was_seen_within_its_lease_is_adopted() {
     let done = client.get(&task.task_id).await;
     assert_eq!(done.result.as_ref(), b"in time");
     assert!(done.attempts[0].adopted_late);
+}
+
+/// An attempt whose lease ran out while its daemon was away; some of its output is durable.
+async fn lost_with_output(
+    relay: &Relay,
+    control: &baton_relay::clock::ClockControl,
+    agent: &str,
+) -> (Client, Hello, ScriptedAttempt) {
+    let mut daemon = relay.scripted(&[agent]).await;
+    let client = relay.admin();
+    let task = client.submit(for_agent(agent)).await;
+    let mut attempt = daemon.running().await;
+    attempt.say("before ").await;
+    daemon.acked(&attempt).await;
+    let (link, hello) = (daemon.client().clone(), daemon.hello.clone());
+    drop(daemon);
+    attempt.lose_stream();
+    relay.until_offline(&hello.daemon_id).await;
+    control.jump(LEASE_AND_GRACE_MS);
+    let mut watch = client.watch(&task.task_id).await;
+    watch.until_state(TaskState::NeedsAttention).await;
+    (link, hello, attempt)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_that_was_asked_for_is_taken_whole_and_its_result_adopted() {
+    let (clock, control) = Clock::controlled();
+    let relay = Relay::start_with(|config| config.clock = clock).await;
+    let (link, hello, mut attempt) = lost_with_output(&relay, &control, "replays").await;
+    let mut daemon = ScriptedDaemon::resume(&link, hello, &mut attempt).await;
+    attempt.phase(LifecyclePhase::FirstVisibleEventSeen).await;
+    attempt.tool(LifecyclePhase::ToolStarted, "t1").await;
+    attempt.say("after").await;
+    attempt.complete("whole").await;
+    let (client, task) = (relay.admin(), attempt.re.task_id.clone());
+    client.until_state(&task, TaskState::Completed).await;
+    daemon.acked(&attempt).await;
+    assert_eq!(client.output(&task).await, b"before after");
+    let told = daemon.unexpected();
+    let against = told.iter().find(|frame| {
+        let abandons = |body: &Option<Body>| matches!(body, Some(Body::Abandon(_)));
+        match &frame.frame {
+            Some(Frame::Rejected(_)) => true,
+            Some(Frame::Attempt(command)) => abandons(&command.body),
+            Some(_) | None => false,
+        }
+    });
+    assert!(
+        against.is_none(),
+        "Welcome asked for all of it: {against:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_nobody_has_any_more_is_a_recorded_cut_and_holds_no_result_back() {
+    let (clock, control) = Clock::controlled();
+    let relay = Relay::start_with(|config| config.clock = clock).await;
+    let (link, hello, mut attempt) = lost_with_output(&relay, &control, "forgot").await;
+    let _daemon = ScriptedDaemon::resume(&link, hello, &mut attempt).await;
+    let had = attempt.offset;
+    attempt.offset += 100;
+    attempt.complete("all the same").await;
+    let (client, task) = (relay.admin(), attempt.re.task_id.clone());
+    client.until_state(&task, TaskState::Completed).await;
+    let request = ReadOutputRequest {
+        task_id: task,
+        from_offset: had,
+        ..ReadOutputRequest::default()
+    };
+    let mut tasks = client.tasks();
+    let mut pieces = tasks.read_output(request).await.unwrap().into_inner();
+    let first = within("the cut", pieces.message()).await.unwrap();
+    let Some(Item::Cut(cut)) = first.and_then(|piece| piece.item) else {
+        panic!("what is missing is said to be");
+    };
+    assert_eq!(
+        (cut.offset, cut.length, cut.reason()),
+        (had, 100, CutReason::NotReceived)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -39,6 +39,8 @@ use crate::spec::TaskSpec;
 use crate::time::Now;
 use crate::timers::{Fact, Limits, TimerKey, TimerSet};
 
+pub(crate) use ending::is_loss;
+
 /// Everything that can happen to an attempt.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {

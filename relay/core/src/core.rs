@@ -342,6 +342,7 @@ impl Core {
             config: &self.config,
             connected: self.session_of(live).is_some(),
             now,
+            uptime_ms: self.uptime_ms(now),
             observed,
         }
     }

@@ -152,7 +152,9 @@ impl Core {
             .state
             .end()
             .is_none_or(|end| end.by != EndedBy::Daemon);
-        if let Some(session) = session.filter(|_| by_relay && receipt != Receipt::Confirmed) {
+        let runs = !holder_of(live.newest()).is_some_and(|d| self.roster.is_adopted(d, id));
+        if let Some(session) = session.filter(|_| by_relay && runs && receipt != Receipt::Confirmed)
+        {
             let code = if lease_ends.is_some_and(|ends| ends <= now) {
                 Rejection::LeaseExpired
             } else {

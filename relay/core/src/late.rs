@@ -2,16 +2,18 @@
 //!
 //! The one exception to "no frame of another attempt changes anything", so it is narrow: the last attempt that ever
 //! ran, ended by the relay and not by the worker, seen by the worker before its own limit, while nobody has resumed
-//! or canceled the task, or within a day of `lost` or of an end for want of a result.
+//! or canceled the task, or within a day of `lost` or of an end for want of a result. The day is counted in the relay's
+//! uptime: a clock that jumps decides nothing, and a relay that is down takes no time away from its workers.
 
-use crate::attempt::Event;
+use crate::attempt::{Event, is_loss};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
+use crate::ends::holder_of;
 use crate::frame::{From, ack, check_owner, contract_met, proof_of_death, reject};
 use crate::input::{Finished, Frame, FrameBody};
 use crate::live::Live;
 use crate::record::{
-    AttemptRecord, EndState, EndedBy, EventKind, FailureCode, Receipt, State, TaskState,
+    AttemptRecord, EndState, EndedBy, EventKind, FailureCode, Receipt, State, TaskRecord, TaskState,
 };
 use crate::reject::Rejection;
 use crate::time::{Now, Wall};
@@ -59,13 +61,17 @@ impl Core {
             return ack(from, applied, turn);
         }
         let Some(dead) = proof_of_death(&frame.body) else {
+            if self.roster.is_adopted(from.daemon, from.re.attempt) {
+                // Welcome asked for the end, and this stands before it in the replay. It changes nothing.
+                return ack(from, from.control_seq, turn);
+            }
             return self.refuse_stale(live, index, from, turn);
         };
         if dead {
             self.receipt_arrived(live, index, turn);
         }
-        let wanted = may_adopt(live, index, turn.now, self.config.adopt_late_ms);
-        if let Some(event) = adoptable(live, &frame.body).filter(|_| wanted) {
+        let wanted = self.may_adopt(live, index, turn.now);
+        if let Some(event) = adoptable(live, index, &frame.body).filter(|_| wanted) {
             self.adopt(live, index, event, frame.observed, turn);
         } else if is_result(&frame.body) && !live.record().attempts[index].late_terminal {
             turn.fx.counts.push(Count::LateTerminal);
@@ -136,7 +142,20 @@ impl Core {
         }
     }
 
-    /// The late result becomes the task's; a successor that only waited is not needed any more.
+    /// Whether the task's story still has room for a late end of this attempt.
+    fn may_adopt(&self, live: &Live, index: usize, now: Now) -> bool {
+        let record = live.record();
+        let attempt = &record.attempts[index];
+        let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
+        let fresh = age_ms <= self.config.adopt_late_ms;
+        let open = !record.state.is_terminal() || (is_given_up(live, attempt) && fresh);
+        let successors = &record.attempts[index + 1..];
+        open && record.cancel.is_none()
+            && ended_by_relay(attempt)
+            && successors.iter().all(gave_way)
+    }
+
+    /// The late end becomes the task's; a successor that only waited is not needed any more.
     fn adopt(
         &mut self,
         live: &mut Live,
@@ -152,29 +171,39 @@ impl Core {
             live.apply(Event::Withdraw, &scene);
         }
         live.retry_at = None;
+        let was_open = !live.record().state.is_terminal();
+        let failed = matches!(event, Event::Errored(_));
         let record = live.record_mut();
         (record.retry, record.attention, record.retry_stop) = (None, None, None);
-        let lost = record.attempts[index]
-            .state
-            .end()
-            .is_some_and(|end| end.state == EndState::Lost);
-        let counters = &mut record.counters;
-        let counted = if lost {
-            &mut counters.losses
-        } else {
-            &mut counters.failures
-        };
-        *counted = counted.saturating_sub(1);
+        take_back(record, index);
         // Back into the state before its end, so that the machine itself ends it by the frame's word.
         record.attempts[index].state = State::CleaningUp { pending: None };
-        record.counters.failures += u32::from(matches!(event, Event::Errored(_)));
         let scene = self.scene(live, turn.now, Some(observed));
         live.apply_at(index, event, &mut TimerSet::default(), &scene);
         if let State::Ended(end) = &mut live.record_mut().attempts[index].state {
             end.adopted_late = true;
         }
         live.note_for(index, EventKind::AdoptedLate);
+        if failed {
+            self.follow_adopted(live, index, was_open, turn);
+        }
     }
+}
+
+/// What the relay counted when it gave the attempt up did not happen.
+fn take_back(record: &mut TaskRecord, index: usize) {
+    let attempt = &record.attempts[index];
+    let end = attempt.state.end();
+    let lost = end.is_some_and(|end| end.state == EndState::Lost);
+    let daemon = holder_of(attempt);
+    let counters = &mut record.counters;
+    let counted = if lost {
+        &mut counters.losses
+    } else {
+        &mut counters.failures
+    };
+    *counted = counted.saturating_sub(1);
+    counters.daemons_lost.retain(|lost| Some(*lost) != daemon);
 }
 
 fn is_receipt(body: &FrameBody) -> bool {
@@ -186,17 +215,19 @@ fn is_result(body: &FrameBody) -> bool {
     !matches!(body, FrameBody::Receipt { .. } | FrameBody::Rejected { .. })
 }
 
-/// What of a worker's late words may become the task's: a result, or a failure where nothing else is under way.
-fn adoptable(live: &Live, body: &FrameBody) -> Option<Event> {
-    let idle = matches!(
-        live.record().state,
-        TaskState::NeedsAttention | TaskState::Lost | TaskState::Failed
-    );
+/// What of a worker's late words may become the task's: a result; or how it failed, where the relay knew of nothing
+/// better. A worker's own word that it lost the attempt tells nothing new.
+fn adoptable(live: &Live, index: usize, body: &FrameBody) -> Option<Event> {
+    let attempt = &live.record().attempts[index];
     match body {
         FrameBody::Completed(body) if body.in_lease && contract_met(body, &live.spec) => {
             Some(Event::Completed(body.clone()))
         }
-        FrameBody::Errored(body) if body.in_lease && idle => Some(Event::Errored(body.clone())),
+        FrameBody::Errored(body)
+            if body.in_lease && !is_loss(&body.code) && unexplained(attempt) =>
+        {
+            Some(Event::Errored(body.clone()))
+        }
         FrameBody::Completed(_)
         | FrameBody::Errored(_)
         | FrameBody::Accepted
@@ -217,17 +248,15 @@ fn adoptable(live: &Live, body: &FrameBody) -> Option<Event> {
     }
 }
 
-/// Whether the task's story still has room for a late end of this attempt.
-pub(crate) fn may_adopt(live: &Live, index: usize, now: Now, within_ms: u64) -> bool {
-    let record = live.record();
-    let attempt = &record.attempts[index];
-    let successors = &record.attempts[index + 1..];
-    let undisturbed = record.cancel.is_none() && successors.iter().all(only_queued);
-    undisturbed && ended_by_relay(attempt) && in_time(live, attempt, now, within_ms)
-}
-
-fn only_queued(successor: &AttemptRecord) -> bool {
-    successor.state == State::Queued && !successor.asked
+/// A successor that takes nothing away from a late end: nobody asked for it, and no process of it ever ran.
+fn gave_way(successor: &AttemptRecord) -> bool {
+    let never_ran = successor
+        .state
+        .end()
+        .map_or(successor.state == State::Queued, |end| {
+            end.receipt == Receipt::NotNeeded
+        });
+    never_ran && !successor.asked
 }
 
 fn ended_by_relay(attempt: &AttemptRecord) -> bool {
@@ -238,6 +267,12 @@ fn ended_by_relay(attempt: &AttemptRecord) -> bool {
     })
 }
 
+/// Its end says only that the relay heard nothing more; a deadline says what happened.
+fn unexplained(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| end.state == EndState::Lost) || lacks_result(attempt)
+}
+
 /// The relay stopped waiting for a result, which may have been on its way.
 fn lacks_result(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
@@ -246,13 +281,17 @@ fn lacks_result(attempt: &AttemptRecord) -> bool {
     })
 }
 
-fn in_time(live: &Live, attempt: &AttemptRecord, now: Now, within_ms: u64) -> bool {
-    let state = live.record().state;
-    let age = attempt
-        .state
-        .end()
-        .map_or(u64::MAX, |end| now.wall.0.saturating_sub(end.at.0));
-    let given_up =
-        state == TaskState::Lost || (state == TaskState::Failed && lacks_result(attempt));
-    !state.is_terminal() || (given_up && age <= within_ms)
+/// The task is over because nothing more was heard of this attempt.
+fn is_given_up(live: &Live, attempt: &AttemptRecord) -> bool {
+    match live.record().state {
+        TaskState::Lost => true,
+        TaskState::Failed => lacks_result(attempt),
+        TaskState::Pending
+        | TaskState::Queued
+        | TaskState::Running
+        | TaskState::NeedsAttention
+        | TaskState::Completed
+        | TaskState::Canceled
+        | TaskState::TimedOut => false,
+    }
 }

@@ -129,6 +129,7 @@ impl Live {
         scene: &Scene<'_>,
     ) -> Outcome {
         let attempt = &mut Arc::make_mut(&mut self.record).attempts[index];
+        let was_over = attempt.state.end().is_some();
         let mut machine = Machine {
             attempt,
             timers,
@@ -141,6 +142,9 @@ impl Live {
         };
         let outcome = machine.apply(event);
         let notes = std::mem::take(&mut machine.notes);
+        if !was_over && attempt.state.end().is_some() {
+            attempt.budgets_at_ms = scene.uptime_ms;
+        }
         let at = Some((attempt.id, attempt.state.name()));
         let message = attempt.state.end().and_then(|end| end.message.clone());
         for kind in notes {
@@ -262,7 +266,9 @@ impl Live {
                 lease.granted_ms = lease.ttl_ms;
             }
             newest.budgets = budgets;
-            newest.budgets_at_ms = clock_ms;
+            if newest.state.end().is_none() {
+                newest.budgets_at_ms = clock_ms;
+            }
             self.written_seq = newest.control_seq;
         }
         if let (Some(retry), Some(left)) = (&mut record.retry, retry_left) {
@@ -317,6 +323,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) config: &'a Config,
     pub(crate) connected: bool,
     pub(crate) now: Now,
+    /// The relay's uptime: what the age of an end is counted by.
+    pub(crate) uptime_ms: u64,
     pub(crate) observed: Option<Wall>,
 }
 

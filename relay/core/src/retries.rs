@@ -18,16 +18,7 @@ impl Core {
         let Some(outcome) = outcome_of(live.newest(), end) else {
             return;
         };
-        let policy = live.spec.retry.clone();
-        let jitter = turn.mint.millionth();
-        let verdict = retry::decide(
-            &outcome,
-            &mut live.record_mut().counters,
-            &policy,
-            &self.config,
-            jitter,
-        );
-        match verdict {
+        match self.judge(live, &outcome, turn) {
             Verdict::RetryAfter { .. } if outcome == retry::Outcome::Released => {
                 self.requeue(live, turn)
             }
@@ -35,6 +26,35 @@ impl Core {
             Verdict::Park(cause) => park_task(live, cause, turn.now.wall),
             Verdict::End(stop) => stop_retries(live, stop),
         }
+    }
+
+    /// A failure that was adopted late is judged as if it had come in time; a task that was over stays so.
+    pub(crate) fn follow_adopted(
+        &mut self,
+        live: &mut Live,
+        index: usize,
+        was_open: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        let attempt = &live.record().attempts[index];
+        let end = attempt.state.end();
+        let Some(outcome) = end.and_then(|end| outcome_of(attempt, end)) else {
+            return;
+        };
+        match self.judge(live, &outcome, turn) {
+            Verdict::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
+            Verdict::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
+            Verdict::End(stop) => note_stop(live, stop),
+            Verdict::RetryAfter { .. } | Verdict::Park(_) => {}
+        }
+    }
+
+    /// Counts the end and says what follows.
+    fn judge(&self, live: &mut Live, outcome: &retry::Outcome, turn: &mut Turn<'_>) -> Verdict {
+        let policy = live.spec.retry.clone();
+        let jitter = turn.mint.millionth();
+        let counters = &mut live.record_mut().counters;
+        retry::decide(outcome, counters, &policy, &self.config, jitter)
     }
 
     /// Given back or rejected: queued again at once, but not to the same daemon for a while.
@@ -104,6 +124,10 @@ fn stop_retries(live: &mut Live, stop: Stop) {
         end.failure_code = Some(FailureCode::DispatchLimit);
         end.by = EndedBy::Relay;
     }
+    note_stop(live, stop);
+}
+
+fn note_stop(live: &mut Live, stop: Stop) {
     live.record_mut().retry_stop = Some(stop.as_str().into());
     live.note(EventKind::RetryStopped, Some(stop.as_str().into()));
 }

@@ -188,6 +188,19 @@ impl Roster {
         }
     }
 
+    /// It listed the attempt as over, and its last words are wanted.
+    pub fn adopt(&mut self, daemon: DaemonId, attempt: AttemptId) {
+        if let Some(daemon) = self.daemons.get_mut(&daemon) {
+            daemon.adopted.insert(attempt);
+        }
+    }
+
+    /// Whether its present stream brings this attempt's last words, as Welcome asked for.
+    pub fn is_adopted(&self, daemon: DaemonId, attempt: AttemptId) -> bool {
+        let daemon = self.daemons.get(&daemon);
+        daemon.is_some_and(|daemon| daemon.adopted.contains(&attempt))
+    }
+
     /// An attempt on it failed, timed out or was lost. Enough of them in a row make it sick for a while.
     pub fn note_failure(&mut self, daemon: DaemonId, now: Moment) {
         let (enough, ms) = (self.sick_failures, self.sick_ms);

@@ -11,7 +11,7 @@ use crate::core::{Core, Turn};
 use crate::effects::{After, CloseReason, Count, Downstream, Send, Settlement, Verdict, Write};
 use crate::fences::Guard;
 use crate::frame::{From, check_owner};
-use crate::id::{AttemptId, SessionId, TaskId};
+use crate::id::{AttemptId, DaemonId, SessionId, TaskId};
 use crate::input::{ActiveAttempt, ActiveState, Finished, Hello};
 use crate::live::Live;
 use crate::placement;
@@ -56,23 +56,19 @@ impl Core {
             self.fences.doubt(daemon, &hello.boot_id);
         }
         self.machine_booted(&hello, &active, turn);
-        let listed: BTreeSet<AttemptId> = active.iter().map(|active| active.re.attempt).collect();
         let mut going_on = Vec::new();
         let settlements = active.into_iter().map(|active| {
             let (attempt, task) = (active.re.attempt, active.re.task);
             let verdict = self.settle(session, &hello, active, turn);
-            going_on.extend(matches!(verdict, Verdict::Keep { .. }).then_some(task));
+            match verdict {
+                Verdict::Keep { .. } => going_on.push(task),
+                Verdict::Adopt { .. } => self.roster.adopt(daemon, attempt),
+                Verdict::Kill { .. } => {}
+            }
             Settlement { attempt, verdict }
         });
-        let settlements = settlements.collect();
-        let held = self
-            .roster
-            .get(daemon)
-            .map(|daemon| daemon.held.clone())
-            .unwrap_or_default();
-        for attempt in held.difference(&listed) {
-            self.apply_to_attempt(*attempt, Event::Missing, turn);
-        }
+        let settlements: Vec<Settlement> = settlements.collect();
+        self.end_missing(daemon, &settlements, turn);
         let heartbeat_ms = self.heartbeat_of(daemon);
         self.roster
             .answered(session, None, heartbeat_ms, turn.now.at);
@@ -87,6 +83,20 @@ impl Core {
         self.tell_mark(&hello, session, turn);
         for task in going_on {
             self.say_again(task, session, turn);
+        }
+    }
+
+    /// Whatever it holds and does not go on with is lost: not listed, or listed without the right to it.
+    fn end_missing(&mut self, daemon: DaemonId, settlements: &[Settlement], turn: &mut Turn<'_>) {
+        let goes_on = |settled: &&Settlement| !matches!(settled.verdict, Verdict::Kill { .. });
+        let settled = settlements.iter().filter(goes_on);
+        let kept: BTreeSet<AttemptId> = settled.map(|settled| settled.attempt).collect();
+        let held = self.roster.get(daemon).map(|daemon| &daemon.held);
+        let missing: Vec<AttemptId> = held
+            .map(|held| held.difference(&kept).copied().collect())
+            .unwrap_or_default();
+        for attempt in missing {
+            self.apply_to_attempt(attempt, Event::Missing, turn);
         }
     }
 
@@ -127,14 +137,14 @@ impl Core {
     ) {
         let holder = self.roster.holder_of(attempt);
         let current = self.roster.daemon_of(session);
-        // A session that was replaced meanwhile has been settled by Hello.
+        // The stream may be over by now; another daemon's word is not its holder's.
         if holder.is_some() && (current.is_none() || current == holder) {
             self.apply_to_attempt(attempt, Event::DeliveryFailed, turn);
         }
     }
 
     /// The shortest lease that it holds sets the pace.
-    pub(crate) fn heartbeat_of(&self, daemon: crate::id::DaemonId) -> u64 {
+    pub(crate) fn heartbeat_of(&self, daemon: DaemonId) -> u64 {
         let held = self
             .roster
             .get(daemon)
@@ -249,16 +259,19 @@ impl Core {
             holder.instance = hello.instance;
         }
         self.await_last_word(live, turn.now.at);
-        match active.state {
-            ActiveState::Running => self.go_on(live, turn),
-            ActiveState::Finished => {
+        match (active.state, &active.proof) {
+            (ActiveState::Running, Some(_)) => self.go_on(live, turn),
+            // Nothing of it runs, so it need not be in a heartbeat while its last words are replayed.
+            (ActiveState::Finished, _) => {
                 self.renew_from_now(live, turn);
+                live.confirmed_at = None;
                 Verdict::Adopt {
                     acked: live.written_seq,
                 }
             }
-            // It is in no heartbeat while its shim does not answer: the lease alone bounds it.
-            ActiveState::Unreachable => {
+            // It is in no heartbeat while its shim does not answer, and without proof nothing is renewed: the lease
+            // alone bounds it.
+            (ActiveState::Unreachable, _) | (ActiveState::Running, None) => {
                 live.confirmed_at = None;
                 Verdict::Keep {
                     acked: live.written_seq,

@@ -24,7 +24,7 @@ use crate::store::{Change, CommitSeq, Journal};
 use crate::telemetry::Telemetry;
 use crate::watch::Watchers;
 
-/// Inputs of one turn. Frames come first and get more, or submissions would starve the completions that make room.
+/// Inputs of one turn, at least. Frames come first and get more, or submissions would starve the completions that make room.
 const FRAMES_PER_TURN: usize = 512;
 const REQUESTS_PER_TURN: usize = 128;
 /// Changes of one append; several appends share a sync anyway, and the journal bounds an entry at 1 MiB.
@@ -179,8 +179,10 @@ impl Loop {
             Wake::Request(request) => self.take_request(request),
             Wake::Time | Wake::Durable | Wake::Room | Wake::StoreGone => {}
         }
-        // Frames that have arrived are handled before any deadline: a busy loop must not expire a renewed lease.
-        for _ in 0..FRAMES_PER_TURN {
+        // Frames that have arrived are handled before any deadline, all of them: a busy loop must not expire a lease that
+        // was renewed. What arrives meanwhile waits for the next turn, or time would stand still under load.
+        let arrived = self.frames.len().max(FRAMES_PER_TURN);
+        for _ in 0..arrived {
             let Ok(frame) = self.frames.try_recv() else {
                 break;
             };

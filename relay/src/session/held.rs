@@ -26,6 +26,11 @@ struct One {
     every_ms: u64,
     acked_control: u64,
     acked_offset: u64,
+    /// All that the daemon has of it came in order on this stream, or is not wanted any more: output that is missing at
+    /// its last word will never come.
+    is_all: bool,
+    /// It may not go on: its output is no longer taken.
+    is_given_up: bool,
     /// Number of a terminal frame that proved the processes' end: once acknowledged, nothing more will come.
     last_word: Option<u64>,
     told_any: bool,
@@ -62,6 +67,8 @@ impl Held {
             every_ms,
             acked_control: acked.0,
             acked_offset: acked.1,
+            is_all: false,
+            is_given_up: false,
             last_word: None,
             told_any: false,
             told_visible: false,
@@ -69,6 +76,31 @@ impl Held {
             fresh: None,
         };
         self.attempts.insert(re.attempt, one);
+    }
+
+    /// It was listed in Hello, so the daemon replays what it has of it from the acknowledged on.
+    pub(super) fn replays(&mut self, attempt: AttemptId) {
+        if let Some(one) = self.attempts.get_mut(&attempt) {
+            one.is_all = true;
+        }
+    }
+
+    /// The daemon is told that it may not go on. Only its last word is still taken.
+    pub(super) fn give_up(&mut self, attempt: AttemptId) {
+        if let Some(one) = self.attempts.get_mut(&attempt) {
+            (one.is_all, one.is_given_up) = (true, true);
+        }
+    }
+
+    pub(super) fn is_given_up(&self, attempt: AttemptId) -> bool {
+        self.attempts
+            .get(&attempt)
+            .is_some_and(|one| one.is_given_up)
+    }
+
+    /// Whether output that is missing now will never come.
+    pub(super) fn is_all(&self, attempt: AttemptId) -> bool {
+        self.attempts.get(&attempt).is_some_and(|one| one.is_all)
     }
 
     /// Whether this very ref was given to this session.

@@ -122,23 +122,38 @@ impl Session {
             finished: None,
         });
         match final_offset {
-            Some(offset) if offset > self.durable_offset(re.attempt) => self.settle(frame, offset),
+            Some(offset) if offset > self.durable_offset(re.attempt) => {
+                self.settle(frame, offset).await
+            }
             Some(_) | None => self.forward(Input::Frame(frame)).await,
         }
     }
 
     /// A terminal frame waits here until its output is durable; other attempts' frames go on meanwhile.
-    fn settle(&mut self, frame: Box<Frame>, offset: u64) -> Result<(), Ended> {
-        let stored = self
-            .shell
-            .output
-            .end(frame.re.attempt.0)
-            .map_or(0, |end| end.end);
-        if stored < offset || self.settling.len() >= SETTLING_MAX {
+    async fn settle(&mut self, frame: Box<Frame>, offset: u64) -> Result<(), Ended> {
+        let attempt = frame.re.attempt;
+        let stored = self.shell.output.end(attempt.0).map_or(0, |end| end.end);
+        if self.settling.len() >= SETTLING_MAX {
+            return Err(Ended::Goodbye(
+                v1::GoodbyeCode::Busy,
+                "too many terminal frames wait for their output; replay them",
+            ));
+        }
+        let missing = offset.saturating_sub(stored);
+        if missing > 0 && (!self.held.is_all(attempt) || missing > CUT_BYTES_MAX) {
             return Err(Ended::Goodbye(
                 v1::GoodbyeCode::ProtocolError,
                 "output is missing before a terminal frame; replay it",
             ));
+        }
+        if missing > 0 {
+            // Nobody has it any more, and asking again would be for ever: what is missing is said to be.
+            let reason = CutReason::NotReceived;
+            let output = &self.shell.output;
+            let cut = output.append_cut(attempt.0, stored, offset, reason).await;
+            if self.appended(frame.re, stored, cut)?.is_none() {
+                return self.forward(Input::Frame(frame)).await;
+            }
         }
         let output = self.shell.output.clone();
         self.settling.spawn(async move {
@@ -168,6 +183,9 @@ impl Session {
         frame: &v1::AttemptFrame,
         sent: v1::Stream,
     ) -> Result<(), Ended> {
+        if self.held.is_given_up(re.attempt) {
+            return Ok(());
+        }
         if sent.chunk.is_empty() || sent.chunk.len() > CHUNK_BYTES_MAX {
             let fault = FrameFault::TooLong {
                 field: "stream.chunk",
@@ -212,6 +230,9 @@ impl Session {
     }
 
     async fn cut(&mut self, re: FrameRef, sent: v1::OutputCut) -> Result<(), Ended> {
+        if self.held.is_given_up(re.attempt) {
+            return Ok(());
+        }
         let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(sent.reason())) else {
             self.refuse(
                 &re.attempt.to_string(),

@@ -1,6 +1,6 @@
 //! What the dispatcher wants said, and what became durable: encoded here, off the dispatcher's loop.
 
-use baton_core::effects::{Downstream, Settlement, Verdict};
+use baton_core::effects::{Downstream, Renewal, Settlement, Verdict};
 use baton_core::input::FrameRef;
 use uuid::Uuid;
 
@@ -85,7 +85,24 @@ impl Session {
             }
             Downstream::Abandon { attempt, code } => {
                 // Its receipt may still come and lift a fence, so its place stays until then.
+                self.held.give_up(attempt);
                 self.push(Downstream::Abandon { attempt, code });
+            }
+            Downstream::HeartbeatAck {
+                seq,
+                heartbeat_ms,
+                results,
+            } => {
+                for (attempt, renewal) in &results {
+                    if matches!(renewal, Renewal::Revoked { .. }) {
+                        self.held.give_up(*attempt);
+                    }
+                }
+                self.push(Downstream::HeartbeatAck {
+                    seq,
+                    heartbeat_ms,
+                    results,
+                });
             }
             rejected @ Downstream::FrameRejected {
                 attempt,
@@ -95,8 +112,7 @@ impl Session {
                 self.held.refused(attempt, control_seq);
                 self.push(rejected);
             }
-            other @ (Downstream::HeartbeatAck { .. }
-            | Downstream::HoldAck { .. }
+            other @ (Downstream::HoldAck { .. }
             | Downstream::Ack { .. }
             | Downstream::LeaseConfirmed { .. }
             | Downstream::Cancel { .. }
@@ -117,6 +133,11 @@ impl Session {
                 let offset = self.durable_offset(re.attempt);
                 self.held.insert(re, None, (acked, offset));
                 self.acks.watch(re.attempt.0);
+            }
+            match settled.map(|one| &one.verdict) {
+                Some(Verdict::Keep { .. } | Verdict::Adopt { .. }) => self.held.replays(re.attempt),
+                Some(Verdict::Kill { .. }) => self.held.give_up(re.attempt),
+                None => {}
             }
         }
         let frame = self

@@ -336,6 +336,11 @@ fn explain(code: &FailureCode) -> Option<&'static str> {
     })
 }
 
+/// Whether a daemon's error code says that the attempt was lost rather than how it failed.
+pub(crate) fn is_loss(code: &FailureCode) -> bool {
+    state_of(code) == EndState::Lost
+}
+
 /// What a daemon's error code makes of the attempt.
 fn state_of(code: &FailureCode) -> EndState {
     match code {

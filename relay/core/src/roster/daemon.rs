@@ -29,6 +29,8 @@ pub struct Daemon {
     pub drained: bool,
     /// Attempts that take a slot, from offer to end; also while it is away.
     pub held: BTreeSet<AttemptId>,
+    /// Attempts that were over on its side when its stream began: it replays them, and runs none of them.
+    pub(super) adopted: BTreeSet<AttemptId>,
     pub failures: u32,
     pub sick_until: Option<Moment>,
     /// The load under which it stands in the roster's order; none if it is not open.
@@ -175,6 +177,7 @@ impl Daemon {
             draining: false,
             drained: record.drained.is_some(),
             held: BTreeSet::new(),
+            adopted: BTreeSet::new(),
             failures: 0,
             sick_until: None,
             listed: None,
@@ -198,6 +201,7 @@ impl Daemon {
             draining: false,
             drained: false,
             held: BTreeSet::new(),
+            adopted: BTreeSet::new(),
             failures: 0,
             sick_until: None,
             listed: None,
@@ -215,6 +219,7 @@ impl Daemon {
         self.instance = Some(hello.instance);
         self.boot_id = hello.boot_id.clone();
         self.draining = hello.draining;
+        self.adopted.clear();
     }
 
     pub fn free_slots(&self) -> u32 {

@@ -145,6 +145,91 @@ fn a_result_seen_after_the_workers_own_limit_is_evidence() {
 }
 
 #[test]
+fn a_day_is_counted_in_the_relays_uptime_and_not_by_the_wall() {
+    for (jump, age, state) in [
+        (10 * DAY, 1_000, TaskState::Completed),
+        (0, DAY + 60_000, TaskState::Lost),
+    ] {
+        let mut world = World::new();
+        let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Fail));
+        world.now.wall.0 += jump;
+        world.restart();
+        world.jump(age);
+        comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+        world.frame(&mut work, completed());
+        assert_eq!(world.state(task), state);
+    }
+}
+
+#[test]
+fn a_successor_that_never_ran_makes_way_for_a_late_result() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Retry));
+    let other = world.machine(2);
+    world.pass(2_000);
+    let mut rejected = world.dispatch();
+    let code = crate::record::RejectCode::AtCapacity;
+    world.frame(
+        &mut rejected,
+        FrameBody::Rejected {
+            code,
+            message: None,
+        },
+    );
+    assert_eq!(world.task(task).attempts.len(), 3);
+    world.disconnect(&other);
+    machine.slots = 0;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Completed);
+    assert!(record.attempts[0].state.end().unwrap().adopted_late);
+}
+
+#[test]
+fn a_late_failure_is_judged_as_if_it_had_come_in_time() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Retry));
+    world.pass(2_000);
+    assert_eq!(world.state(task), TaskState::Queued);
+    machine.slots = 0;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, errored(FailureCode::AgentExit, 7));
+    let record = world.task(task);
+    assert_eq!(
+        (
+            record.state,
+            record.counters.losses,
+            record.counters.failures
+        ),
+        (TaskState::Failed, 0, 1),
+        "it may have had effects, and it is no loss"
+    );
+    assert_eq!(record.attempts[1].state.name(), AttemptState::Released);
+    assert_eq!(record.retry_stop.as_deref(), Some("unsafe"));
+}
+
+#[test]
+fn a_late_failure_does_not_replace_a_deadline() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let mut timed = policy(WhenUnsafe::Park);
+    timed.effective_profile.first_event_ms = Some(10_000);
+    timed.retry.max_attempts = 1;
+    let task = world.submit(timed);
+    let mut work = world.started();
+    world.phase(&mut work, crate::record::Phase::PromptWritten);
+    world.disconnect(&machine);
+    world.pass(13_000);
+    assert_eq!(world.state(task), TaskState::TimedOut);
+    let mut machine = machine;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, errored(FailureCode::AgentExit, 7));
+    assert_eq!(world.state(task), TaskState::TimedOut);
+    assert!(world.task(task).attempts[0].late_terminal);
+}
+
+#[test]
 fn a_late_failure_replaces_a_loss_only_where_nothing_else_is_under_way() {
     let mut world = World::new();
     let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Park));

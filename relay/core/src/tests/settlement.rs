@@ -1,11 +1,12 @@
 //! Hello and Welcome: what each side knows of each attempt, and what becomes of it.
 
-use super::world::{World, completed, spec};
+use super::world::{GRACE, TTL, Work, World, completed, spec};
 use crate::effects::{CloseReason, Downstream, Send, Verdict};
 use crate::id::{Incarnation, InstanceId};
 use crate::input::{ActiveState, FrameBody, LeaseToken};
-use crate::record::{AttemptState, FailureCode, Receipt, TaskState};
+use crate::record::{AttemptState, FailureCode, Phase, Receipt, TaskState};
 use crate::reject::Rejection;
+use crate::time::Mint;
 
 #[test]
 fn every_combination_of_what_both_sides_know_is_settled() {
@@ -209,4 +210,120 @@ fn a_dispatch_that_was_never_written_is_repeated_at_once_elsewhere() {
     assert_eq!(world.state(task), TaskState::Pending);
     world.pass(2_000);
     assert_eq!(world.dispatch().re.number, 2);
+}
+
+#[test]
+fn what_stands_before_an_adopted_end_in_its_replay_is_acknowledged_and_changes_nothing() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE);
+    assert_eq!(world.attempt_state(task), AttemptState::Lost);
+    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+    work.session = machine.session;
+    world.told(&machine);
+    let before = world.task(task);
+    world.phase(&mut work, Phase::PromptWritten);
+    world.phase(&mut work, Phase::FirstVisibleEventSeen);
+    assert_eq!(world.task(task), before);
+    let told = world.told(&machine);
+    assert!(
+        matches!(
+            told[..],
+            [
+                Downstream::Ack { control_seq: 3, .. },
+                Downstream::Ack { control_seq: 4, .. }
+            ]
+        ),
+        "Welcome asked for its end, and these stand before it: {told:?}"
+    );
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn a_lease_that_ends_during_an_adopted_replay_takes_nothing_back() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+    work.session = machine.session;
+    world.told(&machine);
+    // Its output is long, and a finished attempt is in no heartbeat.
+    world.pass_renewing(TTL, &machine, &[]);
+    assert_eq!(world.attempt_state(task), AttemptState::Starting);
+    world.pass_renewing(GRACE, &machine, &[]);
+    assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
+    world.phase(&mut work, Phase::PromptWritten);
+    let told = world.told(&machine);
+    let abandoned = |message: &Downstream| matches!(message, Downstream::Abandon { .. });
+    assert!(!told.iter().any(abandoned), "{told:?}");
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn what_is_listed_without_the_right_to_it_is_lost_at_once() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    let mut forged = world.active(&work, ActiveState::Running);
+    forged.proof = Some(LeaseToken([0; 32]));
+    let mut again = machine;
+    again.session = crate::id::SessionId(uuid::Uuid::from_u128(2 << 100));
+    world.connect(&again, vec![forged]);
+    assert_eq!(
+        world.end_code(task, 1),
+        Some(FailureCode::DaemonLostAttempt)
+    );
+    assert_eq!(world.store.fences.len(), 1, "it may run all the same");
+}
+
+#[test]
+fn an_unreachable_attempt_lives_on_its_lease_alone_until_its_shim_answers() {
+    for answers in [false, true] {
+        let mut world = World::new();
+        let mut machine = world.machine(1);
+        let task = world.submit(spec());
+        let work = world.started();
+        world.pass(4_000);
+        world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Unreachable)]);
+        // Four seconds of its lease are used up, and being in no heartbeat is not being missing.
+        world.pass_renewing(TTL - 8_000, &machine, &[]);
+        assert_eq!(world.attempt_state(task), AttemptState::Starting);
+        let heard: &[&Work] = if answers { &[&work] } else { &[] };
+        world.pass_renewing(4_000 + GRACE, &machine, heard);
+        let expected = if answers {
+            AttemptState::Starting
+        } else {
+            AttemptState::Lost
+        };
+        assert_eq!(world.attempt_state(task), expected);
+    }
+}
+
+#[test]
+fn a_running_attempt_without_its_token_is_kept_and_not_renewed() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    world.pass(4_000);
+    machine.session = crate::id::SessionId(world.mint.id());
+    let mut listed = world.active(&work, ActiveState::Running);
+    listed.proof = None;
+    let settled = world.connect(&machine, vec![listed]);
+    assert_eq!(
+        settled[0].verdict,
+        Verdict::Keep {
+            acked: 2,
+            granted_ms: None
+        }
+    );
+    world.pass_renewing(TTL + GRACE - 4_000, &machine, &[]);
+    assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
 }
