@@ -73,7 +73,10 @@ fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
     page.field("priority", &task.priority.to_string());
     page.field("created", &moment(task.created_at.as_ref(), now_ms));
     page.field("by", &task.created_by);
-    page.field("retry in", &until(task.retry_at.as_ref(), now_ms));
+    page.field(
+        "waits for",
+        &task_view::waits(task, now_ms).unwrap_or_default(),
+    );
     page.field("no retry", &task.retry_stop);
     if let Some(attention) = &task.attention {
         page.field("parked", &moment(attention.since.as_ref(), now_ms));

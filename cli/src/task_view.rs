@@ -1,7 +1,7 @@
 //! Tasks, attempts and events in a line for people. Everything that came over the wire is cleaned on the way.
 
 use baton_proto::v1::{
-    Attempt, AttemptState, LifecyclePhase, Task, TaskEvent, TaskEventKind, TaskState,
+    Attempt, AttemptState, LifecyclePhase, Task, TaskEvent, TaskEventKind, TaskState, WaitsFor,
 };
 use baton_proto::{ShortName, short_name_of};
 use prost_types::Timestamp;
@@ -137,6 +137,23 @@ pub(crate) fn ending(task: &Task, style: Style) -> String {
     };
     let why = why(task).map(|why| format!(": {why}")).unwrap_or_default();
     format!("{state}{took}{why}")
+}
+
+/// What an open task waits for, and how long at most: `inheritance, 23h 59m at most`.
+pub(crate) fn waits(task: &Task, now_ms: u64) -> Option<String> {
+    let waits = task.waits_for();
+    if waits == WaitsFor::Unspecified {
+        return None;
+    }
+    let left = task.waits_until.as_ref().map(|at| {
+        let left = unix_ms(at).saturating_sub(now_ms);
+        format!(", {} at most", duration::short(left))
+    });
+    Some(format!(
+        "{}{}",
+        waits.short_name(),
+        left.unwrap_or_default()
+    ))
 }
 
 /// The reason that a person needs: why it is parked, or how the last attempt failed.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use baton_core::Recovered;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::Finished;
-use baton_core::record::{DaemonRecord, IdempotencyRecord, TaskRecord};
+use baton_core::record::{DaemonRecord, IdempotencyRecord, SchedulerRecord, TaskRecord};
 use baton_core::spec::TaskSpec;
 
 use crate::bodies::Bodies;
@@ -147,6 +147,14 @@ impl Reader {
     pub(crate) fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
         let bytes = self.bytes(&records::idempotency_key(tenant, key))?;
         self.readable("idempotency key", records::decode_idempotency(&bytes))
+    }
+
+    /// Pauses and holds; what they were at first where none is stored.
+    pub(crate) fn scheduler(&self) -> SchedulerRecord {
+        let bytes = self.bytes(&records::scheduler_key());
+        let stored = bytes
+            .and_then(|bytes| self.readable("scheduler switch", records::decode_scheduler(&bytes)));
+        stored.unwrap_or_default()
     }
 
     /// Every tenant that has stored anything.

@@ -156,11 +156,15 @@ pub(crate) fn decode_control(
     into: &mut Recovered,
 ) -> Result<(), Undecodable> {
     if name == SCHEDULER {
-        into.scheduler = decode::<SchedulerRecord>("scheduler switch", bytes)?;
+        into.scheduler = decode_scheduler(bytes)?;
     } else if name.starts_with(FENCE_PREFIX) {
         into.fences.push(decode::<FenceRecord>("fence", bytes)?);
     }
     Ok(())
+}
+
+pub(crate) fn decode_scheduler(bytes: &[u8]) -> Result<SchedulerRecord, Undecodable> {
+    decode("scheduler switch", bytes)
 }
 
 pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, Undecodable> {
@@ -218,7 +222,7 @@ pub(crate) fn daemon_key(scope: &TenantScope, daemon: DaemonId) -> Key {
     }
 }
 
-fn scheduler_key() -> Key {
+pub(crate) fn scheduler_key() -> Key {
     Key::Control {
         tenant: None,
         name: text(SCHEDULER),

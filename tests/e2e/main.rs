@@ -9,6 +9,7 @@ mod clocks;
 mod command_line;
 mod crash;
 mod fencing;
+mod inherited;
 mod late;
 mod life;
 mod processes;

@@ -142,6 +142,19 @@ impl RelayProcess {
         self.child = spawn_relay(self.baton, data, &self.listen, arguments).await;
     }
 
+    /// The same with more on its command line, this once.
+    pub async fn revive_with(&mut self, more: &[&str]) {
+        let more = more.iter().map(|word| (*word).to_owned());
+        let arguments: Vec<String> = self.arguments.iter().cloned().chain(more).collect();
+        self.child = spawn_relay(self.baton, self.dir.path(), &self.listen, &arguments).await;
+    }
+
+    /// A start that the relay is expected to refuse.
+    pub async fn refuses_to_start(&self) -> Said {
+        let arguments = ["relay", "--listen", &self.listen];
+        self.baton.run(self.dir.path(), &arguments).await
+    }
+
     pub async fn terminate(&mut self) -> ExitStatus {
         terminate(&mut self.child).await
     }

@@ -286,6 +286,11 @@ impl ScriptedDaemon {
         again
     }
 
+    /// How these would be listed in a Hello while they run.
+    pub fn running_now(attempts: &[&ScriptedAttempt]) -> Vec<ActiveAttempt> {
+        attempts.iter().map(|attempt| active(attempt)).collect()
+    }
+
     pub fn client(&self) -> &Client {
         &self.client
     }

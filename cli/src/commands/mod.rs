@@ -10,6 +10,7 @@ pub(crate) mod health;
 pub(crate) mod output;
 pub(crate) mod profile;
 pub(crate) mod relay;
+pub(crate) mod release_inherited;
 pub(crate) mod retry;
 pub(crate) mod show;
 pub(crate) mod submit;
@@ -53,6 +54,8 @@ pub(crate) enum Command {
     Daemons(daemons::DaemonsArgs),
     /// Stop offering work to a daemon; what it has goes on.
     Drain(drain::DrainArgs),
+    /// After an import or an accepted loss: say that the old fleet is down, so that inherited tasks are dispatched now.
+    ReleaseInherited(release_inherited::ReleaseInheritedArgs),
     /// Create, list and revoke access tokens.
     #[command(subcommand)]
     Token(token::TokenCommand),
@@ -87,6 +90,7 @@ impl Command {
             Command::Retry(args) => retry::run(args, console).await,
             Command::Daemons(args) => daemons::run(args, console).await,
             Command::Drain(args) => drain::run(args, console).await,
+            Command::ReleaseInherited(args) => release_inherited::run(args, console).await,
             Command::Token(command) => token::run(command, console).await,
             Command::Profile(command) => profile::run(command, console).await,
             Command::Bench(command) => bench::run(command, console).await,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_proto::v1::{ListTasksRequest, ListTasksResponse, Task, TaskState};
+use baton_proto::v1::{ListTasksRequest, ListTasksResponse, Task, TaskState, WaitsFor};
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 use prost_types::Timestamp;
@@ -144,7 +144,9 @@ async fn list(
 }
 
 fn row(task: &Task, now_ms: u64) -> [String; 6] {
-    let about = match (task_view::why(task), task.goal.as_str()) {
+    // Work that is held after an import is held for long: the list says so.
+    let held = task_view::waits(task, now_ms).filter(|_| task.waits_for() == WaitsFor::Inheritance);
+    let about = match (held.or_else(|| task_view::why(task)), task.goal.as_str()) {
         (Some(why), _) => why,
         (None, "") => one_line(&inspect::pairs(&task.labels)),
         (None, goal) => one_line(goal),

@@ -230,6 +230,11 @@ impl Core {
                 reason,
             } => self.pause_scheduler(request, by, reason, turn),
             Input::UnpauseScheduler { request, by: _ } => self.unpause_scheduler(request, turn),
+            Input::ReleaseInherited {
+                request,
+                by,
+                reason,
+            } => self.release_inherited(request, by, reason, turn),
             Input::DrainDaemon {
                 request,
                 scope,
@@ -361,7 +366,7 @@ impl Core {
     fn budget_clock_ms(&self, live: &Live, now: Now) -> u64 {
         let uptime_ms = self.uptime_ms(now);
         if live.newest().state == State::Queued {
-            self.scheduler.queue_clock_ms(uptime_ms)
+            self.scheduler.queue_clock_of(live.id(), uptime_ms)
         } else {
             uptime_ms
         }

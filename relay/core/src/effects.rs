@@ -95,6 +95,10 @@ pub enum Reply {
     Inspected(Box<TaskView>),
     Daemons(Vec<DaemonView>),
     Daemon(Box<DaemonView>),
+    /// How many open tasks were held until now.
+    Released {
+        tasks: u64,
+    },
     Done,
 }
 
@@ -106,6 +110,8 @@ pub struct TaskView {
     pub deadlines: Vec<DeadlineView>,
     /// Why it is not being run at this moment, as a code; none if it is.
     pub waits_for: Option<WaitsFor>,
+    /// How long it waits at most, where time alone ends that.
+    pub waits_ms: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,6 +135,8 @@ pub enum WaitsFor {
     Conversation,
     Pause,
     Person,
+    /// It was inherited, and later grants of it are unknown.
+    Inheritance,
 }
 
 impl WaitsFor {
@@ -140,6 +148,7 @@ impl WaitsFor {
             WaitsFor::Conversation => "conversation",
             WaitsFor::Pause => "pause",
             WaitsFor::Person => "person",
+            WaitsFor::Inheritance => "inheritance",
         }
     }
 }

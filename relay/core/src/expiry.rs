@@ -21,6 +21,7 @@ impl Core {
             };
             self.task_due(task, turn);
         }
+        self.end_hold_in_time(turn);
         while let Some(fence) = self.fences.take_over(turn.now.at) {
             self.fence_fell(&fence, turn);
         }

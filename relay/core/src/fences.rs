@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use uuid::Uuid;
+
 use crate::conversation::ConversationKey;
 use crate::id::{AttemptId, DaemonId, TaskId};
 use crate::record::FenceRecord;
@@ -32,6 +34,28 @@ pub enum Guard {
     /// It holds its lease.
     Leased,
 }
+
+impl Fence {
+    /// Stands for whatever may have been leased of an inherited task without this relay's knowledge.
+    pub fn inherited(task: TaskId, conversation: Option<ConversationKey>, until: Moment) -> Self {
+        Self {
+            // An attempt that the relay never heard of: the task's own id stands in for it.
+            attempt: AttemptId(task.0),
+            task,
+            conversation,
+            daemon: NOBODY,
+            boot_id: "".into(),
+            guard: Guard::Until(until),
+        }
+    }
+
+    pub fn is_inherited(&self) -> bool {
+        self.daemon == NOBODY
+    }
+}
+
+/// The daemon of attempts that nobody knows.
+const NOBODY: DaemonId = DaemonId(Uuid::nil());
 
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -140,6 +164,12 @@ impl Fences {
             return None;
         }
         self.lift(attempt)
+    }
+
+    /// Takes every fence of an inherited task.
+    pub fn take_inherited(&mut self) -> Vec<Fence> {
+        let inherited = self.daemons.get(&NOBODY).cloned().unwrap_or_default();
+        inherited.into_iter().filter_map(|a| self.lift(a)).collect()
     }
 
     /// When the next fence is over.

@@ -69,6 +69,12 @@ pub enum Input {
         request: RequestId,
         by: Actor,
     },
+    /// After an import or an accepted loss: the old fleet is down, so what was inherited may be leased now.
+    ReleaseInherited {
+        request: RequestId,
+        by: Actor,
+        reason: Arc<str>,
+    },
     /// The daemon keeps what it runs and gets nothing new. `scope` is the caller's: a tenant drains only its own daemons.
     DrainDaemon {
         request: RequestId,

@@ -18,6 +18,7 @@ mod frame;
 pub mod gate;
 mod heartbeats;
 pub mod id;
+mod inherited;
 pub mod input;
 mod late;
 mod live;

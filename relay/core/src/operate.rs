@@ -7,7 +7,7 @@ use crate::core::{Core, Turn};
 use crate::effects::{
     After, Connected, DaemonView, DeadlineView, Downstream, Reply, TaskView, WaitsFor, Write,
 };
-use crate::fences::Guard;
+use crate::fences::{Fence, Guard};
 use crate::id::{DaemonId, RequestId, TaskId, TenantId, TenantScope};
 use crate::input::Actor;
 use crate::live::{Live, wall_of};
@@ -61,7 +61,7 @@ impl Core {
             return turn.refuse(request, Rejection::NotPaused);
         }
         live.record_mut().paused = None;
-        if self.scheduler.paused.is_none() {
+        if !self.queue_stands_still(&live) {
             self.tell_queued(&mut live, &Fact::Unpaused, turn.now.at);
         }
         if live.newest().state == State::Queued {
@@ -80,8 +80,13 @@ impl Core {
         }
     }
 
-    pub(crate) fn is_paused(&self, live: &Live) -> bool {
+    fn is_paused(&self, live: &Live) -> bool {
         self.scheduler.paused.is_some() || live.record().paused.is_some()
+    }
+
+    /// Whether waiting for a daemon counts against nobody now: a pause, or the hold after an import.
+    pub(crate) fn queue_stands_still(&self, live: &Live) -> bool {
+        self.is_paused(live) || self.scheduler.hold_of(live.id()).is_some()
     }
 
     pub(crate) fn pause_scheduler(
@@ -115,7 +120,7 @@ impl Core {
         turn.reply(request, After::Everything, Reply::Done);
     }
 
-    fn store_scheduler(&mut self, turn: &mut Turn<'_>) {
+    pub(crate) fn store_scheduler(&mut self, turn: &mut Turn<'_>) {
         self.scheduler.uptime_ms = self.uptime_ms(turn.now);
         self.uptime_written = turn.now.at;
         turn.write(Write::PutScheduler(self.scheduler.clone()));
@@ -125,17 +130,26 @@ impl Core {
         let mut ids: Vec<TaskId> = self.tasks.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
-            let Some(mut live) = self.tasks.remove(&id) else {
-                continue;
-            };
-            if live.record().paused.is_none() {
-                self.tell_queued(&mut live, fact, now);
+            let own_pause = self
+                .tasks
+                .get(&id)
+                .is_some_and(|live| live.record().paused.is_some());
+            if !own_pause && self.scheduler.hold_of(id).is_none() {
+                self.tell_task(id, fact, now);
             }
-            if let Some(at) = live.next_due() {
-                self.deadlines.arm(id, at);
-            }
-            self.tasks.insert(id, live);
         }
+    }
+
+    /// Tells a waiting task that its queue timer stands still or goes on. Not stored: a boot works it out.
+    pub(crate) fn tell_task(&mut self, task: TaskId, fact: &Fact, now: Moment) {
+        let Some(mut live) = self.tasks.remove(&task) else {
+            return;
+        };
+        self.tell_queued(&mut live, fact, now);
+        if let Some(at) = live.next_due() {
+            self.deadlines.arm(task, at);
+        }
+        self.tasks.insert(task, live);
     }
 
     pub(crate) fn drain(
@@ -260,6 +274,7 @@ impl Core {
         let Some(live) = live else {
             return turn.refuse(request, Rejection::UnknownTask);
         };
+        let waits = self.waits_for(live, turn.now.at);
         let view = TaskView {
             record: live.shared(),
             spec: Arc::clone(&live.spec),
@@ -268,30 +283,39 @@ impl Core {
                 .armed()
                 .map(|armed| deadline_view(armed, turn.now))
                 .collect(),
-            waits_for: self.waits_for(live, turn.now.at),
+            waits_for: waits.map(|(waits, _)| waits),
+            waits_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.at))),
         };
         turn.reply(request, After::Task(task), Reply::Inspected(Box::new(view)));
     }
 
-    fn waits_for(&self, live: &Live, now: Moment) -> Option<WaitsFor> {
+    /// What it waits for, and until when at most where time alone ends that.
+    fn waits_for(&self, live: &Live, now: Moment) -> Option<(WaitsFor, Option<Moment>)> {
         if live.record().attention.is_some() {
-            return Some(WaitsFor::Person);
+            return Some((WaitsFor::Person, None));
         }
-        if live.retry_at.is_some() {
-            return Some(WaitsFor::Backoff);
+        if let Some(retry_at) = live.retry_at {
+            return Some((WaitsFor::Backoff, Some(retry_at)));
         }
         if live.newest().state != State::Queued {
             return None;
         }
         if self.is_paused(live) {
-            return Some(WaitsFor::Pause);
+            return Some((WaitsFor::Pause, None));
         }
         let key = ConversationKey::of(&live.spec);
         match self.fences.may_lease(live.id(), key.as_ref(), now) {
-            Err(fence) if fence.guard == Guard::Leased => Some(WaitsFor::Conversation),
-            Err(_) => Some(WaitsFor::Fence),
-            Ok(()) => Some(WaitsFor::Daemon),
+            Err(fence) => Some(behind(fence)),
+            Ok(()) => Some((WaitsFor::Daemon, None)),
         }
+    }
+}
+
+fn behind(fence: &Fence) -> (WaitsFor, Option<Moment>) {
+    match fence.guard {
+        Guard::Leased => (WaitsFor::Conversation, None),
+        Guard::Until(at) if fence.is_inherited() => (WaitsFor::Inheritance, Some(at)),
+        Guard::Until(at) => (WaitsFor::Fence, Some(at)),
     }
 }
 

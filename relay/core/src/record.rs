@@ -21,7 +21,10 @@ pub use attempt::{
 };
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
-pub use fleet::{DaemonRecord, DrainMark, FenceRecord, IdempotencyRecord, Pause, SchedulerRecord};
+pub use fleet::{
+    DaemonRecord, DrainMark, FenceRecord, IdempotencyRecord, InheritedHold, Pause, Release,
+    SchedulerRecord,
+};
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};

@@ -6,20 +6,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use uuid::Uuid;
-
 use crate::config::Config;
-use crate::conversation::{Affinity, ConversationKey};
+use crate::conversation::Affinity;
 use crate::core::{Core, Recovered, Turn};
-use crate::effects::{Effects, Write};
-use crate::fences::{Fence, Fences, Guard};
-use crate::id::{AttemptId, DaemonId};
+use crate::effects::Effects;
+use crate::fences::Fences;
+use crate::id::TaskId;
 use crate::live::Live;
 use crate::queue::Queue;
 use crate::record::{AttemptRecord, Budget, InputState, State, TaskRecord, TimerKind};
 use crate::roster::Roster;
 use crate::spec::TaskSpec;
-use crate::time::{Mint, Moment, Now};
+use crate::time::{Mint, Now};
 use crate::timers::{Deadlines, Fact, Stored, TimerKey, TimerSet};
 
 impl Core {
@@ -46,10 +44,11 @@ impl Core {
         for (tenant, key, record) in recovered.idempotency {
             core.keys.insert((tenant, key), record);
         }
-        core.hold_inherited(&mut turn);
         let mut tasks = recovered.tasks;
         // Ids rise with time: first come, first served holds over a restart.
         tasks.sort_by_key(|(_, record)| record.task);
+        let ids: Vec<TaskId> = tasks.iter().map(|(_, record)| record.task).collect();
+        core.hold_inherited(&ids, &mut turn);
         for (spec, record) in tasks {
             core.restore(spec, record, &mut turn);
         }
@@ -92,7 +91,7 @@ impl Core {
         let timers = self.restore_timers(newest, &spec, &record, turn.now);
         let mut live = Box::new(Live::new(spec, record, timers));
         *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
-        self.fence_inherited(&live, turn.now.at);
+        self.fence_inherited(&live, turn.now);
         live.retry_at = live
             .record()
             .retry
@@ -104,32 +103,6 @@ impl Core {
             self.line_up(&live);
         }
         self.keep(live, turn);
-    }
-
-    /// In uptime and stored: a second boot during the hold must not forget it.
-    fn hold_inherited(&mut self, turn: &mut Turn<'_>) {
-        if self.config.inherited_hold_ms > 0 {
-            let until_ms = self
-                .earlier_ms
-                .saturating_add(self.config.inherited_hold_ms);
-            self.scheduler.held_until_ms = self.scheduler.held_until_ms.max(until_ms);
-            turn.write(Write::PutScheduler(self.scheduler.clone()));
-        }
-    }
-
-    /// An attempt that this relay never heard of may run, so the task's own id stands in for it.
-    fn fence_inherited(&mut self, live: &Live, now: Moment) {
-        let hold_ms = self.scheduler.held_until_ms.saturating_sub(self.earlier_ms);
-        if hold_ms > 0 {
-            self.fences.raise(Fence {
-                attempt: AttemptId(live.id().0),
-                task: live.id(),
-                conversation: ConversationKey::of(&live.spec),
-                daemon: DaemonId(Uuid::nil()),
-                boot_id: "".into(),
-                guard: Guard::Until(now + hold_ms),
-            });
-        }
     }
 
     fn restore_lease(&mut self, live: &mut Live, turn: &Turn<'_>) {
@@ -152,7 +125,7 @@ impl Core {
     ) -> TimerSet {
         let limits = Live::limits(spec, &self.config);
         let clock_ms = if newest.state == State::Queued {
-            self.scheduler.queue_clock_ms(self.earlier_ms)
+            self.scheduler.queue_clock_of(record.task, self.earlier_ms)
         } else {
             self.earlier_ms
         };
@@ -167,7 +140,9 @@ impl Core {
                 .collect(),
             inputs: open_inputs(newest),
             cleaning: matches!(newest.state, State::CleaningUp { .. }),
-            paused: self.scheduler.paused.is_some() || record.paused.is_some(),
+            paused: self.scheduler.paused.is_some()
+                || record.paused.is_some()
+                || self.scheduler.hold_of(record.task).is_some(),
             lease_ms: newest
                 .lease
                 .as_ref()

@@ -116,6 +116,7 @@ impl Core {
             return turn.refuse(request, code);
         }
         if live.is_reopened() {
+            self.fence_inherited(&live, turn.now);
             *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
             if let Some(key) = &live.spec.idempotency_key {
                 // The store still knows the key; the core looks for live tasks there only.

@@ -145,7 +145,7 @@ impl Core {
         live.timers = TimerSet::default();
         let limits = Live::limits(&live.spec, &self.config);
         live.timers.on_fact(&Fact::Queued, turn.now.at, &limits);
-        if self.is_paused(live) {
+        if self.queue_stands_still(live) {
             live.timers.on_fact(&Fact::Paused, turn.now.at, &limits);
         }
         live.note(EventKind::Queued, None);

@@ -8,6 +8,7 @@ mod cancel;
 mod deadlines;
 mod fencing;
 mod found;
+mod inherited;
 mod inputs;
 mod late;
 mod leases;

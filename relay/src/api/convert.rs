@@ -4,7 +4,7 @@ use baton_core::config::Config;
 use baton_core::profile;
 use baton_core::record::{
     Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, Pending, Receipt,
-    State, TaskRecord, TaskState, TimerKind, Usage,
+    SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
@@ -74,6 +74,24 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
         spec: (view == View::WithSpec).then(|| wire::spec(spec)),
         retry_stop: record.retry_stop.as_deref().unwrap_or_default().to_owned(),
         tenant: record.tenant.to_string(),
+        waits_until: record.retry.as_ref().map(|retry| timestamp(retry.at)),
+    }
+}
+
+/// What is held after an import looks queued in its own record; the scheduler's record knows better.
+pub(super) fn fill_hold(
+    task: &mut v1::Task,
+    record: &TaskRecord,
+    scheduler: &SchedulerRecord,
+    now: Wall,
+) {
+    if record.state != TaskState::Queued {
+        return;
+    }
+    if let Some(hold) = scheduler.hold_of(record.task) {
+        let left_ms = hold.until_ms.saturating_sub(scheduler.uptime_ms);
+        task.waits_for = v1::WaitsFor::Inheritance.into();
+        task.waits_until = Some(timestamp(Wall(now.0.saturating_add(left_ms))));
     }
 }
 

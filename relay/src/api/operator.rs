@@ -5,6 +5,7 @@ use baton_core::id::{RequestId, TaskId, TenantScope};
 use baton_core::input::Input;
 use baton_core::record::{TaskRecord, TaskState};
 use baton_core::spec::TaskSpec;
+use baton_core::time::Wall;
 use baton_proto::v1;
 use baton_proto::v1::operator_server::Operator;
 use tonic::{Request, Response, Status};
@@ -49,6 +50,13 @@ impl Operator for Api {
         request: Request<v1::UnpauseRequest>,
     ) -> Result<Response<v1::UnpauseResponse>, Status> {
         unary(request, |who, request| self.unpause_target(who, request)).await
+    }
+
+    async fn release_inherited(
+        &self,
+        request: Request<v1::ReleaseInheritedRequest>,
+    ) -> Result<Response<v1::ReleaseInheritedResponse>, Status> {
+        unary(request, |who, request| self.end_hold(who, request)).await
     }
 
     async fn put_profile(
@@ -127,6 +135,7 @@ impl Api {
                     spec,
                     deadlines: Vec::new(),
                     waits_for: None,
+                    waits_ms: None,
                 }))
             }
             other => Err(unexpected(other)),
@@ -144,6 +153,9 @@ impl Api {
         self.fill_output(&mut task);
         if let Some(waits) = view.waits_for {
             task.waits_for = waits_for(waits).into();
+            let now = self.clock.now().wall;
+            let until = |left_ms: u64| timestamp(Wall(now.0.saturating_add(left_ms)));
+            task.waits_until = view.waits_ms.map(until);
         }
         let (next_action, next_action_text) = next_action(record, view.waits_for);
         let events = events::after(record, 0);
@@ -163,7 +175,7 @@ impl Api {
             diagnostics: Vec::new(),
             next_action: next_action.into(),
             next_action_text: next_action_text.to_owned(),
-            fence_remaining_ms: None,
+            fence_remaining_ms: view.waits_ms.filter(|_| is_fenced(view.waits_for)),
         }
     }
 
@@ -275,6 +287,29 @@ impl Api {
         Ok(v1::UnpauseResponse { was_paused })
     }
 
+    /// All tenants' work is held alike, so nobody of one tenant alone may let it go.
+    async fn end_hold(
+        &self,
+        who: Principal,
+        request: v1::ReleaseInheritedRequest,
+    ) -> Result<v1::ReleaseInheritedResponse, Fault> {
+        let reason = required_reason(&request.reason)?;
+        everything(&who, true)?;
+        let (by, why) = (actor(&who), reason.clone());
+        let ask = move |request| Input::ReleaseInherited {
+            request,
+            by,
+            reason,
+        };
+        match self.dispatcher.request(ask).await {
+            Ok(Reply::Released { tasks }) => {
+                tracing::warn!(by = %who.name, reason = %why, tasks, "inherited tasks were released");
+                Ok(v1::ReleaseInheritedResponse { released: tasks })
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
     async fn change(
         &self,
         ask: impl FnOnce(RequestId) -> Input + Send + 'static,
@@ -346,7 +381,13 @@ fn waits_for(waits: WaitsFor) -> v1::WaitsFor {
         WaitsFor::Conversation => v1::WaitsFor::Conversation,
         WaitsFor::Pause => v1::WaitsFor::Pause,
         WaitsFor::Person => v1::WaitsFor::Person,
+        WaitsFor::Inheritance => v1::WaitsFor::Inheritance,
     }
+}
+
+/// Whether an earlier attempt of it may still run, be it one that this relay does not know.
+fn is_fenced(waits: Option<WaitsFor>) -> bool {
+    matches!(waits, Some(WaitsFor::Fence | WaitsFor::Inheritance))
 }
 
 fn next_action(record: &TaskRecord, waits: Option<WaitsFor>) -> (v1::NextAction, &'static str) {
@@ -359,6 +400,11 @@ fn next_action(record: &TaskRecord, waits: Option<WaitsFor>) -> (v1::NextAction,
         (_, Some(WaitsFor::Backoff | WaitsFor::Fence | WaitsFor::Conversation)) => (
             NextAction::WaitingForTime,
             "nothing to do: it goes on by itself",
+        ),
+        (_, Some(WaitsFor::Inheritance)) => (
+            NextAction::WaitingForTime,
+            "it was inherited and may still run on machines of before; it goes on by itself, or at once with \
+             `baton release-inherited` when those are down",
         ),
         (_, Some(WaitsFor::Pause)) => (NextAction::UnpauseRequired, "unpause it"),
         (TaskState::Running, Some(WaitsFor::Person)) => {

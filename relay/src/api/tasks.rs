@@ -27,7 +27,7 @@ use super::{
 };
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
-use crate::reader::StoredTask;
+use crate::reader::{Reader, StoredTask};
 use crate::records;
 
 /// A submission that meets full queues waits this long and tries again, a few times.
@@ -205,6 +205,9 @@ impl Api {
         };
         let mut task = convert::task(&spec, &record, &self.config, view);
         self.fill_output(&mut task);
+        let scheduler = self.read(Reader::scheduler).await?;
+        let now = self.clock.now().wall;
+        convert::fill_hold(&mut task, &record, &scheduler, now);
         Ok(v1::GetTaskResponse { task: Some(task) })
     }
 
@@ -244,11 +247,17 @@ impl Api {
         let before = paging.id(&request.page_token)?.map(TaskId);
         let filter = listing::Filter::new(request)?;
         let tenant = who.tenant.clone();
-        let found = self
-            .read(move |reader| filter.page(reader, &tenant, before, size))
-            .await?;
-        let task =
-            |(spec, record): &StoredTask| convert::task(spec, record, &self.config, View::Newest);
+        let page = move |reader: &Reader| {
+            let found = filter.page(reader, &tenant, before, size);
+            (found, reader.scheduler())
+        };
+        let (found, scheduler) = self.read(page).await?;
+        let now = self.clock.now().wall;
+        let task = |(spec, record): &StoredTask| {
+            let mut task = convert::task(spec, record, &self.config, View::Newest);
+            convert::fill_hold(&mut task, record, &scheduler, now);
+            task
+        };
         Ok(v1::ListTasksResponse {
             tasks: found.tasks.iter().map(task).collect(),
             next_page_token: found

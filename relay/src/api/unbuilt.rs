@@ -22,7 +22,6 @@ const UNBUILT: &[&str] = &[
     "/baton.v1.Operator/Export",
     "/baton.v1.Operator/Import",
     "/baton.v1.Operator/Verify",
-    "/baton.v1.Operator/ReleaseInherited",
     "/baton.v1.Agents/Start",
     "/baton.v1.Agents/Claim",
     "/baton.v1.Agents/PickUp",

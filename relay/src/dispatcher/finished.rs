@@ -52,6 +52,7 @@ pub(super) fn complete<'a>(
         | Input::UnpauseTask { .. }
         | Input::PauseScheduler { .. }
         | Input::UnpauseScheduler { .. }
+        | Input::ReleaseInherited { .. }
         | Input::DrainDaemon { .. }
         | Input::UndrainDaemon { .. }
         | Input::Inspect { .. }
@@ -80,6 +81,7 @@ pub(super) fn named(input: &Input) -> Vec<TaskId> {
         | Input::UnpauseTask { .. }
         | Input::PauseScheduler { .. }
         | Input::UnpauseScheduler { .. }
+        | Input::ReleaseInherited { .. }
         | Input::DrainDaemon { .. }
         | Input::UndrainDaemon { .. }
         | Input::Inspect { .. }

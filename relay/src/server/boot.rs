@@ -152,7 +152,8 @@ fn settings(config: &RelayConfig, opened: &Opened) -> Config {
     let (incarnation, epoch) = (opened.incarnation, opened.relay_epoch);
     info!(recovery = ?opened.recovery, relay_epoch = epoch, %incarnation, "store open");
     let usual = Config::new(Incarnation(incarnation), RelayEpoch(epoch));
-    let longest_ms = usual.max_lease_ms + usual.grace_for(usual.max_lease_ms);
+    let granted_ms = usual.max_lease_ms.max(usual.max_hold_ms);
+    let longest_ms = granted_ms + usual.grace_for(granted_ms);
     Config {
         max_open: config.max_open,
         max_open_per_tenant: config.max_open_per_tenant,

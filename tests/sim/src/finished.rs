@@ -35,6 +35,7 @@ impl World {
             | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }
             | Input::Inspect { .. }

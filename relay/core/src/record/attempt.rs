@@ -37,7 +37,7 @@ pub struct AttemptRecord {
     /// Used-up time of its timers when this was written.
     pub budgets: Vec<Budget>,
     /// The relay's uptime when `budgets` was written: what passed since is used up too. While it is queued, the
-    /// uptime in which the scheduler was not paused.
+    /// uptime in which it was neither paused nor held; once it has ended, the uptime of its end.
     pub budgets_at_ms: u64,
     pub usage: Usage,
     pub agent_session_id: Option<Arc<str>>,

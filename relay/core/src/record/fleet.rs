@@ -53,13 +53,110 @@ pub struct SchedulerRecord {
     pub paused_ms: u64,
     /// The uptime when the pause that stands began.
     pub paused_at_ms: Option<u64>,
-    /// The uptime until which nothing inherited is placed: after an accepted loss later grants are unknown.
-    pub held_until_ms: u64,
+    /// What was held back after imports and accepted losses, oldest first; at most the newest still stands.
+    pub holds: Vec<InheritedHold>,
+}
+
+/// After an import or an accepted loss the relay does not know the newest grants, so the tasks that it inherited are
+/// not leased until the longest of those must be over, or an operator says that the old fleet is down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InheritedHold {
+    /// The newest task that is held; ids rise with time.
+    pub upto: TaskId,
+    /// For display.
+    pub since: Wall,
+    /// The uptime at which it ends by itself: a restart during the hold must not forget it.
+    pub until_ms: u64,
+    /// The queue clock when it began and when it ended: queue budgets of what was held do not count the time between.
+    pub began_clock_ms: u64,
+    pub ended_clock_ms: Option<u64>,
+    /// Whose word ended it, if not time.
+    pub released: Option<Release>,
+}
+
+/// An operator's word that the old fleet is down; kept as the audit of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    pub by: Arc<str>,
+    pub reason: Arc<str>,
+    pub at: Wall,
+}
+
+impl InheritedHold {
+    fn covers(&self, task: TaskId) -> bool {
+        task <= self.upto
+    }
+
+    fn stands(&self) -> bool {
+        self.ended_clock_ms.is_none()
+    }
+
+    /// How far the queue clock went while it stood.
+    fn held_ms(&self, clock_ms: u64) -> u64 {
+        let until = self.ended_clock_ms.unwrap_or(clock_ms);
+        until.saturating_sub(self.began_clock_ms)
+    }
 }
 
 impl SchedulerRecord {
-    /// The clock that queue budgets are counted by: it stands still while the scheduler is paused.
-    pub(crate) fn queue_clock_ms(&self, uptime_ms: u64) -> u64 {
+    /// The hold that stands, if one does.
+    pub fn hold(&self) -> Option<&InheritedHold> {
+        self.holds.last().filter(|hold| hold.stands())
+    }
+
+    /// The hold that keeps this task from being leased.
+    pub fn hold_of(&self, task: TaskId) -> Option<&InheritedHold> {
+        self.hold().filter(|hold| hold.covers(task))
+    }
+
+    /// Begins a hold over every task up to this one; one that stands goes over into it and is not shortened.
+    pub(crate) fn begin_hold(&mut self, upto: TaskId, since: Wall, uptime_ms: u64, hold_ms: u64) {
+        let clock_ms = self.queue_clock_ms(uptime_ms);
+        let standing_ms = self.hold().map_or(0, |hold| hold.until_ms);
+        self.end_hold(uptime_ms, None);
+        self.holds.push(InheritedHold {
+            upto,
+            since,
+            until_ms: standing_ms.max(uptime_ms.saturating_add(hold_ms)),
+            began_clock_ms: clock_ms,
+            ended_clock_ms: None,
+            released: None,
+        });
+    }
+
+    /// Ends the hold that stands, by time or by an operator's word; false if none does.
+    pub(crate) fn end_hold(&mut self, uptime_ms: u64, released: Option<Release>) -> bool {
+        let clock_ms = self.queue_clock_ms(uptime_ms);
+        match self.holds.last_mut().filter(|hold| hold.stands()) {
+            Some(hold) => {
+                hold.ended_clock_ms = Some(clock_ms);
+                hold.released = released;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Holds that are over and concern none of these tasks are forgotten, but for the newest, which is the audit.
+    pub(crate) fn forget_holds(&mut self, oldest: Option<TaskId>) {
+        let newest = self.holds.len().saturating_sub(1);
+        let mut place = 0..;
+        self.holds.retain(|hold| {
+            let concerns = oldest.is_some_and(|task| hold.covers(task));
+            place.next() == Some(newest) || hold.stands() || concerns
+        });
+    }
+
+    /// The clock that the queue budget of this task is counted by: it stands still while the task is held, too.
+    pub(crate) fn queue_clock_of(&self, task: TaskId, uptime_ms: u64) -> u64 {
+        let clock_ms = self.queue_clock_ms(uptime_ms);
+        let holds = self.holds.iter().filter(|hold| hold.covers(task));
+        let held_ms: u64 = holds.map(|hold| hold.held_ms(clock_ms)).sum();
+        clock_ms.saturating_sub(held_ms)
+    }
+
+    /// Stands still while the scheduler is paused.
+    fn queue_clock_ms(&self, uptime_ms: u64) -> u64 {
         let standing = self
             .paused_at_ms
             .map_or(0, |since| uptime_ms.saturating_sub(since));

@@ -225,29 +225,6 @@ fn a_pause_costs_no_queue_time_over_a_restart_and_nothing_consumed_is_given_back
 }
 
 #[test]
-fn after_an_accepted_loss_nothing_inherited_is_placed_before_every_lease_is_over() {
-    let mut world = World::new();
-    let waiting = world.submit(spec());
-    world.inherit(100_000);
-    let mut machine = world.machine(1);
-    world.pass_renewing(40_000, &machine, &[]);
-    assert!(world.dispatches().is_empty(), "an unknown attempt may run");
-    let fresh = world.submit(spec());
-    assert_eq!(world.dispatch().re.task, fresh);
-    world.inherit(0);
-    world.reconnect(&mut machine, &[]);
-    world.pass_renewing(50_000, &machine, &[]);
-    let early = world.dispatches();
-    assert!(
-        early.iter().all(|work| work.re.task != waiting),
-        "a second boot remembers the hold"
-    );
-    world.pass_renewing(60_000, &machine, &[]);
-    let late = world.dispatches();
-    assert!(late.iter().any(|work| work.re.task == waiting));
-}
-
-#[test]
 fn another_boot_proves_nothing_while_the_old_one_is_still_heard() {
     for (silence, fences) in [(900, 1), (12_000, 0)] {
         let mut world = World::new();

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::effects::{Count, Downstream, Effects, Send};
-use crate::id::{AttemptId, DaemonId, InstanceId, SessionId};
+use crate::id::{AttemptId, DaemonId, Incarnation, InstanceId, SessionId};
 use crate::input::{FrameRef, Input, LeaseToken};
 use crate::samples;
 use crate::time::{Mint, Moment, Now, Wall};
@@ -117,6 +117,12 @@ impl World {
     pub(super) fn inherit(&mut self, hold_ms: u64) {
         self.config.inherited_hold_ms = hold_ms;
         self.restart();
+    }
+
+    /// The same, and its data has another life: what was leased before speaks for nothing.
+    pub(super) fn inherit_as(&mut self, hold_ms: u64, incarnation: u128) {
+        self.config.incarnation = Incarnation(Uuid::from_u128(incarnation));
+        self.inherit(hold_ms);
     }
 
     /// The same without a break in anybody's clock.

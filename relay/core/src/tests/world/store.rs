@@ -18,7 +18,7 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) fences: BTreeMap<AttemptId, FenceRecord>,
     pub(super) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(super) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
-    pub(super) scheduler: SchedulerRecord,
+    pub(in crate::tests) scheduler: SchedulerRecord,
 }
 
 impl Store {

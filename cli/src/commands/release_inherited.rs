@@ -1,0 +1,44 @@
+//! `baton release-inherited`: an operator's word that the fleet of before is down.
+
+use baton_proto::to_json;
+use baton_proto::v1::ReleaseInheritedRequest;
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseInheritedArgs {
+    /// How you know that no daemon of before still runs anything; kept for those who ask later.
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+
+    /// Print the answer as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: ReleaseInheritedArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = ReleaseInheritedRequest {
+        reason: args.reason,
+    };
+    let response = relay.operator().release_inherited(request).await?;
+    let response = response.into_inner();
+    if args.json {
+        console.json(&to_json(&response))?;
+        return Ok(Exit::Done);
+    }
+    console.line(&format!("released {}", response.released))?;
+    if response.released == 0 {
+        console
+            .note("nothing was held; tasks wait for this only after an import or an accepted loss");
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,216 @@
+//! Data that lost its newest changes: what the relay inherited waits, because it may still run somewhere.
+
+use std::path::Path;
+use std::time::Duration;
+use std::{fs, io};
+
+use baton_proto::v1::settlement::Decision;
+use baton_proto::v1::{
+    FenceCode, ReleaseInheritedRequest, Role, Settlement, Task, TaskState, WaitsFor,
+};
+use baton_tests::{
+    Baton, BentClock, Client, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of, for_agent,
+    hello, within,
+};
+use tonic::Code;
+
+use crate::BATON;
+
+const AGENT: &str = "inherited";
+/// Of a daemon that ran something before the loss; it does not offer the other.
+const EARLIER: &str = "earlier";
+/// More than the largest lease and its grace.
+const HOLD: Duration = Duration::from_secs(25 * 60 * 60);
+
+/// A relay whose newest changes were lost and the loss accepted.
+struct Inherited {
+    relay: RelayProcess,
+    client: Client,
+    link: Client,
+    /// Queued when the copy was made that is the data now.
+    waiting: Task,
+    /// What ran at that time, and the daemon that had it.
+    running: ScriptedAttempt,
+    hello: baton_proto::v1::Hello,
+}
+
+async fn inherited(baton: Baton) -> Inherited {
+    let mut relay = RelayProcess::start(baton).await;
+    let client = relay.admin().clone();
+    let link = client.of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&[EARLIER])).await;
+    client.submit(for_agent(EARLIER)).await;
+    let running = daemon.running().await;
+    daemon.acked(&running).await;
+    let hello = daemon.hello.clone();
+    drop(daemon);
+    let waiting = client.submit(for_agent(AGENT)).await;
+    relay.terminate().await;
+    let kept = tempfile::tempdir().expect("a temporary directory can be made");
+    let sled = relay.data().join("store/sled");
+    copy(&sled, kept.path());
+
+    relay.revive().await;
+    client.submit(for_agent(AGENT)).await;
+    relay.terminate().await;
+    fs::remove_dir_all(&sled).expect("the store is there");
+    copy(kept.path(), &sled);
+    let refused = relay.refuses_to_start().await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("--accept-loss"), "{refused:?}");
+    relay.revive_with(&["--accept-loss"]).await;
+    Inherited {
+        relay,
+        client,
+        link,
+        waiting,
+        running,
+        hello,
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    copy_all(from, to).expect("the files can be copied");
+}
+
+fn copy_all(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_all(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+/// The daemon of before comes back with what it ran.
+async fn comes_back(world: &Inherited) -> (ScriptedDaemon, Vec<Settlement>) {
+    let active = ScriptedDaemon::running_now(&[&world.running]);
+    let hello = baton_proto::v1::Hello {
+        active,
+        agents: hello(&[AGENT]).agents,
+        ..world.hello.clone()
+    };
+    let daemon = ScriptedDaemon::connect(&world.link, hello).await;
+    let settlements = daemon.welcome.settlements.clone();
+    (daemon, settlements)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_accepted_loss_inherited_tasks_wait_for_an_operators_word() {
+    let world = inherited(BATON).await;
+    let (mut daemon, settlements) = comes_back(&world).await;
+    assert!(
+        matches!(
+            settlements[0].decision,
+            Some(Decision::Kill(kill)) if kill.code() == FenceCode::StaleIncarnation
+        ),
+        "what ran before speaks for nothing any more: {settlements:?}"
+    );
+    let (client, waiting) = (world.client.clone(), world.waiting.task_id.clone());
+    // A new task is not held: it passes the one that waits.
+    let fresh = client.submit(for_agent(AGENT)).await;
+    let mut attempt = daemon.running().await;
+    assert_eq!(attempt.re.task_id, fresh.task_id);
+    attempt.complete("").await;
+    client
+        .until_state(&fresh.task_id, TaskState::Completed)
+        .await;
+
+    let held = client.get(&waiting).await;
+    assert_eq!(
+        (held.state(), held.waits_for()),
+        (TaskState::Queued, WaitsFor::Inheritance)
+    );
+    let data = world.relay.data();
+    let listed = BATON.run(data, &["tasks"]).await;
+    let line = listed.stdout.lines().find(|line| line.contains(&waiting));
+    let line = line.unwrap_or_else(|| panic!("{listed:?}"));
+    assert!(line.contains("inheritance, 1d"), "and until when: {line}");
+    let shown = BATON.run(data, &["show", &waiting]).await;
+    assert!(shown.stdout.contains("release-inherited"), "{shown:?}");
+
+    let speechless = BATON.run(data, &["release-inherited"]).await;
+    assert_eq!(speechless.code, Some(2), "{speechless:?}");
+    let blank = BATON
+        .run(data, &["release-inherited", "--reason", " "])
+        .await;
+    assert_eq!(blank.code, Some(2), "{blank:?}");
+    assert_eq!(
+        client.get(&waiting).await.waits_for(),
+        WaitsFor::Inheritance
+    );
+
+    let word = ["release-inherited", "--reason", "the old machines are off"];
+    let said = BATON.run(data, &word).await;
+    assert_eq!(
+        (said.code, said.stdout.trim()),
+        (Some(0), "released 2"),
+        "{said:?}"
+    );
+    let mut attempt = daemon.running().await;
+    assert_eq!(attempt.re.task_id, waiting);
+    attempt.complete("at last").await;
+    client.until_state(&waiting, TaskState::Completed).await;
+    let again = BATON.run(data, &word).await;
+    assert_eq!(again.stdout.trim(), "released 0", "{again:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_accepted_loss_inherited_tasks_wait_for_the_largest_lease_over_restarts() {
+    let clock = BentClock::new();
+    let mut world = inherited(clock.bend(BATON)).await;
+    let waiting = world.waiting.task_id.clone();
+    world.relay.kill().await;
+    world.relay.revive().await;
+    let client = world.client.clone();
+    assert_eq!(
+        client.get(&waiting).await.waits_for(),
+        WaitsFor::Inheritance,
+        "a second start remembers"
+    );
+    let mut daemon = ScriptedDaemon::connect(&world.link, hello(&[AGENT])).await;
+    let fresh = client.submit(for_agent(AGENT)).await;
+    let mut attempt = daemon.running().await;
+    assert_eq!(attempt.re.task_id, fresh.task_id);
+    attempt.complete("").await;
+    client
+        .until_state(&fresh.task_id, TaskState::Completed)
+        .await;
+    clock.suspend(HOLD);
+    let attempt = daemon.offered().await;
+    assert_eq!(
+        attempt.re.task_id, waiting,
+        "its queue deadline of a day stood still"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_an_admin_of_all_tenants_gives_the_word_and_only_with_a_reason() {
+    let relay = baton_tests::Relay::start().await;
+    let admin = relay.admin();
+    let ask = async |client: &Client, reason: &str| {
+        let request = ReleaseInheritedRequest {
+            reason: reason.to_owned(),
+        };
+        let mut operator = client.operator();
+        within("an answer", operator.release_inherited(request)).await
+    };
+    let operator = admin.of_tenant("", Role::Operator).await;
+    let of_one = admin.of_tenant("acme", Role::Admin).await;
+    for client in [&operator, &of_one] {
+        let refused = ask(client, "off").await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{refused:?}");
+    }
+    let refused = ask(admin, "").await.unwrap_err();
+    assert_eq!(
+        (refused.code(), code_of(&refused).as_str()),
+        (Code::InvalidArgument, "missing")
+    );
+    let nothing = ask(admin, "off").await.unwrap().into_inner();
+    assert_eq!(nothing.released, 0, "nothing is held");
+}
