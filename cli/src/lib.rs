@@ -56,6 +56,10 @@ pub fn main() -> ExitCode {
 
 /// The same on other clocks than the system's, for executables that tests run. `baton` itself has no switch for it.
 pub fn main_with(clocks: Clocks) -> ExitCode {
+    // First of all: a shim must stay small, and own every descriptor that is open.
+    if let Some(code) = baton_daemon::shim::main_if_asked(&clocks.daemon) {
+        return code;
+    }
     match Cli::try_parse() {
         Ok(cli) => run(cli.command, &clocks).into(),
         Err(error) => {

@@ -12,6 +12,8 @@ use std::str::FromStr;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::shim::{REPORT, SOCKET, SPOOL};
+
 mod meta;
 
 pub(crate) use meta::{AttemptMeta, MetaError};
@@ -21,12 +23,6 @@ const ATTEMPTS: &str = "attempts";
 const META: &str = "attempt";
 /// Frames that the relay has not acknowledged.
 const OUTBOX: &str = "outbox";
-/// The transcript: segments named by their start, twenty digits.
-pub(crate) const SPOOL: &str = "spool";
-/// The shim listens here.
-pub(crate) const SOCKET: &str = "shim.sock";
-/// How it ended.
-pub(crate) const REPORT: &str = "report";
 /// Half-written successors of the files above.
 const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "report.new"];
 const SEGMENT_DIGITS: usize = 20;

@@ -15,13 +15,18 @@ const LONGEST_NAP: Duration = Duration::from_millis(500);
 /// The same under offsets: nobody tells a sleeper that they changed.
 const NAP_UNDER_OFFSETS: Duration = Duration::from_millis(20);
 
-/// A point on the daemon's own time line, in milliseconds since boot. Never sent to anyone.
+/// A point on the daemon's own time line, in milliseconds since boot. Never leaves the machine: shims
+/// count on the same line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(u64);
 
 impl Moment {
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis)
+    }
+
+    pub const fn as_millis(self) -> u64 {
+        self.0
     }
 
     pub fn after(self, wait: Duration) -> Self {
@@ -106,11 +111,25 @@ impl Clock {
         }
     }
 
+    /// The same in milliseconds since 1970.
+    pub fn wall_ms(&self) -> u64 {
+        let since = self.wall().duration_since(SystemTime::UNIX_EPOCH);
+        since.map_or(0, whole_millis)
+    }
+
     /// How long a sleeper may wait on a timer that does not count as this clock does before it looks again.
     pub(crate) fn longest_nap(&self) -> Duration {
         match &self.0 {
             Source::Boot | Source::Manual(_) => LONGEST_NAP,
             Source::Offset { .. } => NAP_UNDER_OFFSETS,
+        }
+    }
+
+    /// The same for whoever waits on a kernel timer of CLOCK_BOOTTIME: never where that is this clock.
+    pub(crate) fn longest_wait(&self) -> Option<Duration> {
+        match &self.0 {
+            Source::Boot => None,
+            Source::Offset { .. } | Source::Manual(_) => Some(NAP_UNDER_OFFSETS),
         }
     }
 

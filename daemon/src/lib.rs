@@ -2,8 +2,9 @@
 //! process outlive its attempt.
 //!
 //! `link` dials and reads; `supervisor` owns the attempts and outlives every link; `attempt` is one
-//! attempt's life; `process/` knows about child processes and nothing else; `agents/` turns a dispatch
-//! into a command line. The pure parts (`backoff`, `lease`, `outbox`, `timers`, `epoch`) take time as an
+//! attempt's life; `process/` knows about child processes and nothing else; `shim/` is the process that
+//! holds on to a child when the daemon does not, `spool/` the transcript that it writes; `agents/` turns a
+//! dispatch into a command line. The pure parts (`backoff`, `lease`, `outbox`, `timers`, `epoch`) take time as an
 //! argument; `clock` is the only place that reads it.
 
 mod agents;
@@ -30,6 +31,8 @@ mod phases;
 mod process;
 mod redact;
 mod session;
+pub mod shim;
+pub mod spool;
 mod status;
 mod supervisor;
 mod timers;

@@ -2,15 +2,10 @@
 
 use bytes::{Buf, Bytes};
 
+pub(crate) use crate::spool::OutputKind;
+
 /// Bookkeeping charged per record, so that many tiny chunks are bounded too.
 pub(super) const RECORD_COST: usize = 128;
-
-/// Which pipe of the child the bytes came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OutputKind {
-    Stdout,
-    Stderr,
-}
 
 /// Why output will never come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,13 +5,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::process::{
-    Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open, pidfd_send_signal,
-};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::sync::watch;
 
 use super::descendants::{Family, Members};
+use super::signal::signal_one;
 use super::stat::{self, ProcessStat};
 use super::{ProcessId, reaper};
 use crate::clock::{Clock, Moment};
@@ -171,19 +169,5 @@ fn signal(family: &Family, members: &Members, signal: Signal) {
     }
     for stat in members.living.iter().filter(|stat| !in_group(stat)) {
         signal_one(stat.id, signal);
-    }
-}
-
-/// A pidfd pins the process before its identity is compared, so nobody can slip in between.
-fn signal_one(id: ProcessId, signal: Signal) {
-    let Some(pid) = Pid::from_raw(id.pid) else {
-        return;
-    };
-    let same = || stat::read(id.pid).is_some_and(|stat| stat.id == id);
-    // Errors below mean that the process is gone; the next look decides.
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(pidfd) if same() => drop(pidfd_send_signal(pidfd, signal)),
-        Err(Errno::NOSYS) if same() => drop(kill_process(pid, signal)),
-        Ok(_) | Err(_) => {}
     }
 }

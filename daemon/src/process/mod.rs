@@ -2,24 +2,29 @@
 //! them. Knows nothing of frames, leases or the relay. The shim process of a later version takes over
 //! what is in here and runs it outside the daemon.
 
+mod before_exec;
+mod child;
 mod coalesce;
-mod deathsig;
 mod descendants;
 mod environment;
 mod ladder;
 mod reaper;
+mod signal;
 mod spawn;
 mod stat;
 mod stdio;
 
 use std::fmt;
 
+pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
 pub(crate) use coalesce::{Chunk, Coalescer};
 pub(crate) use descendants::Family;
 pub(crate) use environment::{Owner, child_environment};
 pub(crate) use ladder::{Cleared, clear, kill_marked};
 pub(crate) use reaper::{adopt_orphans, reap_orphans};
-pub(crate) use spawn::{ChildSpec, SpawnError, Spawned, Spawner};
+pub(crate) use signal::signal_one;
+pub(crate) use spawn::{Spawned, Spawner};
+pub(crate) use stat::{ProcessStat, process_table, read as read_stat};
 pub(crate) use stdio::{PipeEvent, Pipes};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.

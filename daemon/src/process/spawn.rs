@@ -2,57 +2,18 @@
 //! with the daemon. One thread per daemon does it for all attempts, because the kernel ties "die with
 //! your parent" to the parent's *thread*, and the runtime's threads come and go.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
-use std::process::Stdio;
 
-use baton_proto::codes;
 use rustix::process::{Pid, Signal, getpid, kill_process_group};
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, oneshot};
 
-use super::deathsig::die_with_parent_thread;
+use super::child::{ChildSpec, SpawnError, command, identify_child};
 use super::reaper::DirectChild;
-use super::{Exit, ProcessId, stat};
+use super::{Exit, ProcessId};
 
 /// Starts that wait for the thread. Full: the attempt waits, its process_start deadline counts.
 const QUEUE: usize = 64;
-
-/// Everything that a child is made of.
-#[derive(Clone, Debug)]
-pub(crate) struct ChildSpec {
-    pub(crate) program: OsString,
-    pub(crate) args: Vec<OsString>,
-    pub(crate) cwd: PathBuf,
-    pub(crate) environment: BTreeMap<OsString, OsString>,
-}
-
-/// Why there is no child. The codes are failure codes of the protocol.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SpawnError {
-    #[error(
-        "working directory {cwd} cannot be used: {source}; choose one that exists on this daemon"
-    )]
-    BadCwd { cwd: PathBuf, source: io::Error },
-    #[error("cannot start {program:?}: {source}; check that it exists there and is executable")]
-    NotStarted {
-        program: OsString,
-        source: io::Error,
-    },
-    #[error("the daemon is stopping and starts nothing more")]
-    Stopping,
-}
-
-impl SpawnError {
-    pub(crate) fn failure_code(&self) -> &'static str {
-        match self {
-            Self::BadCwd { .. } => codes::BAD_CWD,
-            Self::NotStarted { .. } | Self::Stopping => codes::SPAWN_FAILED,
-        }
-    }
-}
 
 /// A running child. Its pipes are in `child` until they are taken.
 #[derive(Debug)]
@@ -124,25 +85,8 @@ impl Spawner {
 }
 
 fn start_child(spec: ChildSpec) -> Result<Spawned, SpawnError> {
-    let ChildSpec {
-        program,
-        args,
-        cwd,
-        environment,
-    } = spec;
-    check_directory(&cwd)?;
-    let mut command = Command::new(&program);
-    command
-        .args(args)
-        .current_dir(cwd)
-        .env_clear()
-        .envs(environment)
-        .process_group(0);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    die_with_parent_thread(&mut command, getpid());
+    let program = spec.program.clone();
+    let mut command = Command::from(command(spec, getpid())?);
     let started = DirectChild::register(|| {
         let child = command.spawn()?;
         let id = identify(&child)?;
@@ -157,25 +101,8 @@ fn start_child(spec: ChildSpec) -> Result<Spawned, SpawnError> {
     })
 }
 
-/// exec and chdir report the same errors, so the directory is looked at first.
-fn check_directory(cwd: &PathBuf) -> Result<(), SpawnError> {
-    let looked = std::fs::metadata(cwd).and_then(|found| {
-        if found.is_dir() {
-            Ok(())
-        } else {
-            Err(io::ErrorKind::NotADirectory.into())
-        }
-    });
-    looked.map_err(|source| SpawnError::BadCwd {
-        cwd: cwd.clone(),
-        source,
-    })
-}
-
-/// The child is not waited for yet, so its pid cannot have been reused.
 fn identify(child: &Child) -> io::Result<ProcessId> {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let pid = pid.ok_or_else(|| io::Error::other("the child has no process id"))?;
-    let stat = stat::read(pid).ok_or_else(|| io::Error::other("/proc does not show the child"))?;
-    Ok(stat.id)
+    identify_child(pid)
 }

@@ -7,24 +7,24 @@ use super::ProcessId;
 
 /// One line of the process table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ProcessStat {
-    pub(super) id: ProcessId,
-    pub(super) parent: i32,
-    pub(super) group: i32,
-    pub(super) session: i32,
+pub(crate) struct ProcessStat {
+    pub(crate) id: ProcessId,
+    pub(crate) parent: i32,
+    pub(crate) group: i32,
+    pub(crate) session: i32,
     state: u8,
     threads: u32,
 }
 
 impl ProcessStat {
     /// Dead, only not yet waited for. A leader that ended while its threads go on is not.
-    pub(super) fn is_zombie(&self) -> bool {
+    pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
 }
 
 /// All processes that can be seen now.
-pub(super) fn process_table() -> Vec<ProcessStat> {
+pub(crate) fn process_table() -> Vec<ProcessStat> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -34,12 +34,12 @@ pub(super) fn process_table() -> Vec<ProcessStat> {
     pids.filter_map(read).collect()
 }
 
-pub(super) fn read(pid: i32) -> Option<ProcessStat> {
+pub(crate) fn read(pid: i32) -> Option<ProcessStat> {
     parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Whether the process was started with `name=value` in its environment.
-pub(super) fn has_variable(pid: i32, name: &str, value: &str) -> bool {
+pub(crate) fn has_variable(pid: i32, name: &str, value: &str) -> bool {
     let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else {
         return false;
     };
@@ -77,7 +77,7 @@ fn parse(line: &[u8]) -> Option<ProcessStat> {
 
 #[cfg(test)]
 impl ProcessStat {
-    pub(super) fn sample(pid: i32, parent: i32, group: i32, session: i32, start: u64) -> Self {
+    pub(crate) fn sample(pid: i32, parent: i32, group: i32, session: i32, start: u64) -> Self {
         let id = ProcessId {
             pid,
             start_time: start,

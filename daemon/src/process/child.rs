@@ -1,0 +1,95 @@
+//! A child as a command: own process group, directory and environment set on the child, three pipes, killed with
+//! whoever starts it. No runtime is needed here.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use baton_proto::codes;
+use rustix::process::Pid;
+
+use super::before_exec::{die_before_parent, die_with_parent_thread};
+use super::{ProcessId, stat};
+
+/// Everything that a child is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct ChildSpec {
+    pub(crate) program: OsString,
+    pub(crate) args: Vec<OsString>,
+    pub(crate) cwd: PathBuf,
+    pub(crate) environment: BTreeMap<OsString, OsString>,
+}
+
+/// Why there is no child. The codes are failure codes of the protocol.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SpawnError {
+    #[error(
+        "working directory {cwd} cannot be used: {source}; choose one that exists on this daemon"
+    )]
+    BadCwd { cwd: PathBuf, source: io::Error },
+    #[error("cannot start {program:?}: {source}; check that it exists there and is executable")]
+    NotStarted {
+        program: OsString,
+        source: io::Error,
+    },
+    #[error("the daemon is stopping and starts nothing more")]
+    Stopping,
+}
+
+impl SpawnError {
+    pub(crate) fn failure_code(&self) -> &'static str {
+        match self {
+            Self::BadCwd { .. } => codes::BAD_CWD,
+            Self::NotStarted { .. } | Self::Stopping => codes::SPAWN_FAILED,
+        }
+    }
+}
+
+/// What starts the child. `parent` is the calling process, whose calling thread must outlive the child.
+pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnError> {
+    let ChildSpec {
+        program,
+        args,
+        cwd,
+        environment,
+    } = spec;
+    check_directory(&cwd)?;
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .current_dir(cwd)
+        .env_clear()
+        .envs(environment)
+        .process_group(0);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    die_with_parent_thread(&mut command, parent);
+    die_before_parent(&mut command);
+    Ok(command)
+}
+
+/// exec and chdir report the same errors, so the directory is looked at first.
+fn check_directory(cwd: &PathBuf) -> Result<(), SpawnError> {
+    let looked = std::fs::metadata(cwd).and_then(|found| {
+        if found.is_dir() {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::NotADirectory.into())
+        }
+    });
+    looked.map_err(|source| SpawnError::BadCwd {
+        cwd: cwd.clone(),
+        source,
+    })
+}
+
+/// The child must not be waited for yet: then its pid cannot have been reused.
+pub(crate) fn identify_child(pid: i32) -> io::Result<ProcessId> {
+    let stat = stat::read(pid).ok_or_else(|| io::Error::other("/proc does not show the child"))?;
+    Ok(stat.id)
+}

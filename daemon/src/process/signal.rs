@@ -1,0 +1,20 @@
+//! Signals to verified identities only, so that a reused pid is never hit.
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+use super::{ProcessId, stat};
+
+/// A pidfd pins the process before its identity is compared, so nobody can slip in between.
+pub(crate) fn signal_one(id: ProcessId, signal: Signal) {
+    let Some(pid) = Pid::from_raw(id.pid) else {
+        return;
+    };
+    let same = || stat::read(id.pid).is_some_and(|stat| stat.id == id);
+    // Errors below mean that the process is gone; the next look decides.
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) if same() => drop(pidfd_send_signal(pidfd, signal)),
+        Err(Errno::NOSYS) if same() => drop(kill_process(pid, signal)),
+        Ok(_) | Err(_) => {}
+    }
+}

@@ -1,0 +1,404 @@
+//! The course of a child's life as the shim decides it: runs, settles, is cleared away, drains, is over. Pure:
+//! moments and facts go in, the stage and the next moment to look come out.
+
+use std::time::Duration;
+
+use baton_proto::worker::{self, EndedBy};
+
+use super::ladder::{Cleared, Ladder, POLL, Rung, Sight};
+use crate::clock::Moment;
+
+/// After an exit, what the child left running may still be writing its last lines.
+const SETTLE: Duration = Duration::from_millis(250);
+/// How long output is waited for when nobody is left to write it.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// When the shim acts by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lease {
+    pub(super) term_at: Moment,
+    pub(super) kill_at: Moment,
+    pub(super) limit: Moment,
+    /// Of the grant with this limit; only passed on.
+    granted_ms: u64,
+}
+
+impl Lease {
+    /// Each moment moves forward only.
+    fn extend(&mut self, newer: Self) {
+        if newer.limit >= self.limit {
+            self.granted_ms = newer.granted_ms;
+        }
+        self.term_at = self.term_at.max(newer.term_at);
+        self.kill_at = self.kill_at.max(newer.kill_at);
+        self.limit = self.limit.max(newer.limit);
+    }
+}
+
+impl From<worker::Lease> for Lease {
+    fn from(lease: worker::Lease) -> Self {
+        Self {
+            term_at: Moment::from_millis(lease.term_at_ms),
+            kill_at: Moment::from_millis(lease.kill_at_ms),
+            limit: Moment::from_millis(lease.limit_ms),
+            granted_ms: lease.granted_ms,
+        }
+    }
+}
+
+impl From<Lease> for worker::Lease {
+    fn from(lease: Lease) -> Self {
+        Self {
+            term_at_ms: lease.term_at.as_millis(),
+            kill_at_ms: lease.kill_at.as_millis(),
+            limit_ms: lease.limit.as_millis(),
+            granted_ms: lease.granted_ms,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Course {
+    lease: Lease,
+    cleanup_term: Duration,
+    /// KILL of an order to stop.
+    stop: Option<Moment>,
+    exited_at: Option<Moment>,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    Running,
+    /// The child ended by itself: its output comes first, then its leftovers go.
+    Settling {
+        until: Moment,
+    },
+    Clearing {
+        by: EndedBy,
+        ladder: Ladder,
+        /// KILL at the latest, as it was when this began.
+        grace: Moment,
+        look_at: Moment,
+    },
+    Draining {
+        by: EndedBy,
+        cleared: Cleared,
+        until: Moment,
+    },
+    Over {
+        by: EndedBy,
+        cleared: Cleared,
+    },
+}
+
+impl Course {
+    pub(super) fn new(lease: Lease, cleanup_term: Duration) -> Self {
+        Self {
+            lease,
+            cleanup_term,
+            stop: None,
+            exited_at: None,
+            stage: Stage::Running,
+        }
+    }
+
+    pub(super) fn lease(&self) -> Lease {
+        self.lease
+    }
+
+    /// When the child itself was seen dead.
+    pub(super) fn exited_at(&self) -> Option<Moment> {
+        self.exited_at
+    }
+
+    pub(super) fn on_lease(&mut self, newer: Lease) {
+        self.lease.extend(newer);
+    }
+
+    /// A later order can only bring KILL forward.
+    pub(super) fn on_stop(&mut self, kill_at: Moment) {
+        self.stop = Some(self.stop.map_or(kill_at, |earlier| earlier.min(kill_at)));
+    }
+
+    pub(super) fn on_exit(&mut self, now: Moment) {
+        self.exited_at.get_or_insert(now);
+    }
+
+    /// Moves on as far as time and facts allow. An exit that has happened wins over an order or a lease end of
+    /// the same moment. `drained` says that no output is to come.
+    pub(super) fn advance(&mut self, now: Moment, drained: bool) {
+        let next = match self.stage {
+            Stage::Running if self.exited_at.is_some() => Stage::Settling {
+                until: now.after(SETTLE),
+            },
+            Stage::Running if self.stop.is_some() => self.clear(EndedBy::Order, now),
+            Stage::Running if now >= self.lease.term_at => self.clear(EndedBy::Lease, now),
+            Stage::Settling { until } if drained || self.is_pressed(now) || now >= until => {
+                self.clear(EndedBy::Child, now)
+            }
+            Stage::Draining { by, cleared, until } if drained || now >= until => {
+                Stage::Over { by, cleared }
+            }
+            Stage::Running
+            | Stage::Settling { .. }
+            | Stage::Clearing { .. }
+            | Stage::Draining { .. }
+            | Stage::Over { .. } => return,
+        };
+        self.stage = next;
+        self.advance(now, drained);
+    }
+
+    /// Whether the ladder wants a look now, and whether a cheap one is enough.
+    pub(super) fn wants_look(&self, now: Moment) -> Option<Look> {
+        let Stage::Clearing {
+            ladder, look_at, ..
+        } = &self.stage
+        else {
+            return None;
+        };
+        let look = if ladder.can_wait(now, self.kill_at()) {
+            Look::AtKnown
+        } else {
+            Look::AtAll
+        };
+        // The moment of KILL does not wait for the next look.
+        let is_due = now >= *look_at || (now >= self.kill_at() && !ladder.is_killing());
+        is_due.then_some(look)
+    }
+
+    /// Takes in the look that was wanted and says what to send to all who were seen.
+    pub(super) fn on_sight(&mut self, sight: Sight, now: Moment) -> Option<Rung> {
+        let kill_at = self.kill_at();
+        let Stage::Clearing {
+            by,
+            ladder,
+            look_at,
+            ..
+        } = &mut self.stage
+        else {
+            return None;
+        };
+        let rung = ladder.on_sight(sight, now, kill_at);
+        *look_at = now.after(POLL);
+        if let Some(cleared) = ladder.cleared() {
+            // Whoever cannot be killed may hold the pipes open for ever.
+            let wait = if cleared.empty { DRAIN } else { Duration::ZERO };
+            self.stage = Stage::Draining {
+                by: *by,
+                cleared,
+                until: now.after(wait),
+            };
+        }
+        rung
+    }
+
+    /// When to look again if nothing else happens.
+    pub(super) fn next(&self, now: Moment) -> Option<Moment> {
+        match &self.stage {
+            Stage::Running if self.exited_at.is_some() || self.stop.is_some() => Some(now),
+            Stage::Running => Some(self.lease.term_at),
+            Stage::Settling { until } => Some((*until).min(self.lease.term_at)),
+            Stage::Clearing {
+                ladder, look_at, ..
+            } if ladder.is_killing() => Some(*look_at),
+            Stage::Clearing { look_at, .. } => Some((*look_at).min(self.kill_at())),
+            Stage::Draining { until, .. } => Some(*until),
+            Stage::Over { .. } => Some(now),
+        }
+    }
+
+    /// The child is being ended, or has ended.
+    pub(super) fn is_ending(&self) -> bool {
+        !matches!(self.stage, Stage::Running)
+    }
+
+    /// Nobody is left who could write more.
+    pub(super) fn is_draining(&self) -> bool {
+        matches!(self.stage, Stage::Draining { .. } | Stage::Over { .. })
+    }
+
+    pub(super) fn over(&self) -> Option<(EndedBy, Cleared)> {
+        match self.stage {
+            Stage::Over { by, cleared } => Some((by, cleared)),
+            Stage::Running
+            | Stage::Settling { .. }
+            | Stage::Clearing { .. }
+            | Stage::Draining { .. } => None,
+        }
+    }
+
+    fn clear(&self, by: EndedBy, now: Moment) -> Stage {
+        let grace = match by {
+            EndedBy::Child => now.after(self.cleanup_term),
+            // A lease that is extended after its TERM went out changes nothing any more.
+            EndedBy::Lease | EndedBy::Order | EndedBy::Unspecified => self.lease.kill_at,
+        };
+        Stage::Clearing {
+            by,
+            ladder: Ladder::default(),
+            grace,
+            look_at: now,
+        }
+    }
+
+    /// Somebody wants it over, or the lease does.
+    fn is_pressed(&self, now: Moment) -> bool {
+        self.stop.is_some() || now >= self.lease.term_at
+    }
+
+    /// The earliest of all that speak about KILL.
+    fn kill_at(&self) -> Moment {
+        let mut at = self.lease.kill_at;
+        if let Some(ordered) = self.stop {
+            at = at.min(ordered);
+        }
+        if let Stage::Clearing { grace, .. } = self.stage {
+            at = at.min(grace);
+        }
+        at
+    }
+}
+
+/// What the ladder needs to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    AtKnown,
+    AtAll,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOMEBODY: Sight = Sight::Members {
+        living: 1,
+        outside: 0,
+    };
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_millis(millis)
+    }
+
+    fn lease(term_at: u64, kill_at: u64) -> Lease {
+        Lease {
+            term_at: at(term_at),
+            kill_at: at(kill_at),
+            limit: at(kill_at + 100),
+            granted_ms: kill_at,
+        }
+    }
+
+    fn course() -> Course {
+        Course::new(lease(10_000, 12_000), Duration::from_millis(500))
+    }
+
+    /// What is sent at this moment when somebody is there to be seen.
+    fn sent(course: &mut Course, now: u64) -> Option<Rung> {
+        course.advance(at(now), false);
+        course.wants_look(at(now))?;
+        course.on_sight(SOMEBODY, at(now))
+    }
+
+    fn ended_by(course: &mut Course, now: u64) -> EndedBy {
+        course.on_sight(Sight::Nobody, at(now));
+        course.advance(at(now), true);
+        let (by, cleared) = course.over().unwrap();
+        assert!(cleared.empty);
+        by
+    }
+
+    #[test]
+    fn a_lease_ends_by_term_and_kill_at_their_moments() {
+        let mut course = course();
+        assert_eq!(course.next(at(0)), Some(at(10_000)));
+        assert_eq!(sent(&mut course, 9_999), None);
+        assert_eq!(sent(&mut course, 10_000), Some(Rung::Term));
+        assert_eq!(course.next(at(10_000)), Some(at(10_010)));
+        // Too late: TERM is out.
+        course.on_lease(lease(90_000, 99_000));
+        assert_eq!(sent(&mut course, 12_000), Some(Rung::Kill));
+        assert_eq!(ended_by(&mut course, 12_010), EndedBy::Lease);
+    }
+
+    #[test]
+    fn a_renewal_moves_the_end_and_an_older_one_does_not_move_it_back() {
+        let mut course = course();
+        course.on_lease(lease(20_000, 22_000));
+        course.on_lease(lease(15_000, 17_000));
+        assert_eq!(course.lease(), lease(20_000, 22_000));
+        assert_eq!(sent(&mut course, 19_999), None);
+        assert_eq!(sent(&mut course, 20_000), Some(Rung::Term));
+    }
+
+    #[test]
+    fn an_order_has_its_own_moment_that_only_comes_closer_and_the_lease_is_above_it() {
+        let mut course = course();
+        course.on_stop(at(5_000));
+        assert_eq!(course.next(at(1_000)), Some(at(1_000)));
+        assert_eq!(sent(&mut course, 1_000), Some(Rung::Term));
+        course.on_stop(at(4_000));
+        course.on_stop(at(9_000));
+        assert_eq!(sent(&mut course, 3_999), Some(Rung::Term));
+        assert_eq!(course.next(at(3_999)), Some(at(4_000)));
+        assert_eq!(sent(&mut course, 4_000), Some(Rung::Kill));
+        assert_eq!(ended_by(&mut course, 4_010), EndedBy::Order);
+        let mut late = self::course();
+        late.on_stop(at(99_000));
+        sent(&mut late, 1_000);
+        assert_eq!(sent(&mut late, 12_000), Some(Rung::Kill));
+    }
+
+    #[test]
+    fn a_child_that_ended_is_given_time_to_settle_and_its_leftovers_a_grace() {
+        let mut course = course();
+        course.on_exit(at(100));
+        assert_eq!(sent(&mut course, 100), None);
+        assert_eq!(course.next(at(100)), Some(at(350)));
+        assert_eq!(sent(&mut course, 350), Some(Rung::Term));
+        assert_eq!(sent(&mut course, 850), Some(Rung::Kill));
+        assert_eq!(ended_by(&mut course, 860), EndedBy::Child);
+        assert_eq!(course.exited_at(), Some(at(100)));
+    }
+
+    #[test]
+    fn an_exit_of_the_same_moment_wins_and_an_order_cuts_the_settling_short() {
+        let mut course = course();
+        course.on_stop(at(5_000));
+        course.on_exit(at(100));
+        assert_eq!(sent(&mut course, 100), Some(Rung::Term));
+        assert_eq!(ended_by(&mut course, 110), EndedBy::Child);
+    }
+
+    #[test]
+    fn a_suspend_beyond_the_whole_lease_kills_at_the_first_look() {
+        let mut course = course();
+        assert_eq!(sent(&mut course, 3_600_000), Some(Rung::Kill));
+        assert_eq!(ended_by(&mut course, 3_600_010), EndedBy::Lease);
+    }
+
+    #[test]
+    fn output_is_waited_for_when_all_are_gone_but_not_for_ever() {
+        let mut course = course();
+        course.on_exit(at(0));
+        course.advance(at(0), false);
+        course.advance(at(250), false);
+        course.on_sight(Sight::Nobody, at(250));
+        course.advance(at(2_249), false);
+        assert!(course.over().is_none() && course.is_draining());
+        course.advance(at(2_250), false);
+        assert!(course.over().is_some());
+    }
+
+    #[test]
+    fn what_cannot_be_killed_ends_the_course_without_a_drain() {
+        let mut course = course();
+        course.on_stop(at(0));
+        sent(&mut course, 0);
+        sent(&mut course, 60_000);
+        course.advance(at(60_000), false);
+        let (_, cleared) = course.over().unwrap();
+        assert!(!cleared.empty && cleared.killed);
+    }
+}

@@ -1,0 +1,136 @@
+//! Messages on a Unix socket: four bytes of length, big endian, then the message. Neither side needs an
+//! async runtime for it: bytes go in as they come, messages come out when they are whole.
+
+use bytes::{Buf, BufMut, BytesMut};
+use prost::Message;
+
+/// Longest message. It must hold a prompt of 1 MiB, and the largest environment that a system starts.
+pub const LARGEST_MESSAGE: usize = 2 * 1024 * 1024 + 64 * 1024;
+
+const LENGTH: usize = 4;
+/// A buffer that grew beyond this for one message is let go after it.
+const KEPT: usize = 16 * 1024;
+
+/// What comes in is not this protocol; the connection is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum FramingError {
+    #[error("a message of {0} bytes is longer than {LARGEST_MESSAGE}")]
+    TooLong(usize),
+    #[error("a message cannot be decoded: {0}")]
+    Malformed(#[from] prost::DecodeError),
+}
+
+/// Appends one message to what is to be sent.
+pub fn encode(message: &impl Message, out: &mut BytesMut) -> Result<(), FramingError> {
+    let length = message.encoded_len();
+    let word = u32::try_from(length)
+        .ok()
+        .filter(|_| length <= LARGEST_MESSAGE);
+    let word = word.ok_or(FramingError::TooLong(length))?;
+    out.reserve(LENGTH + length);
+    out.put_u32(word);
+    // The buffer has room, which is all that encoding can lack.
+    message
+        .encode(out)
+        .map_err(|_| FramingError::TooLong(length))
+}
+
+/// Puts messages together from the bytes of one connection.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    buffer: BytesMut,
+}
+
+impl Decoder {
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// Where a reader may append what it reads, instead of [`Decoder::feed`].
+    pub fn buffer(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+
+    /// The next whole message. After an error there is none any more.
+    pub fn take<M: Message + Default>(&mut self) -> Result<Option<M>, FramingError> {
+        let Some(word) = self.buffer.first_chunk::<LENGTH>() else {
+            return Ok(None);
+        };
+        let length = usize::try_from(u32::from_be_bytes(*word)).unwrap_or(usize::MAX);
+        if length > LARGEST_MESSAGE {
+            return Err(FramingError::TooLong(length));
+        }
+        if self.buffer.len() < LENGTH + length {
+            return Ok(None);
+        }
+        self.buffer.advance(LENGTH);
+        let body = self.buffer.split_to(length).freeze();
+        if self.buffer.is_empty() && length > KEPT {
+            self.buffer = BytesMut::new();
+        }
+        Ok(Some(M::decode(body)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::worker::{Stdin, ToShim, to_shim};
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn stdin(id: u64, length: usize) -> ToShim {
+        let data = Bytes::from(vec![7; length]);
+        let message = to_shim::Message::Stdin(Stdin {
+            id,
+            data,
+            close: false,
+        });
+        ToShim {
+            message: Some(message),
+        }
+    }
+
+    #[test]
+    fn messages_come_out_whole_however_their_bytes_come_in() {
+        let sent = [stdin(1, 0), stdin(2, 100_000), stdin(3, 5)];
+        let mut out = BytesMut::new();
+        for message in &sent {
+            encode(message, &mut out).unwrap();
+        }
+        for step in [1, 3, 4, 1000, out.len()] {
+            let mut decoder = Decoder::default();
+            let mut seen = Vec::new();
+            for bytes in out.chunks(step) {
+                decoder.feed(bytes);
+                while let Some(message) = decoder.take::<ToShim>().unwrap() {
+                    seen.push(message);
+                }
+            }
+            assert_eq!(seen, sent);
+        }
+    }
+
+    #[test]
+    fn a_length_or_a_body_that_makes_no_sense_is_an_error_before_it_costs_memory() {
+        let mut decoder = Decoder::default();
+        decoder.feed(&u32::MAX.to_be_bytes());
+        let refused = decoder.take::<ToShim>();
+        assert!(matches!(refused, Err(FramingError::TooLong(_))));
+        let mut decoder = Decoder::default();
+        decoder.feed(&[0, 0, 0, 2, 0xff, 0xff]);
+        let refused = decoder.take::<ToShim>();
+        assert!(matches!(refused, Err(FramingError::Malformed(_))));
+        let mut out = BytesMut::new();
+        let too_long = encode(&stdin(1, LARGEST_MESSAGE), &mut out);
+        assert!(matches!(too_long, Err(FramingError::TooLong(_))) && out.is_empty());
+    }
+
+    #[test]
+    fn an_arm_of_a_newer_version_is_a_message_without_content() {
+        let mut decoder = Decoder::default();
+        // Field 200, length-delimited, empty.
+        decoder.feed(&[0, 0, 0, 3, 0xc2, 0x0c, 0]);
+        assert_eq!(decoder.take::<ToShim>().unwrap(), Some(ToShim::default()));
+    }
+}

@@ -1,0 +1,72 @@
+//! What a process takes over from the one that started it, and a shim must not: open descriptors, the ways in which
+//! signals are taken, the session. The unsafe part of the shim: neither std nor rustix offers these calls safely.
+
+use std::fs::read_dir;
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{getpid, set_child_subreaper, setsid};
+use rustix::stdio::{dup2_stdin, stdin};
+
+/// Faults keep their default: a shim that breaks must end. KILL and STOP cannot be caught.
+const NOT_CAUGHT: [libc::c_int; 9] = [
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+    libc::SIGKILL,
+    libc::SIGSTOP,
+];
+/// The last of all; 32 and 33 are the C library's own, and it gives them to nobody.
+const LAST_SIGNAL: libc::c_int = 64;
+
+/// Cuts every tie to the daemon but one, and returns that: the socket that was passed as standard input. Must be
+/// called before this process opens anything.
+pub(super) fn cut_ties() -> io::Result<OwnedFd> {
+    close_descriptors();
+    catch_signals();
+    // Fails for the leader of a group, which is away from the terminal's group all the same.
+    let _ = setsid();
+    set_child_subreaper(Some(getpid()))?;
+    let first = fcntl_dupfd_cloexec(stdin(), 3)?;
+    let null = open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    dup2_stdin(&null)?;
+    Ok(first)
+}
+
+/// Closes what the daemon, or whoever started that, left open: a shim may outlive them by hours.
+fn close_descriptors() {
+    let numbers =
+        |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let Ok(entries) = read_dir("/proc/self/fd") else {
+        return;
+    };
+    let open: Vec<RawFd> = entries.filter_map(numbers).collect();
+    for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
+        close(descriptor);
+    }
+}
+
+#[expect(unsafe_code, reason = "an inherited descriptor has no owner to drop")]
+fn close(descriptor: RawFd) {
+    // SAFETY: nothing in this process has opened a descriptor yet, so nobody owns this one. Closing the directory
+    // that was just read once more is an error without an effect.
+    unsafe { libc::close(descriptor) };
+}
+
+/// Signals do nothing but wake the shim. They are caught and not ignored: exec gives caught ones their default back,
+/// so that the child starts with none ignored, even where the daemon was started with some.
+#[expect(unsafe_code, reason = "std and rustix install no handlers")]
+fn catch_signals() {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let handler = nothing as extern "C" fn(libc::c_int) as libc::sighandler_t;
+    for signal in (1..=LAST_SIGNAL).filter(|signal| !NOT_CAUGHT.contains(signal)) {
+        // SAFETY: a handler that does nothing is safe at any moment.
+        unsafe { libc::signal(signal, handler) };
+    }
+}

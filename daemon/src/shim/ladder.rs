@@ -1,0 +1,187 @@
+//! How every process of an attempt is ended: TERM to all that can be seen, a grace, KILL, and again until the
+//! kernel says that nobody is left. Pure: it is told what a look has seen and answers with the signal to send.
+//!
+//! "Nobody" is a proof and no guess. The shim is the subreaper of everything that its child ever started, so
+//! when it has no child left, it has no descendant left.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// Between two looks.
+pub(super) const POLL: Duration = Duration::from_millis(10);
+/// How long KILL is repeated. What is left then cannot be killed, and the report says so.
+pub(super) const SWEEP_LIMIT: Duration = Duration::from_secs(5);
+
+/// What a look has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// No process is left.
+    Nobody,
+    /// Those that were signalled last are still there; nobody looked for others.
+    Known,
+    /// All that could be seen. None of them while somebody is left means: look again.
+    Members {
+        living: usize,
+        /// Of these, how many are not in the child's own process group.
+        outside: usize,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rung {
+    Term,
+    Kill,
+}
+
+/// What the ladder did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cleared {
+    pub(super) empty: bool,
+    pub(super) terminated: bool,
+    pub(super) killed: bool,
+    /// Most processes outside the child's own group that were signalled at once.
+    pub(super) swept: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ladder {
+    cleared: Cleared,
+    give_up: Option<Moment>,
+    over: bool,
+}
+
+impl Ladder {
+    /// Whether a cheap look at those who are known is enough: they were told, and have time left.
+    pub(super) fn can_wait(&self, now: Moment, kill_at: Moment) -> bool {
+        self.cleared.terminated && now < kill_at
+    }
+
+    /// KILL has been reached.
+    pub(super) fn is_killing(&self) -> bool {
+        self.give_up.is_some()
+    }
+
+    /// Takes in a look and says what everybody in it must be sent.
+    pub(super) fn on_sight(&mut self, sight: Sight, now: Moment, kill_at: Moment) -> Option<Rung> {
+        match sight {
+            Sight::Nobody => {
+                self.cleared.empty = true;
+                self.over = true;
+                None
+            }
+            Sight::Known => None,
+            Sight::Members { living, outside } => {
+                let rung = self.rung(now, kill_at);
+                if living == 0 {
+                    return None;
+                }
+                match rung {
+                    Rung::Term => self.cleared.terminated = true,
+                    Rung::Kill => self.cleared.killed = true,
+                }
+                let outside = u32::try_from(outside).unwrap_or(u32::MAX);
+                self.cleared.swept = self.cleared.swept.max(outside);
+                Some(rung)
+            }
+        }
+    }
+
+    /// What it did, once it is over.
+    pub(super) fn cleared(&self) -> Option<Cleared> {
+        self.over.then_some(self.cleared)
+    }
+
+    fn rung(&mut self, now: Moment, kill_at: Moment) -> Rung {
+        if now < kill_at {
+            return Rung::Term;
+        }
+        let give_up = *self.give_up.get_or_insert(now.after(SWEEP_LIMIT));
+        self.over |= now >= give_up;
+        Rung::Kill
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KILL_AT: Moment = Moment::from_millis(1_000);
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_millis(millis)
+    }
+
+    fn members(living: usize, outside: usize) -> Sight {
+        Sight::Members { living, outside }
+    }
+
+    #[test]
+    fn nobody_left_needs_no_signal() {
+        let mut ladder = Ladder::default();
+        assert_eq!(ladder.on_sight(Sight::Nobody, at(0), KILL_AT), None);
+        let cleared = ladder.cleared().unwrap();
+        assert!(cleared.empty && !cleared.terminated && !cleared.killed);
+    }
+
+    #[test]
+    fn term_first_then_patience_then_kill_until_nobody_is_left() {
+        let mut ladder = Ladder::default();
+        assert!(!ladder.can_wait(at(0), KILL_AT));
+        assert_eq!(
+            ladder.on_sight(members(3, 1), at(0), KILL_AT),
+            Some(Rung::Term)
+        );
+        assert!(ladder.can_wait(at(10), KILL_AT));
+        assert_eq!(ladder.on_sight(Sight::Known, at(10), KILL_AT), None);
+        // Somebody forked while the others died: it has not been told yet.
+        assert_eq!(
+            ladder.on_sight(members(1, 0), at(20), KILL_AT),
+            Some(Rung::Term)
+        );
+        assert!(!ladder.can_wait(KILL_AT, KILL_AT));
+        assert_eq!(
+            ladder.on_sight(members(2, 2), KILL_AT, KILL_AT),
+            Some(Rung::Kill)
+        );
+        assert_eq!(ladder.on_sight(members(0, 0), at(1_010), KILL_AT), None);
+        assert_eq!(ladder.cleared(), None);
+        ladder.on_sight(Sight::Nobody, at(1_020), KILL_AT);
+        let cleared = ladder.cleared().unwrap();
+        assert!(cleared.empty && cleared.terminated && cleared.killed);
+        assert_eq!(cleared.swept, 2);
+    }
+
+    #[test]
+    fn a_grace_that_is_over_at_once_goes_straight_to_kill() {
+        let mut ladder = Ladder::default();
+        let rung = ladder.on_sight(members(1, 0), at(2_000), KILL_AT);
+        assert_eq!(rung, Some(Rung::Kill));
+    }
+
+    #[test]
+    fn what_cannot_be_killed_is_given_up_and_said() {
+        let mut ladder = Ladder::default();
+        let first = at(2_000);
+        let last = first.after(SWEEP_LIMIT);
+        assert_eq!(
+            ladder.on_sight(members(1, 0), first, KILL_AT),
+            Some(Rung::Kill)
+        );
+        assert_eq!(ladder.cleared(), None);
+        assert_eq!(
+            ladder.on_sight(members(1, 0), last, KILL_AT),
+            Some(Rung::Kill)
+        );
+        assert!(!ladder.cleared().unwrap().empty);
+    }
+
+    #[test]
+    fn nobody_seen_for_ever_while_somebody_is_left_ends_too() {
+        let mut ladder = Ladder::default();
+        ladder.on_sight(members(0, 0), at(2_000), KILL_AT);
+        let last = at(2_000).after(SWEEP_LIMIT);
+        assert_eq!(ladder.on_sight(members(0, 0), last, KILL_AT), None);
+        assert!(!ladder.cleared().unwrap().empty);
+    }
+}

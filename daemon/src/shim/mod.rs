@@ -1,0 +1,99 @@
+//! The shim: one small process per attempt that owns the child, its pipes, its process group and the lease clock. It
+//! outlives the daemon that started it, so that a daemon can be killed or replaced while the attempt goes on, and it
+//! ends everything when the lease does, whether or not a daemon is there to say so.
+//!
+//! It is the same executable, called with [`ARGUMENT`], in the attempt's directory, with one end of a socket pair as
+//! standard input. proto/baton/worker/v1/shim.proto is what it speaks. One thread, one loop over `poll` (`serve`);
+//! what is to be decided is decided by pure parts (`course`, `ladder`) that take the moment as an argument. It links no
+//! part of the daemon but the transcript, the clock and what knows about processes: it needs neither runtime nor relay.
+
+mod charge;
+mod course;
+mod descendants;
+pub mod framing;
+mod inherited;
+mod ladder;
+mod peer;
+mod recorder;
+mod report;
+mod serve;
+mod stdin;
+mod timer;
+
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use baton_proto::worker::{EndedBy, FromShim, from_shim};
+
+use crate::clock::Clock;
+use charge::{disk_failed, nothing_ran};
+use peer::Peer;
+use serve::Shim;
+
+pub use report::read_report;
+
+/// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
+pub const ARGUMENT: &str = "__shim";
+
+/// Where it listens, in the attempt's directory.
+pub const SOCKET: &str = "shim.sock";
+/// The directory of the transcript.
+pub const SPOOL: &str = "spool";
+/// How it ended.
+pub const REPORT: &str = "report";
+
+/// Versions of the protocol between daemon and shim that this code speaks.
+pub const LOWEST_VERSION: u32 = 1;
+pub const HIGHEST_VERSION: u32 = 1;
+
+/// Runs as a shim if this process was called as one. Must come before anything that opens a descriptor or starts a
+/// thread.
+pub fn main_if_asked(clock: &Clock) -> Option<ExitCode> {
+    let asked = std::env::args_os()
+        .nth(1)
+        .is_some_and(|first| first == ARGUMENT);
+    asked.then(|| main(clock.clone()))
+}
+
+/// Whatever goes wrong in here, no process is left and no report says what did not happen.
+fn main(clock: Clock) -> ExitCode {
+    let Ok(first) = inherited::cut_ties() else {
+        return ExitCode::FAILURE;
+    };
+    let served = catch_unwind(AssertUnwindSafe(|| serve_on(first.into(), clock)));
+    match served {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) | Err(_) => {
+            descendants::kill_all();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// False when it had to stop before its work was done.
+fn serve_on(first: UnixStream, clock: Clock) -> bool {
+    let spare = first.try_clone();
+    match Shim::open(first, clock.clone()) {
+        Ok(shim) => {
+            drop(spare);
+            shim.run().is_ok()
+        }
+        Err(error) => {
+            if let Ok(peer) = spare.and_then(|stream| Peer::new(stream, clock.now())) {
+                refuse(peer, &error, &clock);
+            }
+            false
+        }
+    }
+}
+
+/// There is no place to work in: all that is left is to say so.
+fn refuse(mut peer: Peer, error: &std::io::Error, clock: &Clock) {
+    let why = disk_failed("set up the attempt's directory", error);
+    let report = nothing_ran("", EndedBy::Child, why, clock.now());
+    peer.say(&FromShim {
+        message: Some(from_shim::Message::Report(report)),
+    });
+    peer.flush();
+}

@@ -1,0 +1,185 @@
+//! The child's output pipes and the transcript that they go to. Nothing that was read is ever dropped while there is
+//! hope: a disk that refuses keeps its chunk in memory, and the child waits at its pipes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use baton_proto::worker::SpoolFailed;
+use rustix::io::{Errno, ioctl_fionread};
+
+use crate::clock::Moment;
+use crate::spool::{LARGEST_CHUNK, OutputKind, Writer};
+
+/// Unconsumed transcript at which the child has to wait, with a daemon that reads along.
+const WITH_DAEMON: u64 = 8 * 1024 * 1024;
+/// The same while nobody reads.
+const ALONE: u64 = 64 * 1024 * 1024;
+/// The same while the child is being ended: one that waits at its pipe could not end by itself.
+const ENDING: u64 = ALONE + WITH_DAEMON;
+/// Between two tries of a disk that refuses.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// How much may be taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Appetite {
+    WithDaemon,
+    Alone,
+    Ending,
+    /// Nobody is left who could write more: what is in the pipes is all there will be.
+    Draining,
+}
+
+impl Appetite {
+    fn limit(self) -> u64 {
+        match self {
+            Self::WithDaemon => WITH_DAEMON,
+            Self::Alone => ALONE,
+            Self::Ending => ENDING,
+            Self::Draining => u64::MAX,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Recorder {
+    writer: Writer,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+    buffer: Box<[u8]>,
+    held: Option<Held>,
+    failure: Option<SpoolFailed>,
+    consumed: u64,
+}
+
+/// A chunk at the front of the buffer that the disk has not taken.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    kind: OutputKind,
+    wall_ms: u64,
+    length: usize,
+    retry_at: Moment,
+}
+
+impl Recorder {
+    /// The pipes must not block.
+    pub(super) fn new(writer: Writer, stdout: OwnedFd, stderr: OwnedFd) -> Self {
+        Self {
+            writer,
+            stdout: Some(stdout),
+            stderr: Some(stderr),
+            buffer: vec![0; LARGEST_CHUNK].into_boxed_slice(),
+            held: None,
+            failure: None,
+            consumed: 0,
+        }
+    }
+
+    /// End of the transcript.
+    pub(super) fn end(&self) -> u64 {
+        self.writer.end()
+    }
+
+    pub(super) fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    pub(super) fn failure(&self) -> Option<&SpoolFailed> {
+        self.failure.as_ref()
+    }
+
+    /// Everything that came is in the transcript, and no more will come.
+    pub(super) fn is_drained(&self) -> bool {
+        self.stdout.is_none() && self.stderr.is_none() && self.held.is_none()
+    }
+
+    /// The pipes that should be read now.
+    pub(super) fn wants_read(
+        &self,
+        appetite: Appetite,
+    ) -> impl Iterator<Item = (OutputKind, BorrowedFd<'_>)> {
+        let hungry = self.held.is_none() && self.end() - self.consumed < appetite.limit();
+        let both = [
+            (OutputKind::Stdout, &self.stdout),
+            (OutputKind::Stderr, &self.stderr),
+        ];
+        both.into_iter()
+            .filter_map(move |(kind, pipe)| Some((kind, pipe.as_ref().filter(|_| hungry)?.as_fd())))
+    }
+
+    /// One read of one pipe, into the transcript.
+    pub(super) fn read(&mut self, kind: OutputKind, wall_ms: u64, now: Moment) {
+        let pipe = match kind {
+            OutputKind::Stdout => &mut self.stdout,
+            OutputKind::Stderr => &mut self.stderr,
+        };
+        // The buffer may hold a chunk that the disk has not taken.
+        let Some(fd) = pipe.as_ref().filter(|_| self.held.is_none()) else {
+            return;
+        };
+        match rustix::io::read(fd, &mut self.buffer[..]) {
+            // An unreadable pipe has ended too.
+            Ok(0) => *pipe = None,
+            Ok(length) => {
+                self.held = Some(Held {
+                    kind,
+                    wall_ms,
+                    length,
+                    retry_at: now,
+                });
+                self.store(now);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(_) => *pipe = None,
+        }
+    }
+
+    /// Tries to write a chunk that the disk refused, when it is time to.
+    pub(super) fn retry(&mut self, now: Moment) {
+        if self.retry_at().is_some_and(|at| at <= now) {
+            self.store(now);
+        }
+    }
+
+    pub(super) fn retry_at(&self) -> Option<Moment> {
+        self.held.as_ref().map(|held| held.retry_at)
+    }
+
+    /// The transcript up to here is no longer needed.
+    pub(super) fn consume(&mut self, position: u64) {
+        self.consumed = self.consumed.max(position.min(self.end()));
+        self.writer.discard(self.consumed);
+    }
+
+    /// The last try. Returns how many bytes are lost for good; the rest is on the disk.
+    pub(super) fn finish(&mut self, now: Moment) -> u64 {
+        self.store(now);
+        let Some(held) = self.held else {
+            // Without a sync a result could survive a power cut that its output does not: worth a try, no more.
+            let _ = self.writer.sync();
+            return 0;
+        };
+        let left = [&self.stdout, &self.stderr].into_iter().flatten();
+        let in_pipes: u64 = left.map(|pipe| ioctl_fionread(pipe).unwrap_or(0)).sum();
+        held.length as u64 + in_pipes
+    }
+
+    fn store(&mut self, now: Moment) {
+        let Some(held) = &mut self.held else {
+            return;
+        };
+        let bytes = &self.buffer[..held.length];
+        match self.writer.append(held.kind, held.wall_ms, bytes) {
+            Ok(_) => {
+                self.held = None;
+                self.failure = None;
+            }
+            Err(error) => {
+                held.retry_at = now.after(RETRY);
+                self.failure = Some(SpoolFailed {
+                    errno: error.raw_os_error().unwrap_or(0),
+                    message: error.to_string(),
+                });
+            }
+        }
+    }
+}

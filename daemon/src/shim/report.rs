@@ -1,0 +1,129 @@
+//! The report on disk: how an attempt's processes ended, for whichever daemon comes to ask. Its space is taken
+//! before the child starts, so that a full disk cannot hide an end; until there is one it holds zeros.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use baton_proto::worker::Report;
+use bytes::{Buf, BufMut};
+use prost::Message;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+/// One block: what is written into it needs no new one.
+const SIZE: usize = 4096;
+const MAGIC: [u8; 8] = *b"BTREPRT1";
+/// Magic, length and checksum.
+const HEAD: usize = MAGIC.len() + 8;
+
+/// The place that waits for the report.
+#[derive(Debug)]
+pub(crate) struct ReportFile {
+    file: File,
+}
+
+impl ReportFile {
+    pub(crate) fn reserve(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(path)?;
+        match fallocate(&file, FallocateFlags::empty(), 0, SIZE as u64) {
+            Ok(()) => {}
+            // Some file systems cannot promise; zeros that are written are the next best.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.write_all_at(&[0; SIZE], 0)?,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Self { file })
+    }
+
+    /// Writes the one report there will be, and returns when it is on the disk.
+    pub(crate) fn write(&self, report: &Report) -> io::Result<()> {
+        let body = report.encode_to_vec();
+        let length = u32::try_from(body.len()).ok();
+        let length = length.filter(|_| HEAD + body.len() <= SIZE);
+        let length = length.ok_or_else(|| io::Error::other("the report is too long"))?;
+        let mut block = Vec::with_capacity(HEAD + body.len());
+        block.put_slice(&MAGIC);
+        block.put_u32(length);
+        block.put_u32(checksum(length, &body));
+        block.put_slice(&body);
+        self.file.write_all_at(&block, 0)?;
+        self.file.sync_data()
+    }
+}
+
+/// The report, once there is one; `None` as long as there is not, or when its writing was cut short.
+pub fn read_report(path: &Path) -> io::Result<Option<Report>> {
+    match std::fs::read(path) {
+        Ok(block) => Ok(decode(&block)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn decode(block: &[u8]) -> Option<Report> {
+    let mut rest = block.strip_prefix(&MAGIC)?;
+    let length = rest.try_get_u32().ok()?;
+    let expected = rest.try_get_u32().ok()?;
+    let body = rest.get(..usize::try_from(length).ok()?)?;
+    (checksum(length, body) == expected).then(|| Report::decode(body).ok())?
+}
+
+/// The length is part of it: nothing at all would have the checksum that untouched space has.
+fn checksum(length: u32, body: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&length.to_be_bytes());
+    hasher.update(body);
+    hasher.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserved_place_holds_no_report_and_a_torn_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report");
+        assert_eq!(read_report(&path).unwrap(), None);
+        let place = ReportFile::reserve(&path).unwrap();
+        assert_eq!(read_report(&path).unwrap(), None);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), SIZE as u64);
+        let report = Report {
+            attempt_id: "a".into(),
+            transcript_end: 12,
+            ..Report::default()
+        };
+        place.write(&report).unwrap();
+        assert_eq!(read_report(&path).unwrap(), Some(report.clone()));
+        let whole = std::fs::read(&path).unwrap();
+        let written = HEAD + report.encoded_len();
+        for cut in 0..written {
+            let mut torn = whole.clone();
+            torn[cut..].fill(0);
+            let read = decode(&torn);
+            assert!(
+                read.is_none() || read == Some(report.clone()),
+                "cut at {cut}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_report_beyond_its_place_is_refused_and_not_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report");
+        let place = ReportFile::reserve(&path).unwrap();
+        let report = Report {
+            attempt_id: "a".repeat(SIZE),
+            ..Report::default()
+        };
+        place.write(&report).unwrap_err();
+        assert_eq!(read_report(&path).unwrap(), None);
+    }
+}

@@ -1,0 +1,59 @@
+//! The transcript of an attempt: what its child wrote to both pipes, in the order in which it was read. The
+//! shim writes it and the daemon reads it at the same time; all that they need to tell each other is a position.
+//!
+//! A position counts payload bytes of both pipes together. The files are segments of about 1 MiB, named by the
+//! position of their first byte; each is a run of checksummed records. Nothing is ever changed after it was
+//! written: what is no longer needed goes as whole segments.
+
+mod reader;
+mod record;
+mod segment;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+
+pub use reader::{Reader, Upto};
+pub use record::LARGEST_CHUNK;
+pub use writer::Writer;
+
+/// Which pipe the bytes came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OutputKind {
+    Stdout,
+    Stderr,
+}
+
+/// One read from one pipe, or the rest of one when the reader began in its middle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Position of its first byte.
+    pub position: u64,
+    pub kind: OutputKind,
+    /// When it was read, for people.
+    pub wall_ms: u64,
+    pub bytes: Bytes,
+}
+
+impl Chunk {
+    /// Position behind its last byte.
+    pub fn end(&self) -> u64 {
+        self.position + self.bytes.len() as u64
+    }
+}
+
+/// Why a transcript cannot be read further.
+#[derive(Debug, thiserror::Error)]
+pub enum SpoolError {
+    #[error("cannot read {path}: {source}")]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("the transcript in {directory} no longer holds position {position}: it was consumed")]
+    Gone { directory: PathBuf, position: u64 },
+    #[error("the transcript in {directory} is damaged at position {position}")]
+    Damaged { directory: PathBuf, position: u64 },
+}

@@ -1,0 +1,66 @@
+//! One record of a segment: length, pipe, wall time and a checksum over all of it, then the bytes.
+
+use super::OutputKind;
+
+/// Payload of one record at most; also what a pipe holds by default.
+pub const LARGEST_CHUNK: usize = 64 * 1024;
+
+/// 4 bytes of length, 1 of kind, 8 of wall time, 4 of checksum; big endian.
+pub(super) const HEAD: usize = 17;
+
+/// What stands in front of the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) length: usize,
+    pub(super) kind: OutputKind,
+    pub(super) wall_ms: u64,
+    checksum: u32,
+}
+
+/// `bytes` must hold 1 to [`LARGEST_CHUNK`] bytes.
+pub(super) fn encode(kind: OutputKind, wall_ms: u64, bytes: &[u8]) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    head[..4].copy_from_slice(&length.to_be_bytes());
+    head[4] = match kind {
+        OutputKind::Stdout => 1,
+        OutputKind::Stderr => 2,
+    };
+    head[5..13].copy_from_slice(&wall_ms.to_be_bytes());
+    let checksum = checksum(&head[..13], bytes);
+    head[13..].copy_from_slice(&checksum.to_be_bytes());
+    head
+}
+
+impl Head {
+    /// `None` for what no writer has written, such as the zeros of a record whose head is still to come.
+    pub(super) fn decode(head: &[u8; HEAD]) -> Option<Self> {
+        let (length, rest) = head.split_first_chunk::<4>()?;
+        let (kind, rest) = rest.split_first()?;
+        let (wall_ms, rest) = rest.split_first_chunk::<8>()?;
+        let length = usize::try_from(u32::from_be_bytes(*length)).ok()?;
+        let kind = match kind {
+            1 => OutputKind::Stdout,
+            2 => OutputKind::Stderr,
+            _ => return None,
+        };
+        (1..=LARGEST_CHUNK).contains(&length).then_some(Self {
+            length,
+            kind,
+            wall_ms: u64::from_be_bytes(*wall_ms),
+            checksum: u32::from_be_bytes(*rest.first_chunk::<4>()?),
+        })
+    }
+
+    /// Whether `bytes` are the ones that were written under this head.
+    pub(super) fn fits(&self, head: &[u8; HEAD], bytes: &[u8]) -> bool {
+        checksum(&head[..13], bytes) == self.checksum
+    }
+}
+
+fn checksum(head: &[u8], bytes: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(head);
+    hasher.update(bytes);
+    hasher.finalize()
+}

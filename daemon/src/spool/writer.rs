@@ -1,0 +1,116 @@
+//! Appends to a transcript and lets go of what was consumed. A failed append changes nothing: it can be
+//! tried again with the same bytes for as long as it takes.
+
+use std::collections::VecDeque;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::record::{self, HEAD, LARGEST_CHUNK};
+use super::{OutputKind, segment};
+
+#[derive(Debug)]
+pub struct Writer {
+    directory: PathBuf,
+    /// Starts of the segments on disk, oldest first. The last one is being written.
+    segments: VecDeque<u64>,
+    open: Option<Open>,
+    end: u64,
+}
+
+/// The segment that is being written.
+#[derive(Debug)]
+struct Open {
+    file: File,
+    /// Bytes of the file that hold whole records.
+    length: u64,
+    payload: u64,
+}
+
+impl Writer {
+    /// Begins a transcript in a directory that holds none; the directory is made if it is missing.
+    pub fn create(directory: impl Into<PathBuf>) -> io::Result<Self> {
+        let directory = directory.into();
+        match DirBuilder::new().mode(0o700).create(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        if !segment::list(&directory)?.is_empty() {
+            return Err(io::Error::other("there is a transcript already"));
+        }
+        Ok(Self {
+            directory,
+            segments: VecDeque::new(),
+            open: None,
+            end: 0,
+        })
+    }
+
+    /// Position behind the last byte.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Appends one chunk of 1 to [`LARGEST_CHUNK`] bytes and returns the new end.
+    pub fn append(&mut self, kind: OutputKind, wall_ms: u64, bytes: &[u8]) -> io::Result<u64> {
+        if bytes.is_empty() || bytes.len() > LARGEST_CHUNK {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let head = record::encode(kind, wall_ms, bytes);
+        let open = self.writable()?;
+        // The head comes last: a record whose head is there is whole, even if the writer is killed in between.
+        open.file.write_all_at(bytes, open.length + HEAD as u64)?;
+        open.file.write_all_at(&head, open.length)?;
+        open.length += (HEAD + bytes.len()) as u64;
+        open.payload += bytes.len() as u64;
+        self.end += bytes.len() as u64;
+        Ok(self.end)
+    }
+
+    /// Removes the segments that end at or before `position`, except the one that is being written.
+    pub fn discard(&mut self, position: u64) {
+        while self.segments.get(1).is_some_and(|next| *next <= position) {
+            if let Some(start) = self.segments.pop_front() {
+                // One that cannot be removed costs space and nothing else; its directory goes at the end.
+                let _ = std::fs::remove_file(segment::path(&self.directory, start));
+            }
+        }
+    }
+
+    /// Brings everything to the disk.
+    pub fn sync(&self) -> io::Result<()> {
+        for start in &self.segments {
+            File::open(segment::path(&self.directory, *start))?.sync_data()?;
+        }
+        File::open(&self.directory)?.sync_all()
+    }
+
+    fn writable(&mut self) -> io::Result<&mut Open> {
+        let full = |open: &Open| open.payload >= segment::FULL;
+        if self.open.as_ref().is_none_or(full) {
+            let open = begin(&self.directory, self.end)?;
+            self.segments.push_back(self.end);
+            self.open = Some(open);
+        }
+        self.open
+            .as_mut()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+/// A file that an earlier try left half made is made anew.
+fn begin(directory: &Path, start: u64) -> io::Result<Open> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(segment::path(directory, start))?;
+    file.write_all_at(&segment::MAGIC, 0)?;
+    Ok(Open {
+        file,
+        length: segment::MAGIC.len() as u64,
+        payload: 0,
+    })
+}

@@ -1,0 +1,351 @@
+//! What a daemon does with a shim, as far as these tests need it. Reads wait under one deadline that only a hang reaches.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use baton_daemon::shim::framing::{Decoder, encode};
+use baton_daemon::shim::{ARGUMENT, REPORT, SOCKET, SPOOL, read_report};
+use baton_daemon::spool::{Chunk, OutputKind, Reader, Upto};
+use baton_daemon::{Clock, Moment};
+use baton_proto::v1::LeaseToken;
+use baton_proto::worker::{
+    Consumed, FromShim, Greeting, Launch, Lease, Presence, Report, Started, Stdin, Stop, ToShim,
+    Variable, from_shim, to_shim,
+};
+use bytes::BytesMut;
+use tempfile::TempDir;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const ATTEMPT: &str = "0190a5b2-0000-7000-8000-000000000001";
+pub(crate) const TOKEN: &[u8] = b"a-lease-token-of-thirty-two-byte";
+
+/// A shim process and its directory.
+pub(crate) struct Shim {
+    pub(crate) dir: TempDir,
+    process: Child,
+    pub(crate) wire: Wire,
+}
+
+impl Shim {
+    /// Started, greeted, not launched.
+    pub(crate) fn start() -> Self {
+        let mut shim = Self::start_silent(|_| {});
+        shim.wire.greet();
+        shim
+    }
+
+    /// Started and not yet greeted; `prepare` may change how.
+    pub(crate) fn start_silent(prepare: impl FnOnce(&mut Command)) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_shim-under-test"));
+        command
+            .args([ARGUMENT, ATTEMPT])
+            .current_dir(dir.path())
+            .env_clear();
+        prepare(&mut command);
+        command
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null());
+        let process = command.spawn().expect("the shim can be started");
+        Self {
+            dir,
+            process,
+            wire: Wire::new(ours),
+        }
+    }
+
+    /// Runs a shell script under a lease of ten minutes.
+    pub(crate) fn run(script: &str) -> Self {
+        let mut shim = Self::start();
+        shim.launch(shell(script));
+        shim
+    }
+
+    pub(crate) fn launch(&mut self, launch: Launch) -> Started {
+        self.wire.say(to_shim::Message::Launch(launch));
+        self.wire.until(|message| match message {
+            from_shim::Message::Started(started) => Some(started),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.id().cast_signed()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A second connection, as a restarted daemon makes it.
+    pub(crate) fn connect(&self) -> Wire {
+        Wire::new(UnixStream::connect(self.path(SOCKET)).expect("the shim listens"))
+    }
+
+    /// The daemon goes away without a word.
+    pub(crate) fn hang_up(&mut self) {
+        let (nobody, _) = UnixStream::pair().expect("a socket pair");
+        self.wire = Wire::new(nobody);
+    }
+
+    /// The report as the daemon is told it; the same must be on the disk, and the shim gone.
+    pub(crate) fn report(&mut self) -> Report {
+        let told = self.wire.until(|message| match message {
+            from_shim::Message::Report(report) => Some(report),
+            _ => None,
+        });
+        assert_eq!(self.report_on_disk(), Some(told.clone()));
+        assert!(self.end().success());
+        told
+    }
+
+    /// Waits until the shim is gone without having said anything.
+    pub(crate) fn end(&mut self) -> std::process::ExitStatus {
+        self.process.wait().expect("the shim is our child")
+    }
+
+    pub(crate) fn report_on_disk(&self) -> Option<Report> {
+        read_report(&self.path(REPORT)).expect("the report can be read")
+    }
+
+    pub(crate) fn transcript(&self, position: u64) -> Transcript {
+        Transcript {
+            reader: Reader::open(self.path(SPOOL), position),
+            text: Vec::new(),
+        }
+    }
+
+    /// Everything that both pipes brought, after the end.
+    pub(crate) fn whole_text(&self) -> String {
+        let mut transcript = self.transcript(0);
+        transcript.read(Upto::LastWhole);
+        String::from_utf8_lossy(&transcript.text).into_owned()
+    }
+}
+
+impl Drop for Shim {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The transcript as far as it was read.
+pub(crate) struct Transcript {
+    reader: Reader,
+    pub(crate) text: Vec<u8>,
+}
+
+impl Transcript {
+    pub(crate) fn read(&mut self, upto: Upto) -> Vec<Chunk> {
+        let mut chunks = Vec::new();
+        while let Some(chunk) = self.reader.next(upto).expect("a transcript without damage") {
+            self.text.extend_from_slice(&chunk.bytes);
+            chunks.push(chunk);
+        }
+        chunks
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.reader.position()
+    }
+
+    /// Follows the child until it has written a whole line, and returns that.
+    pub(crate) fn line(&mut self, wire: &mut Wire) -> String {
+        loop {
+            if let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.text.drain(..=end).collect();
+                return String::from_utf8_lossy(&line[..end]).into_owned();
+            }
+            let end = wire.grown();
+            self.read(Upto::Position(end));
+        }
+    }
+
+    /// A line with process ids.
+    pub(crate) fn pids(&mut self, wire: &mut Wire) -> Vec<i32> {
+        let line = self.line(wire);
+        line.split_whitespace()
+            .map(|word| word.parse().expect("a process id"))
+            .collect()
+    }
+}
+
+pub(crate) fn text_of(chunks: &[Chunk], kind: OutputKind) -> String {
+    let bytes: Vec<u8> = chunks
+        .iter()
+        .filter(|chunk| chunk.kind == kind)
+        .flat_map(|chunk| chunk.bytes.to_vec())
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// One connection to a shim.
+pub(crate) struct Wire {
+    stream: UnixStream,
+    decoder: Decoder,
+}
+
+impl Wire {
+    fn new(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self {
+            stream,
+            decoder: Decoder::default(),
+        }
+    }
+
+    pub(crate) fn say(&mut self, message: to_shim::Message) {
+        let message = ToShim {
+            message: Some(message),
+        };
+        let mut out = BytesMut::new();
+        encode(&message, &mut out).expect("a short message");
+        self.say_raw(&out);
+    }
+
+    pub(crate) fn say_raw(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).expect("the shim listens");
+    }
+
+    /// The next message; `None` when the shim has closed the connection.
+    pub(crate) fn hear(&mut self) -> Option<from_shim::Message> {
+        loop {
+            if let Some(message) = self.decoder.take::<FromShim>().expect("the protocol") {
+                return Some(message.message.expect("an arm that this version knows"));
+            }
+            let mut bytes = [0; 4096];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return None,
+                Ok(length) => self.decoder.feed(&bytes[..length]),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("waited in vain for the shim: {error}"),
+            }
+        }
+    }
+
+    /// The first thing that `pick` takes; what it does not take is passed over.
+    pub(crate) fn until<T>(&mut self, mut pick: impl FnMut(from_shim::Message) -> Option<T>) -> T {
+        loop {
+            let message = self.hear().expect("the shim closed the connection");
+            let shown = format!("{message:?}");
+            if let Some(picked) = pick(message) {
+                return picked;
+            }
+            assert!(!shown.starts_with("Report"), "ended too early: {shown}");
+        }
+    }
+
+    pub(crate) fn greet(&mut self) -> Presence {
+        self.say(greeting(1, 1));
+        match self.hear() {
+            Some(from_shim::Message::Presence(presence)) => presence,
+            other => panic!("no presence but {other:?}"),
+        }
+    }
+
+    pub(crate) fn grown(&mut self) -> u64 {
+        self.until(|message| match message {
+            from_shim::Message::Grown(grown) => Some(grown.end),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn stdin(&mut self, id: u64, data: &str, close: bool) {
+        let data = data.as_bytes().to_vec().into();
+        self.say(to_shim::Message::Stdin(Stdin { id, data, close }));
+    }
+
+    pub(crate) fn stop(&mut self, kill_in: Duration) {
+        let kill_at_ms = now().after(kill_in).as_millis();
+        self.say(to_shim::Message::Stop(Stop { kill_at_ms }));
+    }
+
+    pub(crate) fn consumed(&mut self, position: u64) {
+        self.say(to_shim::Message::Consumed(Consumed { position }));
+    }
+
+    pub(crate) fn lease(&mut self, lease: Lease) {
+        self.say(to_shim::Message::Lease(lease));
+    }
+}
+
+pub(crate) fn now() -> Moment {
+    Clock::boot().now()
+}
+
+pub(crate) fn greeting(lowest_version: u32, highest_version: u32) -> to_shim::Message {
+    to_shim::Message::Greeting(Greeting {
+        lowest_version,
+        highest_version,
+        instance_id: "test".into(),
+    })
+}
+
+pub(crate) fn lease(term_in: Duration, kill_in: Duration) -> Lease {
+    let at = |wait| now().after(wait).as_millis();
+    Lease {
+        term_at_ms: at(term_in),
+        kill_at_ms: at(kill_in),
+        limit_ms: at(kill_in + Duration::from_millis(100)),
+        granted_ms: 1_000,
+    }
+}
+
+pub(crate) fn shell(script: &str) -> Launch {
+    let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
+    let variable = |name: &str, value: &str| Variable {
+        name: name.as_bytes().to_vec().into(),
+        value: value.as_bytes().to_vec().into(),
+    };
+    Launch {
+        attempt_id: ATTEMPT.into(),
+        program: "/bin/sh".into(),
+        args: vec!["-c".into(), script.as_bytes().to_vec().into()],
+        cwd: "/".into(),
+        environment: vec![
+            variable("PATH", "/usr/local/bin:/usr/bin:/bin"),
+            variable("BATON_ATTEMPT_ID", ATTEMPT),
+        ],
+        lease: Some(lease(minutes(10), minutes(11))),
+        token: Some(LeaseToken {
+            value: TOKEN.to_vec().into(),
+        }),
+        cleanup_term_ms: 1_000,
+    }
+}
+
+/// Dead, or waited for by nobody yet.
+pub(crate) fn is_dead(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| {
+        let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
+        state.is_none_or(|state| state.starts_with(['Z', 'X']))
+    })
+}
+
+/// Looks until it is dead: for processes whose end sends no event to this test.
+pub(crate) fn until_dead(pid: i32) {
+    let start = now();
+    while !is_dead(pid) {
+        assert!(start.until(now()) < PATIENCE, "process {pid} lives on");
+        std::thread::yield_now();
+    }
+}
+
+/// All files below, for those who look for what must not be there.
+pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("a directory").flatten();
+    entries
+        .flat_map(|entry| match entry.path() {
+            path if path.is_dir() => files(&path),
+            path if path.is_file() => vec![path],
+            _ => Vec::new(),
+        })
+        .collect()
+}

@@ -1,0 +1,154 @@
+//! How attempts end: by themselves, by an order, by their lease; and that nobody is left.
+
+use std::time::Duration;
+
+use baton_proto::worker::EndedBy;
+use baton_proto::worker::report::How;
+
+use crate::daemon::{Shim, is_dead, lease, now, shell, until_dead};
+
+/// A child that ignores TERM, a grandchild in a session of its own, an orphan of a double fork, and one that
+/// changed its group and forgot its environment. Prints their pids.
+const FAMILY: &str = r#"
+trap '' TERM
+setsid sh -c 'trap "" TERM; while :; do sleep 600; done' & one=$!
+two=$( (setsid sh -c 'trap "" TERM; echo $$; exec >/dev/null; while :; do sleep 600; done' & ) | head -n 1)
+three=$( (env -i setsid sh -c 'echo $$; exec >/dev/null; exec sleep 600' & ) | head -n 1)
+echo $$ $one $two $three
+while :; do sleep 600; done
+"#;
+
+#[test]
+fn a_lease_that_ends_takes_the_child_and_all_that_it_left() {
+    let mut shim = Shim::start();
+    let mut launch = shell(FAMILY);
+    launch.lease = Some(lease(
+        Duration::from_millis(1_000),
+        Duration::from_millis(1_300),
+    ));
+    let kill_at = launch.lease.unwrap().kill_at_ms;
+    shim.launch(launch);
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    assert_eq!(pids.len(), 4);
+    let report = shim.report();
+    assert_eq!(report.ended_by(), EndedBy::Lease);
+    assert_eq!(report.how, Some(How::Signal(9)));
+    assert!(
+        report.empty && report.terminated && report.killed && report.swept >= 3,
+        "{report:?}"
+    );
+    assert!(report.over_at_ms >= kill_at);
+    assert!(pids.iter().all(|pid| is_dead(*pid)));
+}
+
+#[test]
+fn a_lease_ends_without_a_daemon_too() {
+    let mut shim = Shim::start();
+    let mut launch = shell(FAMILY);
+    launch.lease = Some(lease(
+        Duration::from_millis(1_000),
+        Duration::from_millis(1_000),
+    ));
+    shim.launch(launch);
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    shim.hang_up();
+    assert!(shim.end().success());
+    assert_eq!(shim.report_on_disk().unwrap().ended_by(), EndedBy::Lease);
+    assert!(pids.iter().all(|pid| is_dead(*pid)));
+}
+
+#[test]
+fn a_renewed_lease_lets_the_child_go_on() {
+    let mut shim = Shim::start();
+    let mut launch = shell("sleep 600 & echo up; wait");
+    launch.lease = Some(lease(
+        Duration::from_millis(400),
+        Duration::from_millis(500),
+    ));
+    let first_end = launch.lease.unwrap().kill_at_ms;
+    shim.launch(launch);
+    let longer = lease(Duration::from_millis(1_500), Duration::from_millis(1_600));
+    shim.wire.lease(longer);
+    // One that comes late takes nothing away.
+    shim.wire.lease(lease(Duration::ZERO, Duration::ZERO));
+    let report = shim.report();
+    assert!(report.exited_at_ms >= longer.term_at_ms && report.exited_at_ms > first_end);
+    assert_eq!(report.lease, Some(longer));
+    assert_eq!(report.ended_by(), EndedBy::Lease);
+}
+
+#[test]
+fn an_order_terminates_first_and_kills_at_its_moment() {
+    let mut shim = Shim::run(FAMILY);
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    let ordered = now();
+    shim.wire.stop(Duration::from_secs(60));
+    shim.wire.stop(Duration::from_millis(300));
+    let report = shim.report();
+    assert_eq!(report.ended_by(), EndedBy::Order);
+    assert!(report.terminated && report.killed && report.empty);
+    assert!(report.over_at_ms >= ordered.after(Duration::from_millis(300)).as_millis());
+    assert!(pids.iter().all(|pid| is_dead(*pid)));
+}
+
+#[test]
+fn a_child_that_listens_to_term_is_not_killed() {
+    let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 600 & wait; done";
+    let mut shim = Shim::run(script);
+    let mut transcript = shim.transcript(0);
+    assert_eq!(transcript.line(&mut shim.wire), "up");
+    shim.wire.stop(Duration::from_secs(60));
+    let report = shim.report();
+    assert_eq!(report.how, Some(How::ExitCode(3)));
+    assert!(report.terminated && !report.killed && report.empty);
+    assert_eq!(shim.whole_text(), "up\nbye\n");
+}
+
+#[test]
+fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
+    let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' & echo $!; exit 0";
+    let mut shim = Shim::run(script);
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    let report = shim.report();
+    assert_eq!(
+        (report.how.clone(), report.ended_by()),
+        (Some(How::ExitCode(0)), EndedBy::Child)
+    );
+    assert!(report.empty && report.terminated && report.killed && report.swept >= 1);
+    assert!(report.over_at_ms >= report.exited_at_ms + 1_000);
+    assert!(pids.iter().all(|pid| is_dead(*pid)));
+}
+
+#[test]
+fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
+    let mut shim = Shim::run("echo $$; exec sleep 600");
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    let shim_pid = rustix::process::Pid::from_raw(shim.pid()).unwrap();
+    rustix::process::kill_process(shim_pid, rustix::process::Signal::KILL).unwrap();
+    assert!(!shim.end().success());
+    until_dead(pids[0]);
+    assert_eq!(shim.report_on_disk(), None);
+    assert_eq!(shim.wire.hear(), None);
+}
+
+#[test]
+fn signals_to_the_shim_reach_nobody() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let mut shim = Shim::run("echo up; read line; echo still here");
+    let mut transcript = shim.transcript(0);
+    assert_eq!(transcript.line(&mut shim.wire), "up");
+    let pid = Pid::from_raw(shim.pid()).unwrap();
+    for signal in [
+        Signal::TERM,
+        Signal::INT,
+        Signal::HUP,
+        Signal::QUIT,
+        Signal::USR1,
+        Signal::TSTP,
+    ] {
+        kill_process(pid, signal).unwrap();
+    }
+    shim.wire.stdin(1, "go\n", true);
+    assert_eq!(transcript.line(&mut shim.wire), "still here");
+    assert_eq!(shim.report().how, Some(How::ExitCode(0)));
+}

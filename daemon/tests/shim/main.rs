@@ -1,0 +1,6 @@
+//! The shim as a process, with this test in the daemon's place: real children, real signals, real disks.
+
+mod daemon;
+mod ending;
+mod output;
+mod start;

@@ -1,0 +1,59 @@
+//! What a child writes is in the transcript, all of it, once, whoever reads along.
+
+use baton_daemon::spool::{OutputKind, Upto};
+use baton_proto::worker::report::How;
+
+use crate::daemon::{Shim, text_of};
+
+#[test]
+fn both_pipes_are_recorded_and_the_report_names_the_end() {
+    let mut shim = Shim::run("echo out; echo err >&2; exit 7");
+    let report = shim.report();
+    assert_eq!(report.how, Some(How::ExitCode(7)));
+    assert!(report.empty && !report.terminated && !report.killed);
+    assert_eq!((report.transcript_end, report.lost_bytes), (8, 0));
+    let chunks = shim.transcript(0).read(Upto::Position(8));
+    assert_eq!(text_of(&chunks, OutputKind::Stdout), "out\n");
+    assert_eq!(text_of(&chunks, OutputKind::Stderr), "err\n");
+    assert!(chunks.iter().all(|chunk| chunk.wall_ms > 1_600_000_000_000));
+}
+
+#[test]
+fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
+    const LINES: u64 = 20_000;
+    let mut shim = Shim::run(&format!("seq {LINES}; read line; seq {LINES} >&2"));
+    let mut transcript = shim.transcript(0);
+    let end = shim.wire.grown();
+    transcript.read(Upto::Position(end));
+    shim.wire.consumed(transcript.position());
+    shim.wire = shim.connect();
+    let presence = shim.wire.greet();
+    assert!(presence.transcript_end >= end);
+    assert_eq!(presence.consumed, end);
+    let mut later = shim.transcript(end);
+    shim.wire.stdin(1, "go\n", true);
+    let report = shim.report();
+    later.read(Upto::Position(report.transcript_end));
+    transcript.text.append(&mut later.text);
+    let expected: String = (1..=LINES).map(|number| format!("{number}\n")).collect();
+    let seen = String::from_utf8(transcript.text).unwrap();
+    assert!(seen == expected.repeat(2), "{} bytes", seen.len());
+}
+
+#[test]
+fn a_child_without_a_daemon_goes_on_and_its_output_waits_on_the_disk() {
+    let fifo = tempfile::tempdir().unwrap();
+    let gate = fifo.path().join("gate");
+    let made = std::process::Command::new("mkfifo").arg(&gate).status();
+    assert!(made.unwrap().success());
+    let script = format!("echo first; read line < {}; echo second", gate.display());
+    let mut shim = Shim::run(&script);
+    let mut transcript = shim.transcript(0);
+    assert_eq!(transcript.line(&mut shim.wire), "first");
+    shim.hang_up();
+    std::fs::write(&gate, "go\n").unwrap();
+    assert!(shim.end().success());
+    let report = shim.report_on_disk().unwrap();
+    assert_eq!(report.how, Some(How::ExitCode(0)));
+    assert_eq!(shim.whole_text(), "first\nsecond\n");
+}
