@@ -59,7 +59,14 @@ impl OutputReader {
                 self.stream.insert(opened.into_inner())
             }
         };
-        let item = stream.message().await?.and_then(|response| response.item);
+        let item = loop {
+            match stream.message().await? {
+                // Empty: it only says that the stream lives.
+                Some(ReadOutputResponse { item: None }) => {}
+                Some(response) => break response.item,
+                None => break None,
+            }
+        };
         Ok(match item {
             Some(Item::Chunk(chunk)) => {
                 // From here on only this attempt is meant, also where the request said "the newest".

@@ -38,9 +38,12 @@ impl Watch {
     /// The next event; none when the watch has ended.
     pub async fn next(&mut self) -> Result<Option<TaskEvent>, Status> {
         loop {
-            let message = self.stream.message().await?;
-            match message.and_then(|message| message.item) {
-                None => return Ok(None),
+            let Some(message) = self.stream.message().await? else {
+                return Ok(None);
+            };
+            match message.item {
+                // It only says that the stream lives.
+                None => {}
                 Some(Item::Event(event)) => {
                     self.revision += 1;
                     assert_eq!(

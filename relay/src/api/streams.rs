@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use baton_core::id::TokenId;
 use tokio::sync::mpsc;
@@ -19,6 +20,9 @@ use crate::auth::{AuthFault, Principal};
 /// Messages between a feeder and its client's connection. Few, because a client that does not read holds all of them,
 /// up to 64 KiB each, beside what HTTP/2 buffers.
 const QUEUE: usize = 2;
+
+/// An empty message goes out this often: proxies end streams that carry nothing for a minute, pings or not.
+const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// The answering half of a streaming call.
 pub(super) type Answers<T> = BoxStream<T>;
@@ -86,7 +90,7 @@ impl Api {
         feed: impl FnOnce(Feed<T>) -> F,
     ) -> Result<Answers<T>, Fault>
     where
-        T: Send + 'static,
+        T: Default + Send + 'static,
         F: Future<Output = Result<(), Fault>> + Send + 'static,
     {
         let place = self.streams.enter(principal.token)?;
@@ -100,6 +104,7 @@ impl Api {
                 () = principal.ended(&clock) => Err(AuthFault::Ended.into()),
                 () = stop.cancelled() => Err(Fault::Stopping),
                 () = sender.closed() => Ok(()),
+                () = keep_alive(&sender) => Ok(()),
             };
             if let Err(fault) = ended {
                 // A client that does not read cannot be told, and must not hold its feeder.
@@ -107,5 +112,17 @@ impl Api {
             }
         });
         Ok(Box::pin(ReceiverStream::new(answers)))
+    }
+}
+
+/// For ever. A client that does not read has messages to read, and needs no more.
+async fn keep_alive<T: Default>(sender: &Feed<T>) {
+    let mut ticks = tokio::time::interval(KEEPALIVE);
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        if sender.capacity() == sender.max_capacity() {
+            let _ = sender.try_send(Ok(T::default()));
+        }
     }
 }
