@@ -17,6 +17,7 @@ use baton_proto::v1;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::service::Routes;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tower::ServiceBuilder;
@@ -44,6 +45,8 @@ const RETENTION_EVERY: Duration = Duration::from_secs(5);
 const AFTER_CUT: Duration = Duration::from_millis(500);
 /// For spans that the collector has not taken yet.
 const LAST_SPANS: Duration = Duration::from_secs(2);
+/// By this time after the drain's deadline the relay has ended, whatever its collector or its peers do.
+const LAST: Duration = Duration::from_millis(900);
 
 /// Serves until `stop` completes, then drains.
 pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<(), RelayError> {
@@ -68,8 +71,7 @@ impl Relay {
         self.address
     }
 
-    /// Drains and ends: at the latest one second after the drain's deadline, or three if a collector does not take
-    /// the last spans.
+    /// Drains and ends, at the latest one second after the drain's deadline.
     pub async fn stop(mut self) -> Result<(), RelayError> {
         self.stop.cancel();
         self.ended().await
@@ -147,16 +149,23 @@ impl Serving {
             .add_routes(routes)
             .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
         drop(api);
+        // On its own: it counts from the order to stop, whoever looks at it when.
+        let over = AbortOnDropHandle::new(tokio::spawn(after(stop.clone(), drain + LAST)));
         let served = tokio::select! {
             served = drained(serve, &stop, drain, &cut) => served.map_err(RelayError::Serve),
             // Without a dispatcher nothing can be answered; the process must end and be started again.
             _ = &mut dispatching => return Err(RelayError::Stopped),
         };
         finish.cancel();
-        let _ = dispatching.await; // It has logged why, if it did not end well.
-        output.close().await;
-        telemetry.finish(LAST_SPANS).await;
-        info!("relay stopped");
+        let last = async {
+            let _ = dispatching.await; // It has logged why, if it did not end well.
+            output.close().await;
+            telemetry.finish(LAST_SPANS).await;
+        };
+        tokio::select! {
+            () = last => info!("relay stopped"),
+            _ = over => warn!("relay stopped; its last spans were not taken, or its disk hangs"),
+        }
         served
     }
 }
@@ -171,12 +180,18 @@ async fn drained<E>(
     tokio::pin!(serve);
     tokio::select! {
         served = &mut serve => return served,
-        () = async { stop.cancelled().await; tokio::time::sleep(drain).await } => {}
+        () = after(stop.clone(), drain) => {}
     }
     warn!("peers did not leave in time; cutting their connections");
     cut.cancel();
     let ended = tokio::time::timeout(AFTER_CUT, &mut serve).await;
     ended.unwrap_or(Ok(()))
+}
+
+/// Completes so long after the order to stop.
+async fn after(stop: CancellationToken, wait: Duration) {
+    stop.cancelled().await;
+    tokio::time::sleep(wait).await;
 }
 
 async fn retention(output: OutputLog, clock: crate::clock::Clock, finish: CancellationToken) {
