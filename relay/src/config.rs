@@ -18,6 +18,7 @@ pub struct RelayConfig {
     pub insecure: bool,
     pub bootstrap: Bootstrap,
     pub network: NetworkLimits,
+    pub hello_rates: HelloRates,
     /// Start although acknowledged changes are missing; see the store.
     pub accept_loss: bool,
     /// Open tasks over all tenants, and of one.
@@ -75,6 +76,23 @@ impl Default for NetworkLimits {
     }
 }
 
+/// How many daemons are let in each second when more of them come at once.
+#[derive(Clone, Copy, Debug)]
+pub struct HelloRates {
+    /// Those that hold attempts, which have leases to save.
+    pub holders_per_second: u32,
+    pub idle_per_second: u32,
+}
+
+impl Default for HelloRates {
+    fn default() -> Self {
+        Self {
+            holders_per_second: 1_000,
+            idle_per_second: 500,
+        }
+    }
+}
+
 impl RelayConfig {
     pub fn new(data: PathBuf, listen: SocketAddr) -> Self {
         Self {
@@ -84,6 +102,7 @@ impl RelayConfig {
             insecure: false,
             bootstrap: Bootstrap::default(),
             network: NetworkLimits::default(),
+            hello_rates: HelloRates::default(),
             accept_loss: false,
             max_open: 100_000,
             max_open_per_tenant: 50_000,

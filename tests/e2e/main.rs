@@ -15,6 +15,7 @@ mod life;
 mod processes;
 mod profiles;
 mod restart;
+mod storm;
 mod tenancy;
 mod tidy;
 mod tracing;

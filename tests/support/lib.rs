@@ -31,7 +31,7 @@ pub use ports::quiet_port;
 pub use processes::{Baton, DaemonProcess, RelayProcess, Said};
 pub use raw::{RawLink, raw_unary};
 pub use relay::Relay;
-pub use scripted::{Heard, ScriptedDaemon, hello};
+pub use scripted::{Heard, ScriptedDaemon, active, hello};
 pub use specs::{command, for_agent};
 pub use tap::{Tap, Taped};
 pub use watching::{Watch, recorded_ms};

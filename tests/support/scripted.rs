@@ -296,7 +296,8 @@ impl ScriptedDaemon {
     }
 }
 
-fn active(attempt: &ScriptedAttempt) -> ActiveAttempt {
+/// How Hello lists an attempt that goes on.
+pub fn active(attempt: &ScriptedAttempt) -> ActiveAttempt {
     ActiveAttempt {
         r#ref: Some(attempt.re.clone()),
         token: Some(attempt.token()),

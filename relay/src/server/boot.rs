@@ -25,7 +25,7 @@ use crate::mint::SystemMint;
 use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
 use crate::sealer::Sealer;
-use crate::session::{Shell, Stamp};
+use crate::session::{Admission, Shell, Stamp};
 use crate::store::{Opened, Store, StoreConfig};
 use crate::telemetry::Telemetry;
 use crate::watch::Watchers;
@@ -83,6 +83,7 @@ pub(super) async fn boot(
             epoch: settings.epoch,
         }),
         tokens: tokens.clone(),
+        admission: Admission::new(config.hello_rates),
         stop: stop.clone(),
     };
     let api = Api {

@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 use tonic::{Status, Streaming};
 use uuid::Uuid;
 
+use super::admission::{Caller, Entry};
 use super::fault::LinkFault;
 use super::held::Held;
 use super::{Session, Shell, hello};
@@ -19,17 +20,31 @@ use crate::dispatcher::{FromSession, SESSION_QUEUE};
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Why a stream became no session.
+pub(super) enum Turned {
+    Away(LinkFault),
+    /// Too many come at once: the last word, which says when to come back.
+    Later(Box<v1::RelayFrame>),
+}
+
+impl From<LinkFault> for Turned {
+    fn from(fault: LinkFault) -> Self {
+        Self::Away(fault)
+    }
+}
+
 pub(super) async fn greet(
     principal: Principal,
     mut inbound: Streaming<v1::DaemonFrame>,
     shell: Shell,
     wire: mpsc::Sender<Result<v1::RelayFrame, Status>>,
-) -> Result<Session, LinkFault> {
+) -> Result<Session, Turned> {
     // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
     let id = SessionId(Uuid::now_v7());
     let sent = first(&mut inbound).await?;
     let daemon = daemon_id(&sent, &principal, &shell)?;
     let mut hello = hello::decode(sent, daemon, &principal)?;
+    await_turn(Caller::with(!hello.active.is_empty()), &shell).await?;
     let reader = shell.reader.clone();
     // Thousands of finished attempts may be listed: the disk is read here and not by the dispatcher.
     let hello = tokio::task::spawn_blocking(move || {
@@ -69,6 +84,22 @@ pub(super) async fn greet(
         acks,
         settling: JoinSet::new(),
     })
+}
+
+/// Waits until the dispatcher may be given one more Hello.
+async fn await_turn(caller: Caller, shell: &Shell) -> Result<(), Turned> {
+    match shell.admission.enter(caller, shell.clock.now().at) {
+        Entry::At(turn) => tokio::select! {
+            () = shell.clock.sleep_until(turn) => Ok(()),
+            () = shell.stop.cancelled() => Err(LinkFault::Stopping.into()),
+        },
+        Entry::Later(ms) => {
+            tracing::debug!(?caller, ms, "a daemon was told to come back later");
+            let words = "many daemons connect at once; come back a little later";
+            let goodbye = shell.stamp.goodbye(v1::GoodbyeCode::Busy, words, Some(ms));
+            Err(Turned::Later(Box::new(goodbye)))
+        }
+    }
 }
 
 async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, LinkFault> {

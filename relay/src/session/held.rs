@@ -104,6 +104,10 @@ impl Held {
     }
 
     /// Whether this very ref was given to this session.
+    pub(super) fn is_empty(&self) -> bool {
+        self.attempts.is_empty()
+    }
+
     pub(super) fn holds(&self, re: &FrameRef) -> bool {
         self.attempts
             .get(&re.attempt)

@@ -3,6 +3,7 @@
 //! Control frames go to the dispatcher, output goes straight to the output log, messages come back over one bounded
 //! channel. A session decides nothing about an attempt, and its end ends none.
 
+mod admission;
 mod decode;
 mod encode;
 mod fault;
@@ -31,8 +32,11 @@ use crate::clock::Clock;
 use crate::dispatcher::{Dispatcher, FromSession, ToSession};
 use crate::output::{AckFeed, OutputEnd, OutputLog};
 use crate::reader::Reader;
+use admission::Caller;
+use handshake::Turned;
 use held::Held;
 
+pub(crate) use admission::Admission;
 pub(crate) use encode::Stamp;
 pub use fault::{FrameFault, LinkFault};
 pub(crate) use inbound::VISIBLE;
@@ -53,6 +57,8 @@ pub struct Shell {
     pub(crate) stamp: Arc<Stamp>,
     /// Says whether a credential may still be used; a daemon id is bound to one that can.
     pub(crate) tokens: crate::auth::Tokens,
+    /// How fast daemons are let in.
+    pub(crate) admission: Admission,
     /// The relay is going away: say Goodbye and end.
     pub(crate) stop: CancellationToken,
 }
@@ -70,11 +76,14 @@ pub(crate) fn serve(
     tokio::spawn(async move {
         match handshake::greet(principal, inbound, shell, wire.clone()).await {
             Ok(session) => session.run().await,
-            Err(fault) => {
+            Err(Turned::Away(fault)) => {
                 tracing::info!(%fault, "a daemon's stream was refused");
                 let _ = wire
                     .send(Err(crate::api::status::status(&fault.into())))
                     .await; // The peer may have gone.
+            }
+            Err(Turned::Later(goodbye)) => {
+                let _ = wire.send(Ok(*goodbye)).await; // The peer may have gone.
             }
         }
     });
@@ -229,13 +238,23 @@ impl Session {
         let Ended::Goodbye(code, words) = ended else {
             return;
         };
-        let goodbye = self.shell.stamp.goodbye(*code, words, None);
+        let goodbye = self
+            .shell
+            .stamp
+            .goodbye(*code, words, self.back_in_ms(*code));
         let rest = self.pending.drain(..).chain(std::iter::once(goodbye));
         for frame in rest {
             if self.wire.try_send(Ok(frame)).is_err() {
                 return;
             }
         }
+    }
+
+    /// All daemons return when a stopped relay is back: each is told its moment.
+    fn back_in_ms(&self, code: v1::GoodbyeCode) -> Option<u64> {
+        let caller = Caller::with(!self.held.is_empty());
+        let now = self.shell.clock.now().at;
+        (code == v1::GoodbyeCode::Shutdown).then(|| self.shell.admission.back_in_ms(caller, now))
     }
 
     fn durable_offset(&self, attempt: AttemptId) -> u64 {

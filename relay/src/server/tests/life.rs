@@ -82,7 +82,9 @@ async fn a_drain_tells_daemons_and_watchers_and_does_not_wait_for_its_deadline()
         .unwrap()
         .into_inner();
     in_time("stop", relay.relay.stop()).await.unwrap();
-    assert_eq!(daemon.goodbye().await.code(), v1::GoodbyeCode::Shutdown);
+    let goodbye = daemon.goodbye().await;
+    assert_eq!(goodbye.code(), v1::GoodbyeCode::Shutdown);
+    assert_eq!(goodbye.retry_after_ms, Some(500), "all of them will return");
     let ended = loop {
         match in_time("end of the watch", watch.message()).await {
             Ok(Some(_)) => {}
