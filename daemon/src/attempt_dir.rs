@@ -23,6 +23,8 @@ const ATTEMPTS: &str = "attempts";
 const META: &str = "attempt";
 /// Frames that the relay has not acknowledged.
 const OUTBOX: &str = "outbox";
+/// How long the shim may have, for when it cannot be asked.
+const LEASE: &str = "lease";
 /// Half-written successors of the files above.
 const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "report.new"];
 const SEGMENT_DIGITS: usize = 20;
@@ -146,7 +148,7 @@ impl AttemptDir {
     pub(crate) fn remove(&self) -> io::Result<()> {
         // First of all: without it the rest is nobody's any more, wherever the removal is interrupted.
         unlink(&self.path.join(META))?;
-        for name in [OUTBOX, REPORT, SOCKET].into_iter().chain(DRAFTS) {
+        for name in [OUTBOX, REPORT, SOCKET, LEASE].into_iter().chain(DRAFTS) {
             unlink(&self.path.join(name))?;
         }
         self.remove_spool()?;

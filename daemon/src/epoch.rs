@@ -1,16 +1,27 @@
-//! Which relay may give orders. Pure. Within one incarnation of the relay's data a lower epoch is a relay
-//! that was replaced; an incarnation that another one followed is data that was restored over.
+//! Which relay may give orders. Within one incarnation of the relay's data a lower epoch is a relay that was replaced; an
+//! incarnation that another one followed is data that was restored over. The decision is pure; a small file keeps what it
+//! rests on, so that a restarted daemon still refuses a relay of the past.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
+use crate::storage::StorageError;
+
+/// In the data directory.
+pub(crate) const FILE: &str = "relay-epochs";
 /// Incarnations that are remembered as over. A restore is rare.
 const REMEMBERED: usize = 64;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RelayEpochs {
     incarnation: String,
     epoch: u64,
     over: VecDeque<String>,
+    #[serde(skip)]
+    is_news: bool,
 }
 
 impl RelayEpochs {
@@ -27,10 +38,11 @@ impl RelayEpochs {
                     self.over.pop_front();
                 }
             }
-            self.epoch = epoch;
+            (self.epoch, self.is_news) = (epoch, true);
             return true;
         }
         let current = epoch >= self.epoch;
+        self.is_news |= epoch > self.epoch;
         self.epoch = self.epoch.max(epoch);
         current
     }
@@ -42,11 +54,36 @@ impl RelayEpochs {
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.is_news
+    }
+
+    /// What the file should say, once after each change.
+    pub(crate) fn take_news(&mut self) -> Option<String> {
+        std::mem::take(&mut self.is_news)
+            .then(|| toml::to_string(self).ok())
+            .flatten()
+    }
+}
+
+/// What an earlier run of this daemon had seen.
+pub(crate) fn read(data_dir: &Path) -> Result<RelayEpochs, StorageError> {
+    let path = data_dir.join(FILE);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => toml::from_str(&text).map_err(|error| StorageError::Epochs {
+            path,
+            message: error.message().to_owned(),
+        }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(RelayEpochs::default()),
+        Err(source) => Err(StorageError::Directory { path, source }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::whole_file;
 
     #[test]
     fn replaced_relays_and_restored_over_data_are_refused() {
@@ -57,6 +94,23 @@ mod tests {
         assert!(epochs.admit("b", 1));
         assert!(!epochs.admit("a", 9));
         assert_eq!((epochs.incarnation(), epochs.epoch()), ("b", 1));
+    }
+
+    #[test]
+    fn a_restarted_daemon_still_refuses_relays_of_the_past() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut epochs = read(dir.path()).unwrap();
+        assert_eq!(epochs.take_news(), None);
+        assert!(epochs.admit("a", 3) && epochs.admit("b\n\"", 7));
+        whole_file::write(dir.path(), FILE, &epochs.take_news().unwrap()).unwrap();
+        assert!(epochs.admit("b\n\"", 7) && !epochs.has_news());
+        let mut next = read(dir.path()).unwrap();
+        assert!(!next.admit("a", 4) && !next.admit("b\n\"", 6));
+        assert_eq!(next.take_news(), None, "nothing changed");
+        assert!(next.admit("b\n\"", 8) && next.has_news());
+        std::fs::write(dir.path().join(FILE), "epoch = [").unwrap();
+        let error = read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("relay-epochs is damaged"), "{error}");
     }
 
     #[test]

@@ -353,6 +353,24 @@ pub(crate) fn canceled(reason: CancelReason, closing: Closing) -> Body {
     })
 }
 
+/// The worker's disk takes no more of what the attempt has to say.
+pub(crate) fn disk_full(stderr_tail: &str, closing: Closing) -> Body {
+    let Closing {
+        final_offset,
+        receipt,
+    } = closing;
+    Body::Error(TaskError {
+        final_offset,
+        receipt: Some(receipt),
+        failure_code: baton_proto::codes::WORKER_DISK_FULL.to_owned(),
+        message: "the worker's disk took no more of the attempt's frames; see the daemon's log"
+            .to_owned(),
+        user_message: "the worker's disk is full".to_owned(),
+        stderr_tail: redact(stderr_tail),
+        ..TaskError::default()
+    })
+}
+
 /// The relay refused a completion because of its contract. The process is gone, so it cannot try again.
 pub(crate) fn contract_unmet(message: &str, closing: Closing) -> Body {
     let Closing {

@@ -18,10 +18,15 @@ use crate::lease::LeaseClock;
 use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox};
 
 mod ending;
+mod place;
+
+pub(crate) use place::Place;
 
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
 const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
 const GO_ON_BELOW: usize = OUTPUT_LIMIT / 4;
+/// Bytes on their way to the disk at which a child is held back.
+const UNWRITTEN_MOST: usize = 1024 * 1024;
 /// Complaints about one gap come in bunches: one for each frame that was in flight.
 const REPLAY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -30,6 +35,7 @@ pub(crate) struct Held {
     /// None when it did not outlive the daemon that had it.
     pub(crate) token: Option<LeaseToken>,
     pub(crate) outbox: Outbox<Control, SystemTime>,
+    pub(crate) place: Place,
     stage: Stage,
     lease: Option<LeaseClock>,
     cleanup_term: Duration,
@@ -68,6 +74,8 @@ pub(crate) enum StopWhy {
     /// The daemon stops and could wait no longer. To the task that is a loss and not a cancel, so only a
     /// receipt is said: the relay's policy for losses decides how the task goes on.
     Drained,
+    /// What it has to say cannot be stored.
+    DiskFull,
     /// No renewal was acknowledged in time. Only a receipt is said, and the result if there was one.
     LeaseEnded,
     /// The relay took the attempt away: only a receipt is wanted.
@@ -77,7 +85,7 @@ pub(crate) enum StopWhy {
 impl StopWhy {
     fn rank(self) -> u8 {
         match self {
-            Self::Canceled(_) | Self::Drained => 0,
+            Self::Canceled(_) | Self::Drained | Self::DiskFull => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
         }
@@ -88,6 +96,7 @@ impl StopWhy {
 pub(crate) struct Offer {
     pub(crate) attempt: AttemptRef,
     pub(crate) token: LeaseToken,
+    pub(crate) place: Place,
     pub(crate) plan: AttemptPlan,
     pub(crate) accept: Duration,
 }
@@ -104,6 +113,7 @@ impl Held {
         let Offer {
             attempt,
             token,
+            place,
             plan,
             accept,
         } = offer;
@@ -114,7 +124,11 @@ impl Held {
             accepted_at: now,
             confirm_by: now.after(accept),
         };
-        let mut held = Self::new(attempt, token, stage, cleanup_term);
+        let mut held = Self {
+            outbox: Outbox::new(OUTPUT_LIMIT),
+            place,
+            ..Self::new(attempt, token, stage, cleanup_term)
+        };
         held.say(frames::accepted(), clock);
         held
     }
@@ -143,6 +157,7 @@ impl Held {
             attempt,
             token: Some(token),
             outbox: Outbox::in_memory(OUTPUT_LIMIT),
+            place: Place::Memory,
             stage,
             lease: None,
             cleanup_term,
@@ -206,6 +221,10 @@ impl Held {
             }
             return None;
         };
+        if !self.outbox.log().is_begun() {
+            // No directory to start it in yet. Its acceptance leaves when there is one, and is confirmed again.
+            return None;
+        }
         let lease = LeaseClock::granted(sent_at.unwrap_or(*accepted_at), granted);
         if lease.limit() <= clock.now() {
             self.give_back(&Refusal::not_confirmed(), clock);
@@ -319,15 +338,17 @@ impl Held {
         }
     }
 
-    /// Holds the child back while the relay cannot keep up. Without a stream nobody could ever catch up,
+    /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
     /// so the child runs on and the outbox cuts.
     pub(crate) fn balance(&self, connected: bool) {
         let Stage::Running { hold_back, .. } = &self.stage else {
             return;
         };
         let unacked = self.outbox.held();
+        let unwritten = self.outbox.log().unwritten() > UNWRITTEN_MOST;
         hold_back.send_if_modified(|held| {
-            let wanted = connected && unacked > if *held { GO_ON_BELOW } else { HOLD_BACK_ABOVE };
+            let limit = if *held { GO_ON_BELOW } else { HOLD_BACK_ABOVE };
+            let wanted = unwritten || (connected && unacked > limit);
             std::mem::replace(held, wanted) != wanted
         });
     }

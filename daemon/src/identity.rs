@@ -1,13 +1,15 @@
 //! Who this daemon is: the id that the relay minted for it, kept in the data directory; a fresh id for
 //! each process; the kernel's boot id. Also holds the directory's lock: one running daemon per directory.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
+
+use crate::whole_file;
 
 const ID_FILE: &str = "daemon-id";
 const LOCK_FILE: &str = "daemon.lock";
@@ -46,7 +48,7 @@ impl Identity {
             .mode(0o700)
             .create(data_dir)
             .map_err(failed)?;
-        let lock = private_file(&data_dir.join(LOCK_FILE)).map_err(failed)?;
+        let lock = whole_file::open_private(&data_dir.join(LOCK_FILE)).map_err(failed)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             IdentityError::Locked {
                 path: data_dir.to_owned(),
@@ -78,9 +80,12 @@ impl Identity {
         if daemon_id.is_empty() || daemon_id == self.daemon_id {
             return Ok(());
         }
-        let path = self.data_dir.join(ID_FILE);
-        write_whole(&self.data_dir, &path, daemon_id)
-            .map_err(|source| IdentityError::Keep { path, source })?;
+        whole_file::write(&self.data_dir, ID_FILE, &format!("{daemon_id}\n")).map_err(
+            |source| IdentityError::Keep {
+                path: self.data_dir.join(ID_FILE),
+                source,
+            },
+        )?;
         daemon_id.clone_into(&mut self.daemon_id);
         Ok(())
     }
@@ -91,24 +96,6 @@ impl Drop for Identity {
         // Closing alone is not enough: a child between fork and exec holds a copy of the descriptor.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
-}
-
-fn private_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .create(true)
-        .truncate(true)
-        .write(true)
-        .mode(0o600)
-        .open(path)
-}
-
-fn write_whole(dir: &Path, path: &Path, text: &str) -> io::Result<()> {
-    let draft = path.with_extension("new");
-    let mut file = private_file(&draft)?;
-    writeln!(file, "{text}")?;
-    file.sync_all()?;
-    fs::rename(&draft, path)?;
-    File::open(dir)?.sync_all()
 }
 
 #[cfg(test)]

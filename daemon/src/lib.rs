@@ -11,13 +11,14 @@ mod agents;
 mod attempt;
 #[cfg_attr(
     not(test),
-    expect(dead_code, reason = "the supervisor takes it up next")
+    expect(dead_code, reason = "for attempts that a daemon takes over")
 )]
 mod attempt_dir;
 mod backoff;
 mod checked;
 mod clock;
 mod config;
+mod disk;
 mod epoch;
 mod frames;
 mod health;
@@ -25,7 +26,10 @@ mod held;
 mod identity;
 mod lease;
 mod link;
-#[expect(dead_code, unused_imports, reason = "the supervisor takes it up next")]
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "for attempts that a daemon takes over")
+)]
 mod outbox;
 mod phases;
 mod process;
@@ -34,8 +38,10 @@ mod session;
 pub mod shim;
 pub mod spool;
 mod status;
+mod storage;
 mod supervisor;
 mod timers;
+mod whole_file;
 
 use std::io;
 
@@ -45,15 +51,18 @@ use tracing::warn;
 
 pub use clock::{Clock, Moment};
 pub use config::{ANY_COMMAND, AgentConfig, ConfigError, DaemonConfig, read_agents};
+pub use disk::DiskState;
 pub use health::{Checkup, HealthError, check as check_health};
 pub use identity::IdentityError;
 pub use link::LinkError;
 pub use status::{Ailment, DaemonStatus, Heard};
+pub use storage::StorageError;
 
 use health::HealthChecks;
 use identity::Identity;
 use link::Link;
 use process::{DAEMON_MARKER, Spawner, adopt_orphans, kill_marked};
+use storage::Storage;
 use supervisor::Supervisor;
 
 /// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
@@ -66,6 +75,8 @@ pub enum DaemonError {
     Config(#[from] ConfigError),
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    #[error(transparent)]
+    Storage(#[from] StorageError),
     #[error(transparent)]
     Health(#[from] HealthError),
     #[error(transparent)]
@@ -85,6 +96,7 @@ pub async fn run(config: DaemonConfig, stop: CancellationToken) -> Result<(), Da
 pub struct Daemon {
     config: DaemonConfig,
     identity: Identity,
+    storage: Storage,
     endpoint: tonic::transport::Endpoint,
     health: HealthChecks,
     status: watch::Sender<DaemonStatus>,
@@ -97,6 +109,7 @@ impl Daemon {
         let endpoint = link::endpoint(&config)?;
         link::read_token(&config.token_file)?;
         let identity = Identity::open(&config.data_dir)?;
+        let storage = Storage::open(&config.data_dir)?;
         let health = HealthChecks::bind(&config.data_dir, config.health)?;
         let now = config.clock.now();
         let status = DaemonStatus::new(identity.daemon_id(), config.slots, now);
@@ -104,6 +117,7 @@ impl Daemon {
         Ok(Self {
             config,
             identity,
+            storage,
             endpoint,
             health,
             status,
@@ -124,6 +138,7 @@ impl Daemon {
         let Self {
             config,
             identity,
+            storage,
             endpoint,
             health,
             status,
@@ -145,7 +160,7 @@ impl Daemon {
             finish: finish.clone(),
         };
         let spawner = Spawner::start()?;
-        let supervisor = Supervisor::new(&config, identity, spawner, shortest, status);
+        let supervisor = Supervisor::new(&config, identity, storage, spawner, shortest, status)?;
         let supervised = async {
             let result = supervisor.run(link_events, stop).await;
             finish.cancel();

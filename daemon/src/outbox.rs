@@ -14,10 +14,13 @@ mod codec;
 mod entry;
 mod file;
 mod log;
+mod writer;
 
 pub(crate) use entry::{Acked, CutWhy, Entry, Leaves, Logged, OutputKind, Progress, Record};
-pub(crate) use file::{OutboxFile, ReadError, Stored, Tail, read};
+#[expect(unused_imports, reason = "for attempts that a daemon takes over")]
+pub(crate) use file::{ReadError, Stored, Tail, read};
 pub(crate) use log::Durable;
+pub(crate) use writer::{Found, Job, Report, Writer};
 
 use entry::{Base, Kept};
 use log::Log;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Moment;
+use crate::disk::DiskState;
 
 /// Answers may be this late beyond two heartbeats.
 const LATE: Duration = Duration::from_secs(1);
@@ -20,6 +21,8 @@ pub struct DaemonStatus {
     /// Attempts that hold a slot, accepted ones included.
     pub running: u32,
     pub draining: bool,
+    /// The disk under the data directory.
+    pub disk: DiskState,
     /// The relay on the present stream; none without one.
     pub heard: Option<Heard>,
     /// Why there is no stream; empty while there is one.
@@ -44,6 +47,8 @@ pub enum Ailment {
     Unconnected(String),
     #[error("the relay has not been heard for {} s", .0.as_secs())]
     Deaf(Duration),
+    #[error("new work is refused: {0}; free some space")]
+    Disk(DiskState),
 }
 
 impl DaemonStatus {
@@ -54,6 +59,7 @@ impl DaemonStatus {
             slots,
             running: 0,
             draining: false,
+            disk: DiskState::Fine,
             heard: None,
             trouble: "it has not connected yet".to_owned(),
             turned_at: now,
@@ -75,7 +81,10 @@ impl DaemonStatus {
             return Some(Ailment::Unconnected(self.trouble.clone()));
         };
         let silent = heard.at.until(now);
-        (silent > heard.every * 2 + LATE).then_some(Ailment::Deaf(silent))
+        if silent > heard.every * 2 + LATE {
+            return Some(Ailment::Deaf(silent));
+        }
+        (self.disk != DiskState::Fine).then_some(Ailment::Disk(self.disk))
     }
 }
 
@@ -100,6 +109,10 @@ mod tests {
         });
         status.turned_at = at(11_000);
         assert_eq!(status.ailment(at(12_000)), None);
+        status.disk = DiskState::Low;
+        let full = status.ailment(at(12_000)).unwrap().to_string();
+        assert!(full.contains("nearly full"), "{full}");
+        status.disk = DiskState::Fine;
         let deaf = Ailment::Deaf(Duration::from_millis(11_001));
         assert_eq!(status.ailment(at(12_001)), Some(deaf));
         assert_eq!(status.stuck(at(25_999)), None);

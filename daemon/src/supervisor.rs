@@ -3,6 +3,7 @@
 //! The loop never waits for the network or for a child: frames leave when there is room for them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
 use std::time::Duration;
 
 use baton_proto::v1::{Hello, RejectCode, RelayFrame};
@@ -14,21 +15,26 @@ use tracing::{error, info};
 use crate::DaemonError;
 use crate::agents::{Agents, Refusal};
 use crate::attempt::{self, AttemptEvent, Lines};
+use crate::attempt_dir::AttemptId;
 use crate::clock::{Clock, Moment};
 use crate::config::DaemonConfig;
+use crate::disk::Disk;
 use crate::epoch::RelayEpochs;
 use crate::held::{Held, Start};
 use crate::identity::Identity;
 use crate::link::LinkError;
+use crate::outbox::Writer;
 use crate::process::{Spawner, reap_orphans};
 use crate::session::{Heartbeats, Session};
 use crate::status::{DaemonStatus, Heard};
+use crate::storage::Storage;
 
 mod course;
 mod duties;
 mod heartbeat;
 mod orders;
 mod sending;
+mod storing;
 
 use course::Course;
 use duties::Duty;
@@ -97,6 +103,11 @@ pub(crate) struct Supervisor {
     forgotten: VecDeque<String>,
     live: Option<Live>,
     epochs: RelayEpochs,
+    writer: Writer,
+    disk: Disk,
+    /// Directories that nobody needs any more and that are still there.
+    removals: VecDeque<AttemptId>,
+    look_at: Moment,
     course: Course,
     given_up: Option<LinkError>,
     /// Why there is no stream, for people.
@@ -116,12 +127,13 @@ impl Supervisor {
     pub(crate) fn new(
         config: &DaemonConfig,
         identity: Identity,
+        storage: Storage,
         spawner: Spawner,
         shortest_lease: watch::Sender<Option<Moment>>,
         status: watch::Sender<DaemonStatus>,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let (events, incoming) = mpsc::channel(EVENTS);
-        Self {
+        Ok(Self {
             profile: Profile {
                 name: config.name.clone(),
                 slots: config.slots,
@@ -138,7 +150,11 @@ impl Supervisor {
             ready: VecDeque::new(),
             forgotten: VecDeque::new(),
             live: None,
-            epochs: RelayEpochs::default(),
+            writer: storage.start_writer()?,
+            epochs: storage.epochs,
+            disk: storage.disk,
+            removals: VecDeque::new(),
+            look_at: config.clock.now(),
             course: Course::Working,
             given_up: None,
             trouble: "it has not connected yet".to_owned(),
@@ -148,7 +164,7 @@ impl Supervisor {
             incoming,
             shortest_lease,
             status,
-        }
+        })
     }
 
     /// Runs until the order to stop has been carried out.
@@ -159,6 +175,7 @@ impl Supervisor {
     ) -> Result<(), DaemonError> {
         loop {
             self.on_time();
+            self.save();
             self.pump();
             self.publish();
             if self.is_done() {
@@ -171,6 +188,7 @@ impl Supervisor {
                 biased;
                 () = stop.cancelled(), if !self.course.is_stopping() => self.begin_drain(),
                 Some(event) = link.recv() => self.on_link(event)?,
+                Some(report) = self.writer.reports.recv() => self.on_report(report),
                 Some((id, event)) = self.incoming.recv() => self.on_attempt(&id, event),
                 Some(over) = self.tasks.join_next_with_id() => self.on_task_over(over),
                 () = room(outlet) => {}
@@ -178,9 +196,9 @@ impl Supervisor {
             }
         }
         self.say_goodbye();
-        self.given_up
-            .take()
-            .map_or(Ok(()), |error| Err(DaemonError::Link(error)))
+        let given_up = self.given_up.take();
+        self.finish_writing().await;
+        given_up.map_or(Ok(()), |error| Err(DaemonError::Link(error)))
     }
 
     fn on_link(&mut self, event: LinkEvent) -> Result<(), DaemonError> {
@@ -291,6 +309,9 @@ impl Supervisor {
         {
             self.on_heartbeat_due();
         }
+        if self.look_at <= now {
+            self.look(now);
+        }
         if self.reap_at <= now {
             self.reap_at = now.after(REAP_EVERY);
             self.tasks.spawn_blocking(reap_orphans);
@@ -330,7 +351,8 @@ impl Supervisor {
         let attempts = self.held.values().filter_map(Held::next_wake).min();
         // Whoever asks how the daemon is must see that the loop turns.
         let turn = Some(self.clock.now().after(TURN_EVERY));
-        [course, heartbeat, attempts, Some(self.reap_at), turn]
+        let rounds = Some(self.reap_at.min(self.look_at));
+        [course, heartbeat, attempts, rounds, turn]
             .into_iter()
             .flatten()
             .min()
@@ -361,6 +383,7 @@ impl Supervisor {
             slots: self.profile.slots,
             running: u32::try_from(running).unwrap_or(u32::MAX),
             draining: !self.course.takes_work(),
+            disk: self.disk.state(),
         };
         self.status.send_if_modified(|old| {
             // A turn alone is no news to those who wait for some.
@@ -372,7 +395,8 @@ impl Supervisor {
     }
 
     fn forget(&mut self, id: &str) {
-        if self.held.remove(id).is_some() {
+        if let Some(held) = self.held.remove(id) {
+            self.removals.extend(held.place.on_disk());
             self.forgotten.push_back(id.to_owned());
             if self.forgotten.len() > REMEMBERED {
                 self.forgotten.pop_front();

@@ -40,6 +40,13 @@ impl Refusal {
         }
     }
 
+    pub(crate) fn disk_full() -> Self {
+        Self::new(
+            RejectCode::DiskFull,
+            "the worker's disk did not take the attempt",
+        )
+    }
+
     pub(crate) fn not_confirmed() -> Self {
         Self::new(
             RejectCode::NotConfirmed,

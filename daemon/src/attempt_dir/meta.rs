@@ -1,8 +1,7 @@
 //! What an attempt is, as its directory says it. Written once and whole, checked, and without the lease token.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use prost::Message;
 
 use crate::checked::{self, Found};
 use crate::timers::Deadlines;
+use crate::whole_file;
 
 /// Layout of the directory that this daemon writes, and the newest that it reads.
 const FORMAT: u32 = 1;
@@ -40,7 +40,7 @@ pub(crate) enum MetaError {
 }
 
 impl AttemptMeta {
-    /// Whole or not at all.
+    /// Whole or not at all. Synced later, with the first frame that must survive the machine.
     pub(super) fn write(&self, dir: &Path, name: &str) -> io::Result<()> {
         let mut bytes = Vec::new();
         if !checked::put(&self.to_disk(), &mut bytes) {
@@ -48,9 +48,7 @@ impl AttemptMeta {
         }
         let path = dir.join(name);
         let draft = path.with_extension("new");
-        let mut options = OpenOptions::new();
-        options.create(true).truncate(true).write(true).mode(0o600);
-        options.open(&draft)?.write_all(&bytes)?;
+        whole_file::open_private(&draft)?.write_all(&bytes)?;
         fs::rename(&draft, &path)
     }
 

@@ -42,6 +42,11 @@ impl Held {
                 frames::terminal(&judge(ending), &ending.stderr_tail, closing)
                     .unwrap_or(only_receipt)
             }
+            Some(StopWhy::DiskFull) => {
+                let own = self.closing(receipt.clone());
+                frames::terminal(&judge(ending), &ending.stderr_tail, own)
+                    .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
+            }
             Some(StopWhy::Canceled(reason)) => {
                 let own = self.closing(receipt.clone());
                 frames::terminal(&judge(ending), &ending.stderr_tail, own)

@@ -13,8 +13,8 @@ use prost::Message;
 use rustix::fs::fdatasync;
 
 use super::entry::{Entry, Logged, Record};
-use super::{OUTPUT_LIMIT, Outbox, codec};
-use crate::checked::{self, Found};
+use super::{Found, OUTPUT_LIMIT, Outbox, codec};
+use crate::checked;
 use crate::frames::Control;
 
 /// Entries as they are in a file.
@@ -35,8 +35,8 @@ pub(crate) struct Stored {
     pub(crate) outbox: Outbox<Control, SystemTime>,
     /// The last control frame that was stored, acknowledged or not: how far the attempt came.
     pub(crate) last_control: Option<Control>,
-    /// Good bytes in the file; what stands behind them is cut off when it is written again.
-    pub(crate) length: u64,
+    /// The good part of the file; what stands behind it is cut off when it is written again.
+    pub(crate) found: Found,
     /// Bytes of a torn end.
     pub(crate) torn: u64,
 }
@@ -69,7 +69,7 @@ pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
     let (mut at, mut serial) = (0, 0);
     loop {
         match checked::get(&bytes, at) {
-            Found::Whole { message, next } => {
+            checked::Found::Whole { message, next } => {
                 let record = OutboxRecord::decode(message)
                     .map_err(|_| damaged(at, "a record that is no message"))?;
                 if record.serial <= serial {
@@ -78,9 +78,9 @@ pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
                 (at, serial) = (next, record.serial);
                 entries.push(codec::from_disk(record));
             }
-            Found::End | Found::Torn => break,
-            Found::Damaged { is_last: true } if tail == Tail::Wrong => break,
-            Found::Damaged { .. } => return Err(damaged(at, "a wrong checksum")),
+            checked::Found::End | checked::Found::Torn => break,
+            checked::Found::Damaged { is_last: true } if tail == Tail::Wrong => break,
+            checked::Found::Damaged { .. } => return Err(damaged(at, "a wrong checksum")),
         }
     }
     let last_control = entries.iter().rev().find_map(|logged| match &logged.entry {
@@ -90,7 +90,10 @@ pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
     Ok(Stored {
         outbox: Outbox::restore(OUTPUT_LIMIT, entries),
         last_control,
-        length: at as u64,
+        found: Found {
+            length: at as u64,
+            serial,
+        },
         torn: (bytes.len() - at) as u64,
     })
 }

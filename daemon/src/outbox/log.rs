@@ -238,11 +238,6 @@ impl<C: Clone, T: Clone> Log<C, T> {
     pub(crate) fn stored_consumed(&self) -> u64 {
         self.stored_consumed
     }
-
-    #[cfg(test)]
-    pub(super) fn durable(&self) -> Durable {
-        self.durable
-    }
 }
 
 fn size_of<C, T>(entry: &Entry<C, T>) -> usize {

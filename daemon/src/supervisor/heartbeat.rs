@@ -8,6 +8,7 @@ use tracing::warn;
 
 use super::Supervisor;
 use super::orders::{frame, positive};
+use crate::disk::Space;
 use crate::held::Held;
 
 impl Supervisor {
@@ -77,6 +78,7 @@ impl Supervisor {
                 .filter_map(|held| held.renew_entry(now))
                 .collect(),
             load: Some(DaemonLoad {
+                disk_free_percent: self.disk.space().map(Space::free_percent),
                 unacked_bytes: Some(unacked as u64),
                 ..DaemonLoad::default()
             }),

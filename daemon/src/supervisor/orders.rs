@@ -16,8 +16,11 @@ use tracing::{info, warn};
 use super::{Course, Live, Supervisor};
 use crate::DaemonError;
 use crate::agents::Refusal;
+use crate::attempt::AttemptPlan;
+use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::Moment;
-use crate::held::{Held, Offer};
+use crate::disk::DiskState;
+use crate::held::{Held, Offer, Place};
 use crate::outbox::Acked;
 use crate::session::{Heartbeats, Session};
 
@@ -196,10 +199,12 @@ impl Supervisor {
             Ok(plan) => {
                 info!(attempt_id = id, task_id = %attempt.task_id, "accepted");
                 let accept = positive(dispatch.accept_ms).unwrap_or(ACCEPT);
+                let place = self.place(&attempt, dispatch, &plan);
                 Held::accept(
                     Offer {
                         attempt,
                         token,
+                        place,
                         plan,
                         accept,
                     },
@@ -218,13 +223,16 @@ impl Supervisor {
         &self,
         attempt: &AttemptRef,
         dispatch: &Dispatch,
-    ) -> Result<crate::attempt::AttemptPlan, Refusal> {
+    ) -> Result<AttemptPlan, Refusal> {
         let refuse = |code, message: &str| {
             Err(Refusal {
                 code,
                 message: message.to_owned(),
             })
         };
+        if let Err(error) = attempt.attempt_id.parse::<AttemptId>() {
+            return refuse(RejectCode::Invalid, &error.to_string());
+        }
         if self.forgotten.contains(&attempt.attempt_id) {
             return refuse(RejectCode::Duplicate, "this attempt already ran here");
         }
@@ -237,8 +245,34 @@ impl Supervisor {
         if self.free_slots() == 0 {
             return refuse(RejectCode::AtCapacity, "no free slot");
         }
+        if self.disk.state() != DiskState::Fine {
+            return refuse(RejectCode::DiskFull, &self.disk.to_string());
+        }
         self.agents
             .plan(attempt, dispatch, self.identity.daemon_id())
+    }
+
+    /// Where a new attempt's frames are kept, with what the attempt is.
+    pub(super) fn place(
+        &self,
+        attempt: &AttemptRef,
+        dispatch: &Dispatch,
+        plan: &AttemptPlan,
+    ) -> Place {
+        let meta = AttemptMeta {
+            attempt: attempt.clone(),
+            agent: dispatch.agent.clone(),
+            daemon_id: self.identity.daemon_id().to_owned(),
+            boot_id: self.identity.boot_id.clone(),
+            deadlines: plan.deadlines,
+            cleanup_term: plan.cleanup_term,
+        };
+        // Checked before it was taken.
+        let id = attempt.attempt_id.parse();
+        id.map_or(Place::Memory, |id| Place::New {
+            id,
+            meta: Box::new(meta),
+        })
     }
 
     fn on_ack(&mut self, entry: &AckEntry) {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use baton_proto::v1::attempt_frame::Body;
-use baton_proto::v1::{AttemptRef, LeaseToken, TaskError};
+use baton_proto::v1::{AttemptRef, Dispatch, LeaseToken, TaskError};
 use bytes::Bytes;
 
 use super::*;
@@ -35,10 +35,12 @@ fn supervisor(dir: &Path) -> Supervisor {
     Supervisor::new(
         &config,
         Identity::open(dir).unwrap(),
+        Storage::open(dir).unwrap(),
         Spawner::start().unwrap(),
         watch::Sender::new(None),
         watch::Sender::new(DaemonStatus::new("", 1, Moment::from_millis(0))),
     )
+    .unwrap()
 }
 
 /// Each attempt has an id of its own: the sweep finds processes by it, also those of other tests.
@@ -63,20 +65,30 @@ fn plan(script: &str) -> AttemptPlan {
 }
 
 /// Takes the attempt and starts it, as Dispatch and LeaseConfirmed would.
-fn begin(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
+async fn begin(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
     let id = plan.attempt_id.clone();
+    let attempt = AttemptRef {
+        attempt_id: id.clone(),
+        ..AttemptRef::default()
+    };
     let offer = Offer {
-        attempt: AttemptRef {
-            attempt_id: id.clone(),
-            ..AttemptRef::default()
-        },
+        place: supervisor.place(&attempt, &Dispatch::default(), &plan),
+        attempt,
         token: LeaseToken::default(),
         plan,
         accept: Duration::from_secs(10),
     };
-    let mut held = Held::accept(offer, &supervisor.clock);
-    let start = held.confirm(None, Duration::from_secs(600), &supervisor.clock);
+    let held = Held::accept(offer, &supervisor.clock);
     supervisor.held.insert(id.clone(), held);
+    let granted = Duration::from_secs(600);
+    let early = supervisor.held.get_mut(&id).unwrap();
+    let start = early.confirm(None, granted, &supervisor.clock);
+    assert!(start.is_none(), "the disk does not have it");
+    while !supervisor.held[&id].outbox.log().is_begun() {
+        disk_turn(supervisor).await;
+    }
+    let held = supervisor.held.get_mut(&id).unwrap();
+    let start = held.confirm(None, granted, &supervisor.clock);
     supervisor.start(start.expect("it was not started before"));
     id
 }
@@ -97,19 +109,27 @@ async fn kill_task(supervisor: &mut Supervisor) {
     supervisor.on_task_over(over);
 }
 
-fn last_word(supervisor: &mut Supervisor, id: &str) -> TaskError {
-    let held = supervisor.held.get_mut(id).unwrap();
-    assert!(!held.holds_slot());
-    let mut last = None;
-    while let Some(record) = held.outbox.next_unsent() {
-        if let Record::Control { body, .. } = record {
-            last = body.body.clone();
+/// Saves what waits and takes the disk's next answer.
+async fn disk_turn(supervisor: &mut Supervisor) {
+    supervisor.save();
+    let report = tokio::time::timeout(PATIENCE, supervisor.writer.reports.recv());
+    let report = report.await.expect("the disk says nothing").unwrap();
+    supervisor.on_report(report);
+}
+
+async fn last_word(supervisor: &mut Supervisor, id: &str) -> TaskError {
+    loop {
+        let held = supervisor.held.get_mut(id).unwrap();
+        assert!(!held.holds_slot());
+        while let Some(record) = held.outbox.next_unsent().cloned() {
+            held.outbox.mark_sent();
+            if let Record::Control { body, .. } = record
+                && let Some(Body::Error(error)) = body.body
+            {
+                return error;
+            }
         }
-        held.outbox.mark_sent();
-    }
-    match last {
-        Some(Body::Error(error)) => error,
-        other => panic!("{other:?}"),
+        disk_turn(supervisor).await;
     }
 }
 
@@ -119,7 +139,7 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
     let mut supervisor = supervisor(dir.path());
     // The escapee left the group, so only its marker leads to it.
     let escapee = "setsid sh -c 'echo up; sleep 600; true' & wait";
-    let id = begin(&mut supervisor, plan(escapee));
+    let id = begin(&mut supervisor, plan(escapee)).await;
     while !next_event(&mut supervisor).await {}
     kill_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 0, "nothing is known to be dead");
@@ -127,7 +147,7 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
         next_event(&mut supervisor).await;
     }
     assert_eq!(supervisor.free_slots(), 1);
-    let error = last_word(&mut supervisor, &id);
+    let error = last_word(&mut supervisor, &id).await;
     assert_eq!(error.failure_code, "spawn_failed");
     let receipt = error.receipt.unwrap();
     assert!(receipt.group_empty && receipt.killed && receipt.process_started);
@@ -138,11 +158,11 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
 async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
     let dir = tempfile::tempdir().unwrap();
     let mut supervisor = supervisor(dir.path());
-    let id = begin(&mut supervisor, plan("sleep 600"));
+    let id = begin(&mut supervisor, plan("sleep 600")).await;
     kill_task(&mut supervisor).await;
     kill_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 1);
-    let receipt = last_word(&mut supervisor, &id).receipt.unwrap();
+    let receipt = last_word(&mut supervisor, &id).await.receipt.unwrap();
     assert!(!receipt.group_empty);
     assert_eq!(receipt.prompt_written, Some(true));
 }

@@ -3,4 +3,5 @@
 mod relay;
 mod running;
 mod stopping;
+mod storing;
 mod stream;

@@ -189,6 +189,10 @@ impl Session {
         let granted_ms = dispatch.granted_ms;
         self.dispatch(attempt, dispatch).await;
         self.until(|body| matches!(body, Body::Accepted(_))).await;
+        self.confirm(attempt, granted_ms).await;
+    }
+
+    pub(crate) async fn confirm(&mut self, attempt: &AttemptRef, granted_ms: u64) {
         let confirmed = LeaseConfirmed {
             granted_ms,
             expires_at: None,

@@ -72,7 +72,7 @@ fn what_was_appended_comes_back_and_the_next_daemon_goes_on_behind_it() {
     file.append(&outbox.log_mut().take()).unwrap();
     file.sync().unwrap();
     let mut stored = read(&path, Tail::Short).unwrap();
-    assert_eq!((stored.length, stored.torn), (file.length(), 0));
+    assert_eq!((stored.found.length, stored.torn), (file.length(), 0));
     assert_eq!(stored.last_control, Some(complete()));
     assert_eq!(stored.outbox.progress(), outbox.progress());
     assert_eq!(stored.outbox.acked(), outbox.acked());
@@ -82,7 +82,7 @@ fn what_was_appended_comes_back_and_the_next_daemon_goes_on_behind_it() {
     let number = stored
         .outbox
         .push_control(complete(), at(4), Leaves::Synced);
-    let mut file = OutboxFile::open(&path, stored.length).unwrap();
+    let mut file = OutboxFile::open(&path, stored.found.length).unwrap();
     file.append(&stored.outbox.log_mut().take()).unwrap();
     let mut again = read(&path, Tail::Short).unwrap();
     assert_eq!((number, again.outbox.last_control_seq()), (3, 3));
@@ -94,7 +94,7 @@ fn a_missing_and_an_empty_file_are_an_empty_outbox() {
     let (_dir, path) = outbox_path();
     for _ in 0..2 {
         let mut stored = read(&path, Tail::Short).unwrap();
-        assert_eq!((stored.length, stored.torn), (0, 0));
+        assert_eq!((stored.found.length, stored.torn), (0, 0));
         assert_eq!(stored.last_control, None);
         assert_eq!(
             stored
@@ -126,9 +126,9 @@ fn a_torn_end_is_cut_off_at_every_length_and_counted() {
             .rev()
             .find(|end| **end <= length as u64)
             .unwrap();
-        assert_eq!(stored.length, *good);
+        assert_eq!(stored.found.length, *good);
         assert_eq!(stored.torn, length as u64 - good);
-        let mut file = OutboxFile::open(&path, stored.length).unwrap();
+        let mut file = OutboxFile::open(&path, stored.found.length).unwrap();
         let count = ends.iter().position(|end| end == good).unwrap();
         file.append(&entries[count..]).unwrap();
         assert_eq!(
@@ -161,7 +161,7 @@ fn damage_is_an_error_and_only_a_lost_machine_may_leave_a_wrong_end() {
         );
         let in_last_message = bit as u64 / 8 >= before + 8;
         match read(&path, Tail::Wrong) {
-            Ok(stored) => assert!(in_last_message && stored.length == before),
+            Ok(stored) => assert!(in_last_message && stored.found.length == before),
             Err(_) => assert!(!in_last_message),
         }
     }
@@ -227,14 +227,17 @@ fn a_new_file_takes_the_place_of_the_old_one_whole() {
     outbox.push_output(OutputKind::Stdout, Bytes::from_static(b"more"), at(5));
     file.append(&outbox.log_mut().take()).unwrap();
     let mut stored = read(&path, Tail::Short).unwrap();
-    assert_eq!(stored.length, file.length());
+    assert_eq!(stored.found.length, file.length());
     assert_eq!(stored.outbox.acked(), outbox.acked());
     assert_eq!(stored.outbox.progress(), outbox.progress());
     assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     // A daemon killed in the middle of a rewrite: the old file stands, the draft is written over.
     fs::write(dir.path().join("outbox.new"), b"half").unwrap();
-    assert_eq!(read(&path, Tail::Short).unwrap().length, file.length());
+    assert_eq!(
+        read(&path, Tail::Short).unwrap().found.length,
+        file.length()
+    );
     OutboxFile::draft(&path, &outbox.image()).unwrap();
     OutboxFile::install(&path).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -286,7 +289,7 @@ proptest! {
         fs::write(&path, &bytes).unwrap();
         for tail in [Tail::Short, Tail::Wrong] {
             if let Ok(stored) = read(&path, tail) {
-                prop_assert_eq!(stored.length + stored.torn, bytes.len() as u64);
+                prop_assert_eq!(stored.found.length + stored.torn, bytes.len() as u64);
             }
         }
     }

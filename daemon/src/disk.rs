@@ -1,0 +1,151 @@
+//! Whether the worker's disk can take more. Pure. A full disk is a state and not an error: new work is refused before it comes to
+//! that, attempts whose frames cannot be stored fail and say so from memory, and the daemon goes on when there is room again.
+
+use std::fmt;
+
+/// Less free space than this, or than a hundredth of the disk, and no new work is taken.
+pub(crate) const LOW_BYTES: u64 = 64 * 1024 * 1024;
+
+/// How the disk under the data directory stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskState {
+    #[default]
+    Fine,
+    /// There is little room: what runs goes on, new work is refused.
+    Low,
+    /// A write failed: new work is refused until one succeeds.
+    Failing,
+}
+
+impl fmt::Display for DiskState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fine => "there is room",
+            Self::Low => "the disk under the data directory is nearly full",
+            Self::Failing => "the disk under the data directory takes no writes",
+        })
+    }
+}
+
+/// Bytes that this process may still write, of all there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Space {
+    pub(crate) free: u64,
+    pub(crate) total: u64,
+}
+
+impl Space {
+    pub(crate) fn free_percent(self) -> u32 {
+        let percent = u128::from(self.free) * 100 / u128::from(self.total.max(1));
+        u32::try_from(percent.min(100)).unwrap_or(100)
+    }
+
+    fn wanted(self) -> u64 {
+        LOW_BYTES.max(self.total / 100)
+    }
+}
+
+/// What is known of the disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Disk {
+    /// None while nobody could look.
+    space: Option<Space>,
+    failing: bool,
+}
+
+impl Disk {
+    pub(crate) fn state(&self) -> DiskState {
+        let low = self.space.is_some_and(|space| space.free < space.wanted());
+        match (self.failing, low) {
+            (true, _) => DiskState::Failing,
+            (false, true) => DiskState::Low,
+            (false, false) => DiskState::Fine,
+        }
+    }
+
+    pub(crate) fn space(&self) -> Option<Space> {
+        self.space
+    }
+
+    pub(crate) fn on_failed_write(&mut self) {
+        self.failing = true;
+    }
+
+    /// Somebody looked, and tried to write if that was in doubt.
+    pub(crate) fn on_look(&mut self, space: Option<Space>, is_writable: bool) {
+        self.space = space.or(self.space);
+        if !is_writable {
+            self.failing = true;
+        } else if self.space.is_none_or(|space| space.free >= space.wanted()) {
+            self.failing = false;
+        }
+    }
+}
+
+impl fmt::Display for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.state())?;
+        match self.space {
+            Some(space) => write!(
+                f,
+                ": {} MiB of {} MiB are free and {} MiB must be",
+                space.free >> 20,
+                space.total >> 20,
+                space.wanted() >> 20
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn looked(free: u64, total: u64) -> Disk {
+        let mut disk = Disk::default();
+        disk.on_look(Some(Space { free, total }), true);
+        disk
+    }
+
+    #[test]
+    fn little_room_is_64_mib_or_a_hundredth() {
+        assert_eq!(Disk::default().state(), DiskState::Fine);
+        assert_eq!(looked(LOW_BYTES, GIB).state(), DiskState::Fine);
+        assert_eq!(looked(LOW_BYTES - 1, GIB).state(), DiskState::Low);
+        assert_eq!(looked(10 * GIB - 1, 1000 * GIB).state(), DiskState::Low);
+        assert_eq!(looked(10 * GIB, 1000 * GIB).state(), DiskState::Fine);
+        let full = looked(5 << 20, 96 << 20);
+        let text = full.to_string();
+        assert!(
+            text.contains("5 MiB of 96 MiB are free and 64 MiB must be"),
+            "{text}"
+        );
+        assert_eq!(full.space().unwrap().free_percent(), 5);
+    }
+
+    #[test]
+    fn a_failed_write_counts_until_one_succeeds_with_room_to_spare() {
+        let mut disk = looked(GIB, GIB);
+        disk.on_failed_write();
+        assert_eq!(disk.state(), DiskState::Failing);
+        disk.on_look(
+            Some(Space {
+                free: 1,
+                total: GIB,
+            }),
+            true,
+        );
+        assert_eq!(disk.state(), DiskState::Failing, "one write is not room");
+        let roomy = Some(Space {
+            free: GIB,
+            total: GIB,
+        });
+        disk.on_look(roomy, false);
+        assert_eq!(disk.state(), DiskState::Failing);
+        disk.on_look(roomy, true);
+        assert_eq!(disk.state(), DiskState::Fine);
+    }
+}
