@@ -12,6 +12,7 @@ mod fencing;
 mod inherited;
 mod late;
 mod life;
+mod liveness;
 mod processes;
 mod profiles;
 mod restart;

@@ -1,5 +1,7 @@
 //! A client with a credential: the generated clients, and the calls that most tests make.
 
+use std::time::Duration;
+
 use baton_proto::unpack_error_detail;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::fleet_client::FleetClient;
@@ -8,9 +10,9 @@ use baton_proto::v1::operator_client::OperatorClient;
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::tasks_client::TasksClient;
 use baton_proto::v1::{
-    CancelTaskRequest, CancelTaskResponse, CreateTokenRequest, GetTaskRequest, ReadOutputRequest,
-    RelayInfoRequest, RelayInfoResponse, Role, SubmitRequest, SubmitResponse, Task, TaskSpec,
-    TaskState, Token,
+    CancelTaskRequest, CancelTaskResponse, CreateTokenRequest, DaemonState, GetDaemonRequest,
+    GetTaskRequest, ReadOutputRequest, RelayInfoRequest, RelayInfoResponse, Role, SubmitRequest,
+    SubmitResponse, Task, TaskSpec, TaskState, Token,
 };
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -20,6 +22,9 @@ use tonic::{Request, Status};
 
 use crate::patience::within;
 use crate::watching::Watch;
+
+/// Between two looks at what sends no event.
+const LOOK: Duration = Duration::from_millis(20);
 
 pub(crate) type Service = InterceptedService<Channel, Bearer>;
 
@@ -166,7 +171,8 @@ impl Client {
         let mut bytes = Vec::new();
         loop {
             let piece = within("the next piece of output", pieces.message()).await;
-            match piece.expect("output goes on").and_then(|piece| piece.item) {
+            let piece = piece.expect("output goes on");
+            match piece.expect("output ends by saying so").item {
                 Some(Item::Chunk(chunk)) => {
                     assert_eq!(chunk.offset, bytes.len() as u64, "output has no gap");
                     bytes.extend_from_slice(&chunk.data);
@@ -176,9 +182,29 @@ impl Client {
                     assert_eq!(end.offset, bytes.len() as u64);
                     return bytes;
                 }
-                None => panic!("output ended without saying so"),
+                // It only says that the stream lives.
+                None => {}
             }
         }
+    }
+
+    /// Waits until the relay has noticed that a daemon's stream is gone.
+    pub async fn until_offline(&self, daemon_id: &str) {
+        let mut ticks = tokio::time::interval(LOOK);
+        within("the relay to notice a lost stream", async {
+            loop {
+                ticks.tick().await;
+                let request = GetDaemonRequest {
+                    daemon: daemon_id.to_owned(),
+                };
+                let shown = self.fleet().get_daemon(request).await;
+                let shown = shown.expect("the daemon is known").into_inner().daemon;
+                if shown.is_some_and(|daemon| daemon.state() == DaemonState::Offline) {
+                    return;
+                }
+            }
+        })
+        .await;
     }
 
     pub async fn info(&self) -> RelayInfoResponse {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use baton_proto::v1::{DaemonState, GetDaemonRequest, Role};
+use baton_proto::v1::Role;
 use baton_relay::auth::bootstrap::ADMIN_TOKEN_FILE;
 use baton_relay::config::RelayConfig;
 use baton_relay::server;
@@ -20,8 +20,6 @@ use crate::daemon::RealDaemon;
 use crate::patience::within;
 use crate::scripted::{ScriptedDaemon, hello};
 
-/// Between two looks at what sends no event.
-const LOOK: Duration = Duration::from_millis(20);
 /// Peers of a test's relay are the test's own; nobody needs time to leave.
 const DRAIN: Duration = Duration::from_millis(200);
 
@@ -98,21 +96,7 @@ impl Relay {
 
     /// Waits until the relay has noticed that a daemon's stream is gone.
     pub async fn until_offline(&self, daemon_id: &str) {
-        let mut ticks = tokio::time::interval(LOOK);
-        within("the relay to notice a lost stream", async {
-            loop {
-                ticks.tick().await;
-                let request = GetDaemonRequest {
-                    daemon: daemon_id.to_owned(),
-                };
-                let shown = self.admin.fleet().get_daemon(request).await;
-                let shown = shown.expect("the daemon is known").into_inner().daemon;
-                if shown.is_some_and(|daemon| daemon.state() == DaemonState::Offline) {
-                    return;
-                }
-            }
-        })
-        .await;
+        self.admin.until_offline(daemon_id).await;
     }
 
     pub async fn real_daemon(&self) -> RealDaemon {

@@ -8,6 +8,7 @@
     reason = "the figures are what people run this for"
 )]
 
+mod dead_wires;
 mod promises;
 mod timers;
 

@@ -22,7 +22,7 @@ use crate::auth::{AuthFault, Principal};
 const QUEUE: usize = 2;
 
 /// An empty message goes out this often: proxies end streams that carry nothing for a minute, pings or not.
-const KEEPALIVE: Duration = Duration::from_secs(20);
+const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// The answering half of a streaming call.
 pub(super) type Answers<T> = BoxStream<T>;

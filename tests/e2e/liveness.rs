@@ -1,0 +1,272 @@
+//! Networks that misbehave: drops that nobody may notice, proxies that end what is quiet, daemons that cannot hear, and two
+//! daemons that think they are one. `BATON_DROPS=1000` makes the full run of the first.
+
+use std::path::Path;
+use std::time::Duration;
+
+use baton_daemon::Clock;
+use baton_proto::v1::watch_task_response::Item;
+use baton_proto::v1::{
+    DaemonFrame, GoodbyeCode, LifecyclePhase, RelayFrame, Role, TaskEventKind, TaskSpec, TaskState,
+    WatchTaskRequest, daemon_frame, relay_frame,
+};
+use baton_tests::{
+    BentClock, Client, DaemonProcess, Gateway, Passing, RelayProcess, Tap, Taped, Wire, command,
+    poll_until, within,
+};
+
+use crate::BATON;
+
+const DROPS: usize = 25;
+const CHILDREN: usize = 4;
+
+fn drops() -> usize {
+    std::env::var("BATON_DROPS").map_or(DROPS, |drops| {
+        drops.parse().expect("BATON_DROPS is a number")
+    })
+}
+
+/// Says numbers until `file` is there, and then the last of them once more.
+fn counts_until(file: &Path, mark: &str) -> TaskSpec {
+    let script = format!(
+        "i=0; until [ -e {} ]; do i=$((i+1)); echo line $i; sleep 0.02; done; echo last $i",
+        file.display()
+    );
+    command("sh", &["-c", &script], mark)
+}
+
+/// Says a word, and a second one when `file` is there.
+fn quiet_until(file: &Path, mark: &str) -> TaskSpec {
+    let script = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.05; done; echo finished",
+        file.display()
+    );
+    command("sh", &["-c", &script], mark)
+}
+
+/// Every line once and in order.
+fn assert_counted(output: &[u8], dropped: usize) {
+    let text = String::from_utf8_lossy(output);
+    let mut lines: Vec<&str> = text.lines().collect();
+    let last = lines.pop().expect("it said something").to_owned();
+    assert_eq!(last, format!("last {}", lines.len()));
+    for (number, line) in lines.iter().enumerate() {
+        assert_eq!(*line, format!("line {}", number + 1));
+    }
+    assert!(lines.len() > dropped, "it said something between the drops");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn short_drops_of_the_stream_rerun_nothing_and_lose_nothing() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let wire = Wire::to(client.url()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let _daemon = DaemonProcess::start(BATON, dir.path(), "dropped", &wire.url(), &secret).await;
+    let go_on = dir.path().join("go-on");
+    let mut tasks = Vec::new();
+    for number in 0..CHILDREN {
+        let mark = format!("dropped-{number}");
+        tasks.push(client.submit(counts_until(&go_on, &mark)).await.task_id);
+    }
+    for task in &tasks {
+        client.until_state(task, TaskState::Running).await;
+    }
+    let (clock, drops) = (Clock::boot(), drops());
+    for _ in 0..drops {
+        // At any moment: in the middle of output, of a heartbeat, of a handshake, or before the next connection.
+        let gap = Duration::from_millis(rand::random_range(0..400));
+        clock.sleep_until(clock.now().after(gap)).await;
+        wire.cut();
+    }
+    std::fs::write(&go_on, "").unwrap();
+    for task in &tasks {
+        client.until_state(task, TaskState::Completed).await;
+        let record = client.get(task).await;
+        assert_eq!(record.attempts.len(), 1, "nothing was run again");
+        assert_counted(&client.output(task).await, drops / 2);
+        assert_told_once(client, task).await;
+    }
+    assert!(wire.connections() > drops / 4, "the wire was cut often");
+}
+
+/// Each phase that happens once was heard once.
+async fn assert_told_once(client: &Client, task_id: &str) {
+    let events = client.watch(task_id).await.to_end().await;
+    for phase in [
+        LifecyclePhase::Started,
+        LifecyclePhase::AgentStarted,
+        LifecyclePhase::PromptWritten,
+        LifecyclePhase::FirstVisibleEventSeen,
+        LifecyclePhase::CleanupFinished,
+    ] {
+        let told = events
+            .iter()
+            .filter(|event| event.kind() == TaskEventKind::Phase && event.phase() == phase)
+            .count();
+        assert_eq!(told, 1, "{phase:?} in {events:#?}");
+    }
+}
+
+/// Shorter than a minute, so that the test is, too: longer than what the relay and the daemons ship with.
+const IDLE: Duration = Duration::from_secs(8);
+const IDLE_CLIENT: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_that_ends_idle_streams_is_never_noticed() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    // One ends connections, the other streams: pings keep only the first one quiet.
+    let wire = Wire::that_kills_idle(client.url(), IDLE).await;
+    let gateway = Gateway::start(&wire.url(), IDLE).await;
+    let dir = tempfile::tempdir().unwrap();
+    let _daemon = DaemonProcess::start(BATON, dir.path(), "quiet", &gateway.url(), &secret).await;
+    let go_on = dir.path().join("go-on");
+    let task = client.submit(quiet_until(&go_on, "quiet")).await.task_id;
+    let for_clients = Gateway::start(client.url(), IDLE_CLIENT).await;
+    let through = Client::new(&for_clients.url(), client.secret());
+    let mut reading = tokio::spawn({
+        let (through, task) = (through.clone(), task.clone());
+        async move { through.output(&task).await }
+    });
+    let request = WatchTaskRequest {
+        task_id: task.clone(),
+        ..WatchTaskRequest::default()
+    };
+    let opened = through.tasks().watch(request).await;
+    let mut watching = opened.expect("the watch opens").into_inner();
+    let mut quiet = 0;
+    // Twice nothing but a sign of life: by then an idle stream would have been ended.
+    while quiet < 2 {
+        let message = within("the watch to go on", watching.message()).await;
+        let message = message.expect("nobody ends it").expect("nobody ends it");
+        quiet += usize::from(message.item.is_none());
+    }
+    std::fs::write(&go_on, "").unwrap();
+    loop {
+        let message = within("the end of the task", watching.message()).await;
+        match message.expect("nobody ends it").and_then(|m| m.item) {
+            Some(Item::Event(event)) if event.task_state() == TaskState::Completed => break,
+            Some(_) | None => {}
+        }
+    }
+    let output = within("the output", &mut reading).await;
+    assert_eq!(output.expect("reading goes on"), b"begun\nfinished\n");
+    assert_eq!((gateway.ended(), for_clients.ended()), (0, 0));
+    assert_eq!(client.get(&task).await.attempts.len(), 1);
+}
+
+async fn health(daemon: &DaemonProcess) -> (Option<i32>, String) {
+    let said = BATON.run(&daemon.data, &["health"]).await;
+    (said.code, said.stdout + &said.stderr)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deaf_daemon_fails_its_own_health_check_and_gets_no_work() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let wire = Wire::to(client.url()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = DaemonProcess::start(BATON, dir.path(), "deaf", &wire.url(), &secret).await;
+    let first = client.submit(command("true", &[], "deaf")).await;
+    client
+        .until_state(&first.task_id, TaskState::Completed)
+        .await;
+    assert_eq!(health(&daemon).await.0, Some(0));
+
+    // It can still send, and the relay hears it; but nothing reaches it.
+    wire.let_pass(Passing::Up);
+    let (_, why) = within("the daemon to know", async {
+        loop {
+            let (code, said) = health(&daemon).await;
+            if code == Some(1) {
+                return (code, said);
+            }
+        }
+    })
+    .await;
+    assert!(why.contains("unhealthy: "), "{why}");
+    let daemon_id = std::fs::read_to_string(daemon.data.join("daemon-id")).unwrap();
+    client.until_offline(daemon_id.trim()).await;
+    let waiting = client.submit(command("true", &[], "deaf")).await;
+    let queued = client.get(&waiting.task_id).await;
+    assert_eq!(queued.state(), TaskState::Queued, "{queued:?}");
+
+    wire.let_pass(Passing::Both);
+    client
+        .until_state(&waiting.task_id, TaskState::Completed)
+        .await;
+    let (code, said) = health(&daemon).await;
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// How often the daemon said Hello, and was told that somebody else took its place.
+fn hellos_and_goodbyes(tap: &Tap) -> (usize, usize) {
+    let (mut hellos, mut goodbyes) = (0, 0);
+    for frame in tap.frames() {
+        match frame {
+            Taped::Up(up) => {
+                let DaemonFrame { frame } = *up;
+                hellos += usize::from(matches!(frame, Some(daemon_frame::Frame::Hello(_))));
+            }
+            Taped::Down(down) => {
+                let RelayFrame { frame, .. } = *down;
+                let superseded = |goodbye: &relay_frame::Frame| {
+                    matches!(goodbye, relay_frame::Frame::Goodbye(bye)
+                        if bye.code() == GoodbyeCode::Superseded)
+                };
+                goodbyes += usize::from(frame.as_ref().is_some_and(superseded));
+            }
+        }
+    }
+    (hellos, goodbyes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_superseded_daemon_gets_one_goodbye_and_stays_away_for_a_minute() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let (tap, bent) = (Tap::start(client.url()).await, BentClock::new());
+    let dir = tempfile::tempdir().unwrap();
+    let start = |name: &'static str, url: String, baton| {
+        let (dir, secret) = (dir.path(), &secret);
+        async move { DaemonProcess::start(baton, dir, name, &url, secret).await }
+    };
+    let first = start("first", tap.url(), bent.bend(BATON)).await;
+    let identity = first.data.join("daemon-id");
+    poll_until("the daemon to be known", || identity.exists().then_some(())).await;
+    // Somebody copied the machine.
+    std::fs::create_dir(dir.path().join("twin")).unwrap();
+    std::fs::copy(&identity, dir.path().join("twin/daemon-id")).unwrap();
+    let twin = start("twin", client.url().to_owned(), BATON).await;
+    poll_until("the first one to be told", || {
+        (hellos_and_goodbyes(&tap) == (1, 1)).then_some(())
+    })
+    .await;
+    let told = Clock::boot().now();
+    let (code, why) = health(&first).await;
+    assert_eq!(code, Some(1));
+    assert!(why.contains("another instance"), "{why}");
+    assert_eq!(health(&twin).await.0, Some(0), "it is left in peace");
+
+    let mut slept = Duration::ZERO;
+    poll_until("the first one to come back", || {
+        let back = hellos_and_goodbyes(&tap).0 > 1;
+        if !back {
+            bent.suspend(Duration::from_millis(200));
+            slept += Duration::from_millis(200);
+        }
+        back.then_some(())
+    })
+    .await;
+    let away = slept + told.until(Clock::boot().now());
+    assert!(
+        away >= Duration::from_secs(60),
+        "it came back after {away:?}"
+    );
+    assert_eq!(hellos_and_goodbyes(&tap).1, 1);
+}

@@ -1,0 +1,157 @@
+//! A gateway as clouds have them in front of a relay: it answers pings by itself, and ends every stream that carried no
+//! message for a while. Knows requests and streams, and nothing of what they say.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use tokio::net::TcpListener;
+use tokio::time::Interval;
+use tokio_stream::wrappers::TcpListenerStream;
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+use tonic::transport::{Channel, Endpoint, Server};
+
+#[derive(Debug)]
+pub struct Gateway {
+    address: SocketAddr,
+    ended: Arc<AtomicUsize>,
+    _server: AbortOnDropHandle<()>,
+}
+
+impl Gateway {
+    /// Passes the daemons' and the clients' calls on to the relay at `url`.
+    pub async fn start(url: &str, idle: Duration) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port is free");
+        let address = listener
+            .local_addr()
+            .expect("a bound socket has an address");
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        let ended = Arc::new(AtomicUsize::new(0));
+        let passage = Passage {
+            relay: endpoint.tcp_nodelay(true).connect_lazy(),
+            idle,
+            ended: ended.clone(),
+        };
+        let server = Server::builder()
+            .add_service(ToDaemonLink(passage.clone()))
+            .add_service(ToTasks(passage))
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        let server = tokio::spawn(async move { server.await.expect("the gateway serves") });
+        Self {
+            address,
+            ended,
+            _server: AbortOnDropHandle::new(server),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Streams that it took for dead.
+    pub fn ended(&self) -> usize {
+        self.ended.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Passage {
+    relay: Channel,
+    idle: Duration,
+    ended: Arc<AtomicUsize>,
+}
+
+impl Passage {
+    async fn pass(mut self, request: http::Request<Body>) -> http::Response<Body> {
+        let ready = std::future::poll_fn(|context| self.relay.poll_ready(context)).await;
+        let answer = match ready {
+            Ok(()) => self.relay.call(request).await,
+            Err(error) => Err(error),
+        };
+        match answer {
+            Ok(response) => response.map(|body| Body::new(Watched::new(body, &self))),
+            Err(error) => Status::unavailable(error.to_string()).into_http(),
+        }
+    }
+}
+
+/// An answer that is ended when it says nothing for too long.
+struct Watched {
+    body: Body,
+    patience: Interval,
+    ended: Arc<AtomicUsize>,
+}
+
+impl Watched {
+    fn new(body: Body, passage: &Passage) -> Self {
+        let mut patience = tokio::time::interval(passage.idle);
+        patience.reset();
+        Self {
+            body,
+            patience,
+            ended: passage.ended.clone(),
+        }
+    }
+}
+
+impl HttpBody for Watched {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) {
+            self.patience.reset();
+            return Poll::Ready(frame);
+        }
+        match self.patience.poll_tick(context) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(_) => {
+                self.ended.fetch_add(1, Ordering::Relaxed);
+                Poll::Ready(Some(Err(Status::unavailable("the stream was idle"))))
+            }
+        }
+    }
+}
+
+macro_rules! passages {
+    ($($to:ident: $name:literal),*) => {$(
+        #[derive(Clone, Debug)]
+        struct $to(Passage);
+
+        impl NamedService for $to {
+            const NAME: &'static str = $name;
+        }
+
+        impl Service<http::Request<Body>> for $to {
+            type Response = http::Response<Body>;
+            type Error = Infallible;
+            type Future = BoxFuture<Self::Response, Infallible>;
+
+            fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+                let passed = self.0.clone().pass(request);
+                Box::pin(async move { Ok(passed.await) })
+            }
+        }
+    )*};
+}
+
+passages! { ToDaemonLink: "baton.v1.DaemonLink", ToTasks: "baton.v1.Tasks" }
