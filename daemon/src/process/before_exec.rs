@@ -8,6 +8,7 @@ use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::thread::disable_transparent_huge_pages;
 
 /// Above whoever starts the child, out of 1000 that stand for all memory.
 const OOM_STEP: i32 = 100;
@@ -34,19 +35,20 @@ pub(super) fn die_with_parent_thread(command: &mut Command, parent: Pid) {
     }
 }
 
-/// The kernel takes the child and what it starts before the process that calls this.
+/// The kernel takes the child and what it starts before the process that calls this. Whether its memory may come in
+/// huge pages is its own affair again: the shim's may not, and that is inherited.
 #[expect(
     unsafe_code,
     reason = "set from outside, it would miss what the child has forked by then"
 )]
-pub(super) fn die_before_parent(command: &mut Command) {
+pub(super) fn be_an_ordinary_process(command: &mut Command) {
     let own = std::fs::read_to_string("/proc/self/oom_score_adj");
     let own: i32 = own
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(0);
     let score = (own + OOM_STEP).min(OOM_HIGHEST).to_string();
-    // SAFETY: the hook makes three system calls with what was prepared before the fork.
+    // SAFETY: the hook makes four system calls with what was prepared before the fork.
     unsafe {
         command.pre_exec(move || {
             let file = open(
@@ -54,10 +56,11 @@ pub(super) fn die_before_parent(command: &mut Command) {
                 OFlags::WRONLY | OFlags::CLOEXEC,
                 Mode::empty(),
             );
-            // A precaution: where it cannot be taken, the child runs without it.
+            // Precautions: where they cannot be taken, the child runs without them.
             if let Ok(file) = file {
                 let _ = rustix::io::write(file, score.as_bytes());
             }
+            let _ = disable_transparent_huge_pages(false);
             Ok(())
         });
     }

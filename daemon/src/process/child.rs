@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use baton_proto::codes;
 use rustix::process::Pid;
 
-use super::before_exec::{die_before_parent, die_with_parent_thread};
+use super::before_exec::{be_an_ordinary_process, die_with_parent_thread};
 use super::{ProcessId, stat};
 
 /// Everything that a child is made of.
@@ -69,7 +69,7 @@ pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnErro
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     die_with_parent_thread(&mut command, parent);
-    die_before_parent(&mut command);
+    be_an_ordinary_process(&mut command);
     Ok(command)
 }
 

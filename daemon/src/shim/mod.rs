@@ -36,6 +36,13 @@ pub use report::read_report;
 /// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
 pub const ARGUMENT: &str = "__shim";
 
+/// What a shim is started with in addition: words to the executable's allocator, which expects a busy server and would
+/// begin with two pages of 2 MiB.
+pub const ENVIRONMENT: [(&str, &str); 2] = [
+    ("MIMALLOC_ALLOW_THP", "0"),
+    ("MIMALLOC_ARENA_RESERVE", "8MiB"),
+];
+
 /// Where it listens, in the attempt's directory.
 pub const SOCKET: &str = "shim.sock";
 /// The directory of the transcript.

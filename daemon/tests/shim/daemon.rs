@@ -1,22 +1,23 @@
 //! What a daemon does with a shim, as far as these tests need it. Reads wait under one deadline that only a hang reaches.
 
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use baton_daemon::shim::framing::{Decoder, encode};
-use baton_daemon::shim::{ARGUMENT, REPORT, SOCKET, SPOOL, read_report};
+use baton_daemon::shim::{ARGUMENT, ENVIRONMENT, REPORT, SOCKET, SPOOL, read_report};
 use baton_daemon::spool::{Chunk, OutputKind, Reader, Upto};
 use baton_daemon::{Clock, Moment};
 use baton_proto::v1::LeaseToken;
 use baton_proto::worker::{
-    Consumed, FromShim, Greeting, Launch, Lease, Presence, Report, Started, Stdin, Stop, ToShim,
-    Variable, from_shim, to_shim,
+    Consumed, FromShim, Greeting, Launch, Lease, Presence, Report, Started, Stdin, StdinDone, Stop,
+    ToShim, Variable, from_shim, to_shim,
 };
 use bytes::BytesMut;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,7 +26,9 @@ pub(crate) const TOKEN: &[u8] = b"a-lease-token-of-thirty-two-byte";
 
 /// A shim process and its directory.
 pub(crate) struct Shim {
-    pub(crate) dir: TempDir,
+    dir: TempDir,
+    /// The directory as this process sees it, when that is not the shim's name for it.
+    view: Option<OwnedFd>,
     process: Child,
     pub(crate) wire: Wire,
 }
@@ -46,7 +49,8 @@ impl Shim {
         command
             .args([ARGUMENT, ATTEMPT])
             .current_dir(dir.path())
-            .env_clear();
+            .env_clear()
+            .envs(ENVIRONMENT);
         prepare(&mut command);
         command
             .stdin(Stdio::from(OwnedFd::from(theirs)))
@@ -54,9 +58,29 @@ impl Shim {
         let process = command.spawn().expect("the shim can be started");
         Self {
             dir,
+            view: None,
             process,
             wire: Wire::new(ours),
         }
+    }
+
+    /// The same through another program, which must end by executing what it is given as arguments.
+    pub(crate) fn start_through(script: &str) -> Self {
+        Self::start_silent(|command| {
+            let program = command.get_program().to_owned();
+            let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+            let dir = command.get_current_dir().map(ToOwned::to_owned);
+            *command = Command::new("/bin/sh");
+            command.args(["-c", script]).arg(program).args(args);
+            command.current_dir(dir.expect("a directory")).env_clear();
+        })
+    }
+
+    /// Looks into the shim's directory as the shim sees it, from now on.
+    pub(crate) fn share_view(&mut self) {
+        let seen = format!("/proc/{}/root{}", self.pid(), self.dir.path().display());
+        let seen = std::fs::File::open(seen).expect("the shim's directory");
+        self.view = Some(seen.into());
     }
 
     /// Runs a shell script under a lease of ten minutes.
@@ -79,7 +103,22 @@ impl Shim {
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        match &self.view {
+            Some(view) => format!("/proc/self/fd/{}/{name}", view.as_raw_fd()).into(),
+            None => self.dir.path().join(name),
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.pid()).expect("a process id");
+        kill_process(pid, signal).expect("the shim is there");
+    }
+
+    /// The machine was asleep for this long; for shims with a bent clock.
+    pub(crate) fn suspend(&self, ahead: &str) {
+        let draft = self.path("ahead.new");
+        std::fs::write(&draft, ahead).expect("a small file");
+        std::fs::rename(draft, self.path("ahead")).expect("a small file");
     }
 
     /// A second connection, as a restarted daemon makes it.
@@ -209,8 +248,9 @@ impl Wire {
         self.say_raw(&out);
     }
 
+    /// A shim that is gone is noticed by whoever waits for its answer.
     pub(crate) fn say_raw(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).expect("the shim listens");
+        let _ = self.stream.write_all(bytes);
     }
 
     /// The next message; `None` when the shim has closed the connection.
@@ -247,6 +287,13 @@ impl Wire {
             Some(from_shim::Message::Presence(presence)) => presence,
             other => panic!("no presence but {other:?}"),
         }
+    }
+
+    pub(crate) fn stdin_done(&mut self) -> StdinDone {
+        self.until(|message| match message {
+            from_shim::Message::StdinDone(done) => Some(done),
+            _ => None,
+        })
     }
 
     pub(crate) fn grown(&mut self) -> u64 {
@@ -336,6 +383,15 @@ pub(crate) fn until_dead(pid: i32) {
         assert!(start.until(now()) < PATIENCE, "process {pid} lives on");
         std::thread::yield_now();
     }
+}
+
+/// A named pipe that a child can be made to wait at: reading from it ends when the test writes to it.
+pub(crate) fn gate() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let gate = dir.path().join("gate");
+    let made = Command::new("mkfifo").arg(&gate).status();
+    assert!(made.is_ok_and(|made| made.success()), "mkfifo");
+    (dir, gate)
 }
 
 /// All files below, for those who look for what must not be there.

@@ -1,9 +1,11 @@
 //! How attempts end: by themselves, by an order, by their lease; and that nobody is left.
 
+use std::process::Stdio;
 use std::time::Duration;
 
-use baton_proto::worker::EndedBy;
 use baton_proto::worker::report::How;
+use baton_proto::worker::{EndedBy, to_shim};
+use rustix::process::Signal;
 
 use crate::daemon::{Shim, is_dead, lease, now, shell, until_dead};
 
@@ -93,7 +95,8 @@ fn an_order_terminates_first_and_kills_at_its_moment() {
 
 #[test]
 fn a_child_that_listens_to_term_is_not_killed() {
-    let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do sleep 600 & wait; done";
+    // One process: a second one might be between fork and exec, where a signal finds nobody.
+    let script = "trap 'echo bye; exit 3' TERM; echo up; while :; do :; done";
     let mut shim = Shim::run(script);
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "up");
@@ -123,8 +126,7 @@ fn what_a_child_leaves_behind_gets_its_grace_and_then_goes() {
 fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
     let mut shim = Shim::run("echo $$; exec sleep 600");
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    let shim_pid = rustix::process::Pid::from_raw(shim.pid()).unwrap();
-    rustix::process::kill_process(shim_pid, rustix::process::Signal::KILL).unwrap();
+    shim.signal(Signal::KILL);
     assert!(!shim.end().success());
     until_dead(pids[0]);
     assert_eq!(shim.report_on_disk(), None);
@@ -133,11 +135,9 @@ fn a_killed_shim_takes_its_child_with_it_and_leaves_no_report() {
 
 #[test]
 fn signals_to_the_shim_reach_nobody() {
-    use rustix::process::{Pid, Signal, kill_process};
     let mut shim = Shim::run("echo up; read line; echo still here");
     let mut transcript = shim.transcript(0);
     assert_eq!(transcript.line(&mut shim.wire), "up");
-    let pid = Pid::from_raw(shim.pid()).unwrap();
     for signal in [
         Signal::TERM,
         Signal::INT,
@@ -146,9 +146,54 @@ fn signals_to_the_shim_reach_nobody() {
         Signal::USR1,
         Signal::TSTP,
     ] {
-        kill_process(pid, signal).unwrap();
+        shim.signal(signal);
     }
     shim.wire.stdin(1, "go\n", true);
     assert_eq!(transcript.line(&mut shim.wire), "still here");
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
+}
+
+#[test]
+fn a_daemon_that_hears_nothing_delays_no_end() {
+    let mut shim = Shim::start();
+    let mut launch = shell("while :; do seq 1000; done");
+    launch.lease = Some(lease(
+        Duration::from_millis(700),
+        Duration::from_millis(800),
+    ));
+    shim.wire.say(to_shim::Message::Launch(launch));
+    // Not a word of it is read.
+    assert!(shim.end().success());
+    let report = shim.report_on_disk().unwrap();
+    assert_eq!(report.ended_by(), EndedBy::Lease);
+    assert!(report.empty);
+}
+
+#[test]
+fn an_hour_of_sleep_ends_a_lease_of_ten_minutes_at_once() {
+    let mut shim = Shim::start_silent(|command| {
+        command.env("BENT_CLOCK", "1");
+    });
+    shim.wire.greet();
+    shim.launch(shell(FAMILY));
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    shim.suspend("3600000");
+    let report = shim.report();
+    assert_eq!(report.ended_by(), EndedBy::Lease);
+    assert!(report.empty && report.killed && report.exited_at_ms > report.lease.unwrap().limit_ms);
+    assert!(pids.iter().all(|pid| is_dead(*pid)));
+}
+
+#[test]
+fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
+    let mut shim = Shim::start_silent(|command| {
+        command.env("BENT_CLOCK", "1").stderr(Stdio::null());
+    });
+    shim.wire.greet();
+    shim.launch(shell(FAMILY));
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    shim.suspend("for how long?");
+    assert!(!shim.end().success());
+    assert!(pids.iter().all(|pid| is_dead(*pid)));
+    assert_eq!(shim.report_on_disk(), None);
 }

@@ -2,5 +2,9 @@
 
 mod daemon;
 mod ending;
+mod figures;
+mod full_disk;
 mod output;
 mod start;
+mod stdin;
+mod versions;

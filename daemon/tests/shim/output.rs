@@ -3,7 +3,7 @@
 use baton_daemon::spool::{OutputKind, Upto};
 use baton_proto::worker::report::How;
 
-use crate::daemon::{Shim, text_of};
+use crate::daemon::{Shim, files, gate, text_of};
 
 #[test]
 fn both_pipes_are_recorded_and_the_report_names_the_end() {
@@ -42,10 +42,7 @@ fn output_has_no_gap_when_the_daemon_is_replaced_in_the_middle() {
 
 #[test]
 fn a_child_without_a_daemon_goes_on_and_its_output_waits_on_the_disk() {
-    let fifo = tempfile::tempdir().unwrap();
-    let gate = fifo.path().join("gate");
-    let made = std::process::Command::new("mkfifo").arg(&gate).status();
-    assert!(made.unwrap().success());
+    let (_dir, gate) = gate();
     let script = format!("echo first; read line < {}; echo second", gate.display());
     let mut shim = Shim::run(&script);
     let mut transcript = shim.transcript(0);
@@ -56,4 +53,52 @@ fn a_child_without_a_daemon_goes_on_and_its_output_waits_on_the_disk() {
     let report = shim.report_on_disk().unwrap();
     assert_eq!(report.how, Some(How::ExitCode(0)));
     assert_eq!(shim.whole_text(), "first\nsecond\n");
+}
+
+const MIB: u64 = 1024 * 1024;
+/// One read more may be under way when a limit is reached.
+const ONE_READ: u64 = 64 * 1024;
+
+#[test]
+fn a_child_waits_for_a_daemon_that_does_not_consume_and_loses_nothing_by_it() {
+    let mut shim = Shim::run("head -c 20971520 /dev/zero; read line");
+    let mut consumed = 0;
+    while consumed < 20 * MIB {
+        let end = shim.wire.grown();
+        assert!(
+            end <= consumed + 8 * MIB + ONE_READ,
+            "{end} after {consumed}"
+        );
+        // The limit, or the end of it.
+        if end >= consumed + 8 * MIB || end == 20 * MIB {
+            consumed = end;
+            shim.wire.consumed(consumed);
+        }
+    }
+    shim.wire.stdin(1, "go\n", true);
+    let report = shim.report();
+    assert_eq!(report.transcript_end, 20 * MIB);
+    let left = files(&shim.path("spool")).len();
+    assert!(left <= 1, "{left} segments of consumed output are left");
+}
+
+#[test]
+fn a_child_without_a_daemon_may_go_on_for_longer_but_not_for_ever() {
+    let mut shim = Shim::run("head -c 83886080 /dev/zero");
+    let mut end = 0;
+    // Between two daemons nobody is connected.
+    while end < 64 * MIB {
+        shim.hang_up();
+        shim.wire = shim.connect();
+        let presence = shim.wire.greet();
+        end = presence.transcript_end;
+        std::thread::yield_now();
+    }
+    assert!(end <= 64 * MIB + ONE_READ, "{end}");
+    while end < 80 * MIB {
+        shim.wire.consumed(end);
+        end = shim.wire.grown();
+    }
+    shim.wire.consumed(end);
+    assert_eq!(shim.report().transcript_end, 80 * MIB);
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::worker::report::How;
-use baton_proto::worker::{EndedBy, Launch, from_shim, to_shim};
+use baton_proto::worker::{EndedBy, Launch, to_shim};
 
 use crate::daemon::{ATTEMPT, Shim, TOKEN, files, lease, shell};
 
@@ -60,7 +60,9 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
                   cut -d' ' -f5 /proc/$$/stat; cat /proc/$$/oom_score_adj; umask";
     let umask_before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     rustix::process::umask(umask_before);
-    let mut shim = Shim::start();
+    // Whoever started the daemon may have left a descriptor open.
+    let mut shim = Shim::start_through("exec 7</dev/null; exec \"$0\" \"$@\"");
+    shim.wire.greet();
     let started = shim.launch(shell(script));
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
     let text = shim.whole_text();
@@ -84,15 +86,7 @@ fn a_child_has_its_environment_its_own_group_and_three_descriptors() {
 #[test]
 fn a_child_starts_with_no_signal_blocked_ignored_or_caught() {
     // The daemon's own starter may have ignored some, as nohup does.
-    let mut shim = Shim::start_silent(|command| {
-        let program = command.get_program().to_owned();
-        let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
-        let dir = command.get_current_dir().unwrap().to_owned();
-        *command = std::process::Command::new("/bin/sh");
-        let script = "trap '' HUP INT QUIT TERM USR1 CHLD; exec \"$0\" \"$@\"";
-        command.args(["-c", script]).arg(program).args(args);
-        command.current_dir(dir).env_clear();
-    });
+    let mut shim = Shim::start_through("trap '' HUP INT QUIT TERM USR1 CHLD; exec \"$0\" \"$@\"");
     shim.wire.greet();
     let mut launch = shell("");
     launch.program = "/bin/cat".into();
@@ -129,7 +123,7 @@ fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
     shim.wire = second;
     shim.wire.stdin(1, "", true);
     shim.report();
-    let kept = files(shim.dir.path());
+    let kept = files(&shim.path(""));
     assert!(kept.len() >= 2, "{kept:?}");
     for file in kept {
         assert!(
@@ -161,10 +155,7 @@ fn messages_before_a_greeting_are_not_heard() {
     rude.stop(Duration::ZERO);
     assert_eq!(rude.hear(), None);
     shim.wire.stdin(1, "go\n", true);
-    let done = shim.wire.until(|message| match message {
-        from_shim::Message::StdinDone(done) => Some(done),
-        _ => None,
-    });
+    let done = shim.wire.stdin_done();
     assert_eq!((done.id, done.refused), (1, false));
     assert_eq!(shim.report().how, Some(How::ExitCode(0)));
 }
