@@ -383,4 +383,6 @@ fn again(error: &io::Error) -> io::Error {
 }
 
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
 mod tests;
