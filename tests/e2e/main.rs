@@ -8,6 +8,7 @@ mod cancel;
 mod clocks;
 mod command_line;
 mod crash;
+mod disk_full;
 mod fencing;
 mod inherited;
 mod late;

@@ -57,8 +57,15 @@ impl Baton {
     }
 
     pub fn command(self, data: &Path) -> Command {
-        let mut command = Command::new(self.program);
+        self.wrapped(data, &[])
+    }
+
+    /// Started by another program, which becomes this one.
+    fn wrapped(self, data: &Path, wrapper: &[&str]) -> Command {
+        let mut words = wrapper.iter().copied().chain([self.program]);
+        let mut command = Command::new(words.next().unwrap_or(self.program));
         command
+            .args(words)
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .envs(self.clock.map(|file| (CLOCK_FILE, file)))
@@ -225,15 +232,28 @@ impl DaemonProcess {
         std::fs::create_dir_all(&data).expect("a directory can be made");
         let token_file = data.join("credential");
         std::fs::write(&token_file, token).expect("a file can be written");
-        let child = baton
-            .command(&data)
-            .args(["daemon", "--relay", url, "--name", name, "--slots", "4"])
-            .args(["--allow-command", "--drain", "5s", "--token-file"])
-            .arg(&token_file)
-            .current_dir(&data)
-            .spawn();
+        Self::start_in(baton, &data, &[], |command| {
+            command
+                .args(["daemon", "--relay", url, "--name", name, "--slots", "4"])
+                .args(["--allow-command", "--drain", "5s", "--token-file"])
+                .arg(&token_file);
+        })
+        .await
+    }
+
+    /// With its directory and its command line, by way of another program if there is one.
+    pub(crate) async fn start_in(
+        baton: Baton,
+        data: &Path,
+        wrapper: &[&str],
+        arguments: impl FnOnce(&mut Command),
+    ) -> Self {
+        let mut command = baton.wrapped(data, wrapper);
+        arguments(&mut command);
+        let child = command.current_dir(data).spawn();
         let mut child = child.expect("the executable can be started");
         await_line(&mut child, "baton daemon").await;
+        let data = data.to_owned();
         Self { child, data }
     }
 

@@ -362,7 +362,6 @@ impl Desk {
 
     /// After a failed sync nobody knows what the file holds, so it is not written any more either.
     fn failed(&mut self, id: AttemptId, error: io::Error) {
-        warn!(attempt_id = %id, %error, "the disk refused an attempt's frames");
         if let Some(open) = self.open.get_mut(&id) {
             open.file = None;
         }

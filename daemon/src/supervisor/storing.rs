@@ -79,7 +79,9 @@ impl Supervisor {
             }
             Report::Failed { id, error } => {
                 warn!(attempt_id = %id, %error, "the attempt fails because its frames cannot be stored");
+                let before = self.disk.state();
                 self.disk.on_failed_write();
+                self.on_disk_state(before);
                 self.look_at = self.clock.now();
                 self.on_refused(id);
             }
