@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 pub(crate) const BODY_INLINE_MAX: usize = 64 * 1024;
 
 /// SHA-256 of a body, which is also its file's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BodyHash(pub [u8; 32]);
 
 impl BodyHash {
@@ -20,7 +20,7 @@ impl BodyHash {
         Self(Sha256::digest(bytes).into())
     }
 
-    fn file_name(self) -> String {
+    pub(crate) fn file_name(self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
@@ -41,6 +41,11 @@ impl Bodies {
         Ok(Self { dir: dir.into() })
     }
 
+    /// The directory as it lies, for one who only reads.
+    pub(crate) fn look(dir: PathBuf) -> Self {
+        Self { dir: dir.into() }
+    }
+
     /// Makes the body durable. Idempotent; blocks on the disk.
     pub(crate) fn keep(&self, bytes: &[u8]) -> io::Result<()> {
         let path = self.dir.join(BodyHash::of(bytes).file_name());
@@ -59,9 +64,15 @@ impl Bodies {
 
     /// Reads a body back and checks it against its name. Blocks on the disk.
     pub(crate) fn load(&self, hash: BodyHash) -> io::Result<String> {
-        let text = fs::read_to_string(self.dir.join(hash.file_name()))?;
-        if BodyHash::of(text.as_bytes()) == hash {
-            Ok(text)
+        let bytes = self.load_bytes(hash)?;
+        String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// The same as bytes, for one who carries it elsewhere.
+    pub(crate) fn load_bytes(&self, hash: BodyHash) -> io::Result<Vec<u8>> {
+        let bytes = fs::read(self.dir.join(hash.file_name()))?;
+        if BodyHash::of(&bytes) == hash {
+            Ok(bytes)
         } else {
             Err(io::Error::new(
                 io::ErrorKind::InvalidData,

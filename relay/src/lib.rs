@@ -1,6 +1,7 @@
 //! The relay: store, dispatcher, sessions, output log, watch, API and telemetry.
 
 pub mod api;
+pub mod archive;
 pub mod auth;
 mod bodies;
 pub mod clock;
@@ -15,5 +16,6 @@ pub mod server;
 pub mod session;
 pub mod store;
 pub mod telemetry;
+mod unreadable;
 pub mod watch;
 mod wire;

@@ -13,7 +13,8 @@ use baton_core::spec::TaskSpec;
 
 use crate::bodies::Bodies;
 use crate::records;
-use crate::store::{CommitSeq, Key, KeyRange, KeyText, Kind, Page, Stopped, Store};
+use crate::store::{CommitSeq, Key, KeyRange, KeyText, Kind, Page, ReadError, Stopped, Store};
+use crate::unreadable::Unreadables;
 
 /// Records that one page of the boot scan reads.
 const BOOT_PAGE: usize = 1024;
@@ -25,6 +26,7 @@ pub type StoredTask = (Arc<TaskSpec>, Arc<TaskRecord>);
 pub struct Reader {
     store: Store,
     bodies: Bodies,
+    unreadables: Unreadables,
 }
 
 /// One page of a tenant's tasks, newest first.
@@ -38,8 +40,21 @@ pub struct TaskPage {
 }
 
 impl Reader {
-    pub(crate) fn new(store: Store, bodies: Bodies) -> Self {
-        Self { store, bodies }
+    pub(crate) fn new(store: Store, bodies: Bodies, unreadables: Unreadables) -> Self {
+        Self {
+            store,
+            bodies,
+            unreadables,
+        }
+    }
+
+    /// Everything that was passed over since the start.
+    pub(crate) fn unreadables(&self) -> &Unreadables {
+        &self.unreadables
+    }
+
+    pub(crate) fn bodies(&self) -> &Bodies {
+        &self.bodies
     }
 
     pub fn store(&self) -> &Store {
@@ -86,17 +101,17 @@ impl Reader {
     pub fn record(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskRecord>> {
         let live = self.bytes(&records::live_key(tenant, task));
         // Live to done is one commit, so a task that is missing here and there was finished in between: look once more.
-        let bytes = live
+        let (key, bytes) = live
             .or_else(|| self.bytes(&records::done_key(tenant, task)))
             .or_else(|| self.bytes(&records::live_key(tenant, task)))?;
-        self.readable("task", records::decode_task(&bytes))
+        self.readable(&key, records::decode_task(&bytes))
     }
 
     pub fn spec(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskSpec>> {
-        let bytes = self.bytes(&records::spec_key(tenant, task))?;
-        let (mut spec, body) = self.readable("specification", records::decode_spec(&bytes))?;
+        let (key, bytes) = self.bytes(&records::spec_key(tenant, task))?;
+        let (mut spec, body) = self.readable(&key, records::decode_spec(&bytes))?;
         if let Some(hash) = body {
-            spec.prompt = self.readable("prompt", self.bodies.load(hash))?;
+            spec.prompt = self.readable(&key, self.bodies.load(hash))?;
         }
         Some(Arc::new(spec))
     }
@@ -115,6 +130,7 @@ impl Reader {
                 ..TaskPage::default()
             };
         };
+        self.unreadables.scan(&scan);
         let mut found = TaskPage {
             unreadable: scan.unreadable,
             ..TaskPage::default()
@@ -140,20 +156,38 @@ impl Reader {
         scope: &TenantScope,
         daemon: DaemonId,
     ) -> Option<Arc<DaemonRecord>> {
-        let bytes = self.bytes(&records::daemon_key(scope, daemon))?;
-        self.readable("daemon", records::decode_daemon(&bytes))
+        let (key, bytes) = self.bytes(&records::daemon_key(scope, daemon))?;
+        self.readable(&key, records::decode_daemon(&bytes))
     }
 
     pub(crate) fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
-        let bytes = self.bytes(&records::idempotency_key(tenant, key))?;
-        self.readable("idempotency key", records::decode_idempotency(&bytes))
+        let (key, bytes) = self.bytes(&records::idempotency_key(tenant, key))?;
+        self.readable(&key, records::decode_idempotency(&bytes))
+    }
+
+    /// Nothing was ever submitted, or nothing of it is left. What cannot be read counts as there.
+    pub(crate) fn has_no_task(&self) -> bool {
+        let Ok(tenants) = self.store.tenants() else {
+            return false;
+        };
+        let none = |tenant: &KeyText, kind| {
+            let scan = self
+                .store
+                .scan(&KeyRange::of(tenant, kind), &Page::first(1));
+            scan.is_ok_and(|scan| scan.entries.is_empty() && scan.unreadable == 0)
+        };
+        tenants.iter().all(|tenant| {
+            [Kind::Spec, Kind::Live, Kind::Done]
+                .into_iter()
+                .all(|kind| none(tenant, kind))
+        })
     }
 
     /// Pauses and holds; what they were at first where none is stored.
     pub(crate) fn scheduler(&self) -> SchedulerRecord {
         let bytes = self.bytes(&records::scheduler_key());
-        let stored = bytes
-            .and_then(|bytes| self.readable("scheduler switch", records::decode_scheduler(&bytes)));
+        let stored =
+            bytes.and_then(|(key, bytes)| self.readable(&key, records::decode_scheduler(&bytes)));
         stored.unwrap_or_default()
     }
 
@@ -166,44 +200,45 @@ impl Reader {
             .collect()
     }
 
-    /// Everything that a boot hands to the core. Unreadable records are counted, never fatal.
-    pub(crate) fn recover(&self) -> (Recovered, u64) {
+    /// Everything that a boot hands to the core. Unreadable records are passed over and counted; only a disk that cannot
+    /// be read at all is an error, since nobody could say how much is missing.
+    pub(crate) fn recover(&self) -> Result<Recovered, ReadError> {
         let mut recovered = Recovered::default();
-        let mut unreadable = 0;
-        self.each(
-            &KeyRange::relay_wide(Kind::Control),
-            &mut unreadable,
-            |key, bytes| {
-                let Key::Control { name, .. } = key else {
-                    return true;
-                };
-                records::decode_control(name.as_str(), bytes, &mut recovered).is_ok()
-            },
-        );
-        for name in self.store.tenants().unwrap_or_default() {
-            self.recover_daemons(&name, &mut recovered, &mut unreadable);
+        let mut pages = self.each(&KeyRange::relay_wide(Kind::Control), |key, bytes| {
+            let Key::Control { name, .. } = key else {
+                return true;
+            };
+            records::decode_control(name.as_str(), bytes, &mut recovered).is_ok()
+        })?;
+        for name in self.store.tenants()? {
+            pages += self.recover_daemons(&name, &mut recovered)?;
             if let Some(tenant) = TenantId::new(name.as_str()) {
-                self.recover_tasks(&tenant, &mut recovered, &mut unreadable);
+                pages += self.recover_tasks(&tenant, &mut recovered)?;
             }
         }
-        (recovered, unreadable)
+        self.unreadables.pages(pages);
+        Ok(recovered)
     }
 
-    fn recover_daemons(&self, owner: &KeyText, recovered: &mut Recovered, unreadable: &mut u64) {
-        self.each(
-            &KeyRange::of(owner, Kind::Daemon),
-            unreadable,
-            |_, bytes| {
-                records::decode_daemon(bytes)
-                    .map(|daemon| recovered.daemons.push(daemon))
-                    .is_ok()
-            },
-        );
+    fn recover_daemons(
+        &self,
+        owner: &KeyText,
+        recovered: &mut Recovered,
+    ) -> Result<u64, ReadError> {
+        self.each(&KeyRange::of(owner, Kind::Daemon), |_, bytes| {
+            records::decode_daemon(bytes)
+                .map(|daemon| recovered.daemons.push(daemon))
+                .is_ok()
+        })
     }
 
-    fn recover_tasks(&self, tenant: &TenantId, recovered: &mut Recovered, unreadable: &mut u64) {
+    fn recover_tasks(
+        &self,
+        tenant: &TenantId,
+        recovered: &mut Recovered,
+    ) -> Result<u64, ReadError> {
         let live = KeyRange::of(&records::tenant_text(tenant), Kind::Live);
-        self.each(&live, unreadable, |_, bytes| {
+        self.each(&live, |_, bytes| {
             let Ok(record) = records::decode_task(bytes) else {
                 return false;
             };
@@ -217,42 +252,42 @@ impl Reader {
             }
             recovered.tasks.push((spec, record));
             true
-        });
+        })
     }
 
-    /// Visits every record of a range; a visit that returns false counts as unreadable.
-    fn each(
+    /// Visits every record of a range; a visit that returns false counts as unreadable. Gives the damaged pages met.
+    pub(crate) fn each(
         &self,
         range: &KeyRange,
-        unreadable: &mut u64,
         mut visit: impl FnMut(&Key, &[u8]) -> bool,
-    ) {
-        let mut page = Page::first(BOOT_PAGE);
+    ) -> Result<u64, ReadError> {
+        let (mut page, mut pages) = (Page::first(BOOT_PAGE), 0);
         loop {
-            let Ok(scan) = self.store.scan(range, &page) else {
-                *unreadable += 1;
-                return;
-            };
-            *unreadable += scan.unreadable;
+            let scan = self.store.scan(range, &page)?;
+            pages += self.unreadables.scan(&scan);
             for (key, bytes) in &scan.entries {
-                *unreadable += u64::from(!visit(key, bytes));
+                if !visit(key, bytes) {
+                    tracing::error!(%key, "a stored record cannot be read; it is passed over");
+                    self.unreadables.record(key);
+                }
             }
             let Some((last, _)) = scan.entries.last().filter(|_| scan.more) else {
-                return;
+                return Ok(pages);
             };
             page.after = Some(last.clone());
         }
     }
 
-    fn bytes(&self, key: &Key) -> Option<bytes::Bytes> {
-        self.readable("record", self.store.get(key)).flatten()
+    fn bytes(&self, key: &Key) -> Option<(Key, bytes::Bytes)> {
+        let bytes = self.readable(key, self.store.get(key)).flatten()?;
+        Some((key.clone(), bytes))
     }
 
-    fn readable<T, E: std::fmt::Display>(
-        &self,
-        what: &'static str,
-        read: Result<T, E>,
-    ) -> Option<T> {
-        read.inspect_err(|error| tracing::error!(what, %error, "a stored record cannot be read; it is passed over")).ok()
+    fn readable<T, E: std::fmt::Display>(&self, key: &Key, read: Result<T, E>) -> Option<T> {
+        let passed_over = |error: &E| {
+            tracing::error!(%key, %error, "a stored record cannot be read; it is passed over");
+            self.unreadables.record(key);
+        };
+        read.inspect_err(passed_over).ok()
     }
 }

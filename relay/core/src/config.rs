@@ -84,6 +84,12 @@ impl Config {
         self.grace_ms.max(ttl_ms / 1_000)
     }
 
+    /// The longest that a grant can last, grace included: after that nothing leased before can still run.
+    pub fn longest_grant_ms(&self) -> u64 {
+        let granted_ms = self.max_lease_ms.max(self.max_hold_ms);
+        granted_ms + self.grace_for(granted_ms)
+    }
+
     /// How often a daemon must renew a lease of this ttl.
     pub fn heartbeat_for(&self, shortest_ttl_ms: u64) -> u64 {
         self.heartbeat_ms.min(shortest_ttl_ms / 3).max(1)

@@ -56,6 +56,18 @@ pub(crate) enum Fault {
     /// A daemon's frame that means nothing; it is told in the stream.
     #[error(transparent)]
     Frame(#[from] FrameFault),
+    /// One export, import or verify at a time: each reads everything.
+    #[error("another export, import or verify is running")]
+    TransferBusy,
+    #[error("the export fell too far behind the relay's changes")]
+    ExportBehind,
+    /// An import is for a relay that has done nothing yet.
+    #[error("the relay has tasks, and an import would replace them")]
+    NotEmpty,
+    #[error("{message}")]
+    BadExport { code: &'static str, message: String },
+    #[error("the import failed: {message}")]
+    ImportFailed { message: String },
     #[error("the stored record cannot be read")]
     Unreadable,
     /// The relay broke a promise to itself. The log has the detail, the caller does not.

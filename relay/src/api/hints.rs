@@ -30,6 +30,15 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::TimedOut | Fault::OutcomeUnknown => {
             "look at the task, or repeat the request with the same idempotency key"
         }
+        Fault::TransferBusy => "wait until it has ended",
+        Fault::ExportBehind => {
+            "export to a local disk, leave the output out, or try when there is less work"
+        }
+        Fault::NotEmpty => "import into a new directory: `baton import FILE --data NEW`",
+        Fault::BadExport { .. } => "use another copy of the export, or make it again",
+        Fault::ImportFailed { .. } => {
+            "nothing was taken; look into the relay's log, make room, and import again"
+        }
         Fault::Unreadable => {
             "`baton verify` lists unreadable records; restore a backup if it matters"
         }

@@ -10,6 +10,7 @@ mod events;
 pub(crate) mod fault;
 mod fleet;
 mod hints;
+mod importing;
 mod inputs;
 pub mod limits;
 mod link;
@@ -17,12 +18,13 @@ mod listing;
 mod operator;
 mod output;
 mod paging;
-mod profiles;
+pub(crate) mod profiles;
 pub(crate) mod status;
 pub(crate) mod streams;
 mod submission;
 mod tasks;
 pub(crate) mod tokens;
+pub(crate) mod transfer;
 pub(crate) mod unbuilt;
 pub mod validate;
 mod watching;
@@ -44,6 +46,7 @@ use crate::session::Shell;
 use crate::watch::Watchers;
 use fault::Fault;
 use streams::LiveStreams;
+use transfer::Transfers;
 
 /// Everything the handlers use. Clones share it; one is behind each gRPC service.
 #[derive(Clone, Debug)]
@@ -58,10 +61,9 @@ pub(crate) struct Api {
     pub(crate) shell: Shell,
     pub(crate) streams: LiveStreams,
     pub(crate) started_at: Wall,
-    /// Records that recovery could not read.
-    pub(crate) unreadable: u64,
     /// The relay is going away: streams end, nothing new is taken.
     pub(crate) stop: CancellationToken,
+    pub(crate) transfers: Transfers,
 }
 
 impl Api {

@@ -8,10 +8,11 @@ use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use baton_proto::v1;
 use baton_proto::v1::operator_server::Operator;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::convert::{self, View};
 use super::fault::Fault;
+use super::streams::Answers;
 use super::tasks::unexpected;
 use super::validate::{self, Why, invalid};
 use super::{Api, actor, events, inputs, optional_reason, required_reason, tokens, unary};
@@ -102,6 +103,33 @@ impl Operator for Api {
         request: Request<v1::RevokeTokenRequest>,
     ) -> Result<Response<v1::RevokeTokenResponse>, Status> {
         unary(request, |who, request| self.end_token(who, request)).await
+    }
+
+    async fn export(
+        &self,
+        request: Request<v1::ExportRequest>,
+    ) -> Result<Response<Answers<v1::ExportResponse>>, Status> {
+        unary(request, |who, request| {
+            std::future::ready(self.export_all(&who, &request))
+        })
+        .await
+    }
+
+    async fn import(
+        &self,
+        request: Request<Streaming<v1::ImportRequest>>,
+    ) -> Result<Response<Answers<v1::ImportResponse>>, Status> {
+        unary(request, |who, chunks| self.import_all(who, chunks)).await
+    }
+
+    async fn verify(
+        &self,
+        request: Request<v1::VerifyRequest>,
+    ) -> Result<Response<Answers<v1::VerifyResponse>>, Status> {
+        unary(request, |who, request| {
+            std::future::ready(self.verify_all(&who, &request))
+        })
+        .await
     }
 
     async fn relay_info(
@@ -330,7 +358,7 @@ impl Api {
             protocol_version: baton_proto::PROTOCOL_VERSION,
             started_at: Some(timestamp(self.started_at)),
             commit_seq: self.reader.store().durable().get(),
-            unreadable_records: self.unreadable,
+            unreadable_records: self.reader.unreadables().count(),
             admitting: !draining,
             admission_problem: String::new(),
             draining,
@@ -348,10 +376,17 @@ const TENANT_PAUSE: Fault = Fault::NotBuilt {
 
 /// All dispatching belongs to nobody's tenant alone.
 fn everything(who: &Principal, all: bool) -> Result<(), Fault> {
-    match (&who.scope, all) {
-        (_, false) => Err(invalid("scheduler", Why::Blank).into()),
-        (TenantScope::One(_), true) => Err(Fault::ForeignTenant),
-        (TenantScope::All, true) => Ok(()),
+    if !all {
+        return Err(invalid("scheduler", Why::Blank).into());
+    }
+    all_tenants(who)
+}
+
+/// What concerns every tenant is for credentials that reach every tenant.
+pub(super) fn all_tenants(who: &Principal) -> Result<(), Fault> {
+    match &who.scope {
+        TenantScope::One(_) => Err(Fault::ForeignTenant),
+        TenantScope::All => Ok(()),
     }
 }
 

@@ -108,6 +108,11 @@ fn row(fault: &Fault) -> Row {
         Fault::Stopping => (Unavailable, "relay_draining", Later),
         Fault::TimedOut => (DeadlineExceeded, "timed_out", Never),
         Fault::OutcomeUnknown => (Unknown, "outcome_unknown", Never),
+        Fault::TransferBusy => (ResourceExhausted, "transfer_busy", Later),
+        Fault::ExportBehind => (ResourceExhausted, "export_fell_behind", Later),
+        Fault::NotEmpty => (FailedPrecondition, "relay_not_empty", Never),
+        Fault::BadExport { code, .. } => (Code::InvalidArgument, code, Never),
+        Fault::ImportFailed { .. } => (Internal, "import_failed", Never),
         Fault::Unreadable => (DataLoss, "unreadable_record", Never),
         Fault::Internal => (Internal, "internal", Never),
     }
@@ -340,9 +345,27 @@ mod tests {
             Fault::TooManyStreams { limit: 1 },
             Fault::Stopping,
             Fault::TimedOut,
+            Fault::TransferBusy,
+            Fault::ExportBehind,
+            Fault::NotEmpty,
+            bad_export("not_an_export"),
+            bad_export("newer_export"),
+            bad_export("export_cut_short"),
+            bad_export("export_altered"),
+            bad_export("export_unreadable"),
+            Fault::ImportFailed {
+                message: "the disk is full".into(),
+            },
             Fault::Unreadable,
             Fault::Internal,
         ]
+    }
+
+    fn bad_export(code: &'static str) -> Fault {
+        Fault::BadExport {
+            code,
+            message: "it was cut short".into(),
+        }
     }
 
     #[test]

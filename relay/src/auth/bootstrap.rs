@@ -53,6 +53,11 @@ pub fn prepare(
         .collect()
 }
 
+/// A new local administrator for data that came from elsewhere. The caller makes the record durable.
+pub fn local_admin(data: &Path, wall: Wall) -> io::Result<TokenRecord> {
+    make(Role::Admin, &data.join(ADMIN_TOKEN_FILE), wall)
+}
+
 fn is_usable(file: &Path, tokens: &Tokens) -> bool {
     fs::read_to_string(file)
         .ok()

@@ -90,8 +90,10 @@ enum Request {
     /// Records that are no business of the core (tokens, profiles), made durable in the same order as everything.
     Write {
         changes: Vec<Change>,
-        done: oneshot::Sender<()>,
+        done: oneshot::Sender<Result<(), Refusal>>,
     },
+    /// Take nothing more, if nothing was ever submitted; the answer says whether that is so.
+    Retire { retired: oneshot::Sender<bool> },
 }
 
 impl Dispatcher {
@@ -151,7 +153,18 @@ impl Dispatcher {
             .send(Request::Write { changes, done })
             .await
             .map_err(|_| Refusal::Stopping)?;
-        durable.await.map_err(|_| Refusal::Unknown)
+        durable.await.map_err(|_| Refusal::Unknown)?
+    }
+
+    /// Ends the taking of requests if the relay has no task. From a true answer on nothing but the daemons' own records
+    /// changes, until the relay starts again.
+    pub(crate) async fn retire(&self) -> Result<bool, Refusal> {
+        let (retired, answer) = oneshot::channel();
+        self.requests
+            .send(Request::Retire { retired })
+            .await
+            .map_err(|_| Refusal::Stopping)?;
+        answer.await.map_err(|_| Refusal::Unknown)
     }
 
     /// The reading half of what this loop writes.

@@ -73,9 +73,11 @@ pub(crate) struct Loop {
     sessions: HashMap<SessionId, OpenSession>,
     replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Refusal>>>,
     /// Direct writes whose callers wait for their commit.
-    writes: Vec<(CommitSeq, oneshot::Sender<()>)>,
+    writes: Vec<(CommitSeq, oneshot::Sender<Result<(), Refusal>>)>,
     next_request: u64,
     pending: Pending,
+    /// No request is taken any more: the relay is about to start again with other data.
+    retired: bool,
 }
 
 struct OpenSession {
@@ -91,7 +93,7 @@ struct Pending {
     bytes: usize,
     tasks: Vec<TaskId>,
     sends: Vec<Outgoing>,
-    writes: Vec<oneshot::Sender<()>>,
+    writes: Vec<oneshot::Sender<Result<(), Refusal>>>,
 }
 
 enum Wake {
@@ -134,6 +136,7 @@ impl Loop {
             writes: Vec::new(),
             next_request: 0,
             pending: Pending::default(),
+            retired: false,
         };
         this.collect(first);
         (this, dispatcher)
@@ -228,6 +231,14 @@ impl Loop {
 
     fn take_request(&mut self, request: Request) {
         match request {
+            // The caller may have gone.
+            Request::Ask { reply, .. } if self.retired => drop(reply.send(Err(Refusal::Stopping))),
+            Request::Write { done, .. } if self.retired => drop(done.send(Err(Refusal::Stopping))),
+            Request::Retire { retired } => {
+                self.append();
+                self.retired |= self.reader.has_no_task();
+                let _ = retired.send(self.retired); // The caller may have gone.
+            }
             Request::Ask { make, reply } => {
                 self.next_request += 1;
                 let request = RequestId(self.next_request);
@@ -342,7 +353,7 @@ impl Loop {
             self.perform(send);
         }
         for (_, done) in self.writes.extract_if(.., |(commit, _)| *commit <= durable) {
-            let _ = done.send(()); // The caller may have gone.
+            let _ = done.send(Ok(())); // The caller may have gone.
         }
     }
 

@@ -106,6 +106,17 @@ const REASONS: [CutReason; 8] = [
     CutReason::WorkerCrash,
 ];
 
+impl CutReason {
+    /// Its number on disk and in exports.
+    pub(crate) fn number(self) -> u8 {
+        reason_number(self)
+    }
+
+    pub(crate) fn of(number: u8) -> Option<Self> {
+        reason_of(number)
+    }
+}
+
 fn reason_number(reason: CutReason) -> u8 {
     match reason {
         CutReason::DaemonOverflow => 0,

@@ -12,6 +12,7 @@ mod frame;
 mod group;
 mod index;
 mod live;
+mod look;
 mod piece;
 mod queue;
 mod reader;
@@ -35,6 +36,7 @@ use uuid::Uuid;
 
 pub use error::{AppendError, OutputError, ReadError, SyncError};
 pub use feed::AckFeed;
+pub use look::{StoredOutput, damaged_segments};
 pub use piece::{Appended, CHUNK_BYTES_MAX, Chunk, CutReason, OutputEnd, Piece};
 
 use follow::Follow;
@@ -277,6 +279,14 @@ impl OutputLog {
             Arc::clone(&self.shared.reader),
         );
         Follow::new(index, reader, attempt, from)
+    }
+
+    /// Everything that is stored, for those who read all of it.
+    pub fn stored(&self) -> StoredOutput {
+        StoredOutput::beside(
+            Arc::clone(&self.shared.index),
+            Arc::clone(&self.shared.reader),
+        )
     }
 
     /// Frees the attempt's index; its bytes go when retention drops their segments.

@@ -66,11 +66,11 @@ pub(crate) fn load_contents(dir: &Path, number: u32) -> Option<Saved> {
 }
 
 /// How much was synced, of a closed segment.
-const ALL: u32 = u32::MAX;
+pub(crate) const ALL: u32 = u32::MAX;
 
 /// What a scan of a segment found.
-struct Surveyed {
-    contents: Contents,
+pub(crate) struct Surveyed {
+    pub(crate) contents: Contents,
     /// Everything from here on was never acknowledged.
     end: u32,
     corrupt: u64,
@@ -135,7 +135,7 @@ fn make_dir(dir: &Path) -> io::Result<()> {
         .map_or(Ok(()), sync_dir)
 }
 
-fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
+pub(crate) fn numbers(dir: &Path) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let name = entry?.file_name();
@@ -263,7 +263,7 @@ fn cut_off(path: &Path, len: usize, end: u32) -> io::Result<File> {
 
 /// Reads all frames. Damage below what is known to have been synced is loss; the first damage above it is where a
 /// group was torn, and what follows was never acknowledged even where it is whole.
-fn survey(raw: &[u8], identity: Identity, synced: u32) -> Surveyed {
+pub(crate) fn survey(raw: &[u8], identity: Identity, synced: u32) -> Surveyed {
     let frames = || Scan::new(raw, identity.salt, SEGMENT_HEADER as usize);
     let noted = frames().filter_map(|one| match one {
         Scanned::Frame(found) => Some(found.synced),

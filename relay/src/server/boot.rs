@@ -16,7 +16,9 @@ use uuid::Uuid;
 
 use super::RelayError;
 use crate::api::streams::LiveStreams;
+use crate::api::transfer::Transfers;
 use crate::api::{Api, tokens as api_tokens};
+use crate::archive;
 use crate::auth::{Tokens, bootstrap};
 use crate::bodies::Bodies;
 use crate::config::RelayConfig;
@@ -26,8 +28,9 @@ use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
 use crate::sealer::Sealer;
 use crate::session::{Admission, Shell, Stamp};
-use crate::store::{Opened, Store, StoreConfig};
+use crate::store::{Change, Key, MetaKey, Opened, Store, StoreConfig};
 use crate::telemetry::Telemetry;
+use crate::unreadable::Unreadables;
 use crate::watch::Watchers;
 
 /// A relay whose dispatcher runs and which listens to nobody yet.
@@ -47,9 +50,11 @@ struct Disk {
     bodies: Bodies,
 }
 
+/// `again` is cancelled, before `stop`, when the relay is to start anew with other data.
 pub(super) async fn boot(
     config: &RelayConfig,
     stop: &CancellationToken,
+    again: &CancellationToken,
 ) -> Result<Booted, RelayError> {
     let telemetry = Telemetry::start(config.otlp.as_deref(), &config.clock)?;
     let Disk {
@@ -57,7 +62,8 @@ pub(super) async fn boot(
         output,
         bodies,
     } = on_disk(config).await?;
-    let reader = Reader::new(opened.store.clone(), bodies.clone());
+    let unreadables = Unreadables::new(telemetry.clone());
+    let reader = Reader::new(opened.store.clone(), bodies.clone(), unreadables);
     let settings = settings(config, &opened);
     let watchers = Watchers::default();
     let audience = Audience {
@@ -69,10 +75,15 @@ pub(super) async fn boot(
     let Recovered {
         dispatch,
         dispatcher,
-        unreadable,
-    } = recover(config, &settings, opened, &reader, bodies, audience);
+    } = recover(config, &settings, opened, &reader, bodies, audience)?;
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = credentials(config, &reader, &dispatcher).await?;
+    if settings.inherited_hold_ms > 0 {
+        // Behind the core's own write of the hold, which is the first of this run: a crash in between begins it again.
+        let known = Change::Delete(Key::Meta(MetaKey::Inherited));
+        let forgotten = dispatcher.write(vec![known]).await;
+        forgotten.map_err(|_| RelayError::Stopped)?;
+    }
     let shell = Shell {
         dispatcher: dispatcher.clone(),
         reader: reader.clone(),
@@ -97,9 +108,16 @@ pub(super) async fn boot(
         shell,
         streams: LiveStreams::new(config.network.live_streams_per_token),
         started_at: config.clock.now().wall,
-        unreadable,
         stop: stop.clone(),
+        transfers: Transfers::new(&config.data, again.clone()),
     };
+    let unreadable = api.reader.unreadables().count();
+    if unreadable > 0 {
+        warn!(
+            unreadable,
+            "records could not be read and were passed over; `baton verify` lists them"
+        );
+    }
     Ok(Booted {
         api,
         output,
@@ -113,8 +131,6 @@ pub(super) async fn boot(
 struct Recovered {
     dispatch: Loop,
     dispatcher: Dispatcher,
-    /// Records that could not be read.
-    unreadable: u64,
 }
 
 fn recover(
@@ -124,11 +140,8 @@ fn recover(
     reader: &Reader,
     bodies: Bodies,
     audience: Audience,
-) -> Recovered {
-    let (records, unreadable) = reader.recover();
-    if unreadable > 0 {
-        warn!(unreadable, "records could not be read and were passed over");
-    }
+) -> Result<Recovered, RelayError> {
+    let records = reader.recover()?;
     let mut mint = SystemMint;
     let now = config.clock.now();
     let (core, first) = Core::recover(records, settings.clone(), now, &mut mint);
@@ -142,28 +155,25 @@ fn recover(
         mint: Box::new(mint),
         audience,
     });
-    Recovered {
+    Ok(Recovered {
         dispatch,
         dispatcher,
-        unreadable,
-    }
+    })
 }
 
 fn settings(config: &RelayConfig, opened: &Opened) -> Config {
     let (incarnation, epoch) = (opened.incarnation, opened.relay_epoch);
     info!(recovery = ?opened.recovery, relay_epoch = epoch, %incarnation, "store open");
     let usual = Config::new(Incarnation(incarnation), RelayEpoch(epoch));
-    let granted_ms = usual.max_lease_ms.max(usual.max_hold_ms);
-    let longest_ms = granted_ms + usual.grace_for(granted_ms);
     Config {
         max_open: config.max_open,
         max_open_per_tenant: config.max_open_per_tenant,
-        // What was lost may have been a grant: wait until the longest that it can have been is over.
-        inherited_hold_ms: opened
-            .recovery
-            .accepted_loss
-            .as_ref()
-            .map_or(0, |_| longest_ms),
+        // What is not known here may have been a grant: wait until the longest that it can have been is over.
+        inherited_hold_ms: if opened.inherited {
+            usual.longest_grant_ms()
+        } else {
+            0
+        },
         ..usual
     }
 }
@@ -182,6 +192,7 @@ fn open(data: &Path, accept_loss: bool, wall_ms: u64) -> Result<Disk, RelayError
         source,
     };
     private_directory(data).map_err(unusable)?;
+    archive::settle(data)?;
     let mut store = StoreConfig::new(data.join("store"), Uuid::now_v7());
     store.accept_loss = accept_loss;
     let opened = Store::open(store)?;

@@ -27,6 +27,7 @@ use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
 use crate::api::{Api, limits};
+use crate::archive::ImportError;
 use crate::auth::AuthLayer;
 use crate::config::{ConfigError, NetworkLimits, RelayConfig, TlsFiles};
 use crate::output::OutputLog;
@@ -43,6 +44,8 @@ const LOCAL_RESETS: usize = 1024;
 const RETENTION_EVERY: Duration = Duration::from_secs(5);
 /// After the drain's deadline connections are cut, and this is left for their tasks to notice.
 const AFTER_CUT: Duration = Duration::from_millis(500);
+/// Tries to open the store again after an import; each waits half a second for its lock.
+const BOOT_TRIES: usize = 60;
 /// For spans that the collector has not taken yet.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 /// By this time after the drain's deadline the relay has ended, whatever its collector or its peers do.
@@ -89,27 +92,89 @@ impl Relay {
 pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
     config.check()?;
     let tls = config.tls.as_ref().map(tls).transpose()?;
-    let listen = |source| RelayError::Listen {
+    let tcp = bind(config.listen).await?;
+    let address = tcp.local_addr().map_err(|source| RelayError::Listen {
         address: config.listen,
         source,
-    };
-    let tcp = TcpListener::bind(config.listen).await.map_err(listen)?;
-    let address = tcp.local_addr().map_err(listen)?;
+    })?;
     let stop = CancellationToken::new();
-    let booted = boot::boot(&config, &stop).await?;
-    let serving = Serving {
-        booted,
-        tls,
-        stop: stop.clone(),
-        drain: config.drain,
-        network: config.network,
-    };
+    let life = Life::of(&stop);
+    let booted = boot::boot(&config, &life.stop, &life.again).await?;
     info!(%address, data = %config.data.display(), "relay listening");
+    let config = RelayConfig {
+        listen: address,
+        ..config
+    };
+    let serving = tokio::spawn(lives(config, tls, tcp, stop.clone(), life, booted));
     Ok(Relay {
         address,
         stop,
-        serving: tokio::spawn(serving.run(tcp)),
+        serving,
     })
+}
+
+/// From one boot to the end of serving. A relay has one life, unless an import gives it other data.
+struct Life {
+    /// Ends with the relay, or by itself when there is to be another life.
+    stop: CancellationToken,
+    again: CancellationToken,
+}
+
+impl Life {
+    fn of(relay: &CancellationToken) -> Self {
+        Self {
+            stop: relay.child_token(),
+            again: CancellationToken::new(),
+        }
+    }
+}
+
+async fn lives(
+    mut config: RelayConfig,
+    tls: Option<ServerTlsConfig>,
+    mut tcp: TcpListener,
+    stop: CancellationToken,
+    mut life: Life,
+    mut booted: Booted,
+) -> Result<(), RelayError> {
+    // What was accepted once is not accepted again unasked.
+    config.accept_loss = false;
+    loop {
+        let serving = Serving {
+            booted,
+            tls: tls.clone(),
+            stop: life.stop.clone(),
+            drain: config.drain,
+            network: config.network.clone(),
+        };
+        serving.run(tcp).await?;
+        if stop.is_cancelled() || !life.again.is_cancelled() {
+            return Ok(());
+        }
+        life = Life::of(&stop);
+        tcp = bind(config.listen).await?;
+        booted = boot_again(&config, &life).await?;
+        info!("relay started again with the imported data");
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, RelayError> {
+    let bound = TcpListener::bind(address).await;
+    bound.map_err(|source| RelayError::Listen { address, source })
+}
+
+/// The last life's connections and threads may hold the store for a moment longer than its server.
+async fn boot_again(config: &RelayConfig, life: &Life) -> Result<Booted, RelayError> {
+    for _ in 0..BOOT_TRIES {
+        match boot::boot(config, &life.stop, &life.again).await {
+            Err(
+                RelayError::Store(store::OpenError::Locked { .. })
+                | RelayError::Import(ImportError::Store(store::OpenError::Locked { .. })),
+            ) => {}
+            booted => return booted,
+        }
+    }
+    boot::boot(config, &life.stop, &life.again).await
 }
 
 /// Everything that runs between start and stop.
@@ -307,8 +372,12 @@ pub enum RelayError {
     },
     #[error(transparent)]
     Store(#[from] store::OpenError),
-    #[error("the stored tokens cannot be read: {0}")]
-    Tokens(#[from] store::ReadError),
+    #[error(
+        "the stored records cannot be read: {0}; look at the disk, or restore a backup with `baton import`"
+    )]
+    Records(#[from] store::ReadError),
+    #[error(transparent)]
+    Import(#[from] ImportError),
     #[error(transparent)]
     Output(#[from] crate::output::OutputError),
     #[error(transparent)]

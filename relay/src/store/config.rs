@@ -17,7 +17,7 @@ pub const MAX_ENTRY: usize = 1 << 20;
 /// Most appends that share one journal entry.
 pub(super) const MAX_GROUP: usize = 256;
 /// The newest record format that this version reads and writes.
-pub(super) const SCHEMA: u16 = 1;
+pub const SCHEMA: u16 = 1;
 
 /// How to open a store.
 #[derive(Clone)]
@@ -28,6 +28,8 @@ pub struct StoreConfig {
     pub new_incarnation: Uuid,
     /// Start although acknowledged changes are missing. Makes a new incarnation.
     pub accept_loss: bool,
+    /// What is put here comes from another history, by an import: see [`super::Opened::inherited`].
+    pub inherited: bool,
     /// sled's page cache. 32 to 64 MiB: sled counts on-disk bytes and uses several times as much.
     pub cache_bytes: u64,
     /// Bytes of changes not yet in their records above which `has_room` says no; at twice that an append waits.
@@ -49,6 +51,7 @@ impl StoreConfig {
             dir: dir.into(),
             new_incarnation,
             accept_loss: false,
+            inherited: false,
             cache_bytes: 48 << 20,
             overlay_bytes: 64 << 20,
             apply_bytes: 16 << 20,

@@ -60,6 +60,9 @@ pub enum MetaKey {
     RelayEpoch = 2,
     /// u64: every change up to this sequence number is in its record, and the journal may end behind it.
     Applied = 3,
+    /// Anything: what is here goes on from a history whose end is not known, by an import or because a loss was
+    /// accepted. Lives until the caller has drawn its conclusions.
+    Inherited = 4,
 }
 
 /// The second part of a key: what kind of record it names.
@@ -90,17 +93,33 @@ impl Kind {
         Self::Daemon,
     ];
 
+    /// One word, as operators read it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Meta => "meta",
+            Self::Control => "control",
+            Self::Spec => "spec",
+            Self::Live => "live",
+            Self::Done => "done",
+            Self::Idempotency => "idempotency",
+            Self::Profile => "profile",
+            Self::Token => "token",
+            Self::Daemon => "daemon",
+        }
+    }
+
     fn from_byte(byte: u8) -> Option<Self> {
         Self::ALL.get(usize::from(byte)).copied()
     }
 }
 
 impl MetaKey {
-    const ALL: [Self; 4] = [
+    const ALL: [Self; 5] = [
         Self::Schema,
         Self::Incarnation,
         Self::RelayEpoch,
         Self::Applied,
+        Self::Inherited,
     ];
 }
 
@@ -183,7 +202,7 @@ impl Key {
         }
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = prefix(self.tenant(), Some(self.kind()));
         match self.rest() {
             Rest::Meta(meta) => bytes.push(meta as u8),
@@ -198,7 +217,7 @@ impl Key {
     }
 
     /// `None` for bytes that this version did not write: the caller counts such a record as unreadable.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tenant, after) = split_text(bytes)?;
         let (&kind, rest) = after.split_first()?;
         let kind = Kind::from_byte(kind)?;
@@ -252,6 +271,22 @@ impl Key {
             }),
             (Kind::Meta | Kind::Spec | Kind::Live | Kind::Done | Kind::Idempotency, _)
             | (Kind::Profile | Kind::Token | Kind::Daemon, _) => None,
+        }
+    }
+}
+
+/// As people read it: tenant, kind, and the rest.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.tenant() {
+            "" => write!(f, "{}/", self.kind().as_str())?,
+            tenant => write!(f, "{tenant}/{}/", self.kind().as_str())?,
+        }
+        match self.rest() {
+            Rest::Meta(meta) => write!(f, "{meta:?}"),
+            Rest::Id(id) => id.fmt(f),
+            Rest::Digest(digest) => digest.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+            Rest::Name(name) => f.write_str(name),
         }
     }
 }

@@ -38,7 +38,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use uuid::Uuid;
 
-pub use config::{FatalHook, MAX_ENTRY, StoreConfig};
+pub use config::{FatalHook, MAX_ENTRY, SCHEMA, StoreConfig};
 pub use error::{AppendError, Fatal, OpenError, ReadError, Stopped, Unreadable};
 pub use key::{BadKeyText, Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
 pub use look::Looked;
@@ -66,6 +66,16 @@ impl std::fmt::Display for CommitSeq {
     }
 }
 
+/// Whether another process uses the store in this directory. One that is not there is used by nobody.
+pub fn is_in_use(dir: &std::path::Path) -> Result<bool, OpenError> {
+    preflight::is_locked(&preflight::Places::under(dir))
+}
+
+/// Keeps every relay out of a store's directory for as long as the returned file is open.
+pub(crate) fn lock_directory(dir: &std::path::Path) -> Result<std::fs::File, OpenError> {
+    preflight::lock(&preflight::Places::under(dir))
+}
+
 /// One change of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -85,6 +95,9 @@ pub struct Opened {
     /// The directory was empty. A caller that prepares a new directory should look at what it finds instead: a crash may
     /// have come between the store's first start and the caller's preparations.
     pub fresh: bool,
+    /// The history before this one may have gone further than is known here, by an import or because a loss was
+    /// accepted. Said at each open until [`MetaKey::Inherited`] is deleted.
+    pub inherited: bool,
     pub recovery: Recovery,
 }
 

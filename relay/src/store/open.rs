@@ -127,8 +127,11 @@ fn begin(
     };
     marker.mark(last)?;
     let threads = spawn(committer, applier, marker)?;
+    let store = Store::new(Arc::clone(&shared), durable);
+    let inherited = !matches!(store.get(&Key::Meta(MetaKey::Inherited)), Ok(None));
     Ok(Opened {
-        store: Store::new(Arc::clone(&shared), durable),
+        store,
+        inherited,
         journal: Journal::new(shared, last, threads),
         incarnation: start.incarnation,
         relay_epoch: start.relay_epoch,
@@ -162,7 +165,7 @@ fn take_over(
 /// The first entry of this start. It rides in the journal, so that the watermark vouches for the epoch as well.
 fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal> {
     let seq = CommitSeq(start.base.0 + 1);
-    let facts = [
+    let mut facts = vec![
         (MetaKey::Schema, u64::from(SCHEMA).to_be_bytes().to_vec()),
         (MetaKey::Incarnation, start.incarnation.as_bytes().to_vec()),
         (
@@ -170,9 +173,14 @@ fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal>
             start.relay_epoch.to_be_bytes().to_vec(),
         ),
     ];
-    let changes = facts
+    // With the first entry of the new history, or a crash before the caller's conclusions would lose the fact.
+    if start.loss.is_some() || committer.shared.config.inherited {
+        facts.push((MetaKey::Inherited, vec![1]));
+    }
+    let changes: Vec<RawChange> = facts
+        .into_iter()
         .map(|(key, body)| Change::Put(Key::Meta(key), body).into_raw())
-        .to_vec();
+        .collect();
     committer.shared.overlay.add(seq, &changes);
     let bytes = changes.iter().map(RawChange::cost).sum();
     committer.commit(

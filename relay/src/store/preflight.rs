@@ -44,6 +44,21 @@ impl Places {
     }
 }
 
+/// Whether somebody holds the directory's lock. Makes nothing, and waits for nobody.
+pub(super) fn is_locked(places: &Places) -> Result<bool, OpenError> {
+    let path = places.dir.join("lock");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(io_error("open", &path)(error)),
+    };
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(io_error("lock", &path)(error.into())),
+    }
+}
+
 /// Creates the directory and takes its lock, which lasts as long as the returned file is open.
 pub(super) fn lock(places: &Places) -> Result<File, OpenError> {
     fs::create_dir_all(&places.dir).map_err(io_error("create", &places.dir))?;

@@ -101,6 +101,11 @@ impl Telemetry {
         }
     }
 
+    /// Stored records that cannot be read, each once.
+    pub(crate) fn unreadable(&self, records: u64) {
+        self.counters.add("unreadable_records", "", records);
+    }
+
     /// A task's record as it became durable, with the events that are new in it.
     pub(crate) fn published(
         &self,

@@ -1,0 +1,52 @@
+//! What can be wrong with an export: what, and where.
+
+use std::io;
+
+/// An export that cannot be used. Nothing was taken from it.
+#[derive(Debug, thiserror::Error)]
+#[error("{damage} (byte {at}, frame {frame})")]
+pub struct ArchiveFault {
+    /// Where the frame begins that is wrong.
+    pub at: u64,
+    /// Frames before it; the head is number 0.
+    pub frame: u64,
+    pub damage: Damage,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Damage {
+    #[error("this is not an export of a relay")]
+    NotAnExport,
+    #[error(
+        "the export has the newer format {found}, and this version reads {known}; use the version that made it"
+    )]
+    NewerFormat { found: u32, known: u32 },
+    #[error(
+        "the export holds records of the newer schema {found}, and this version reads {known}; use the version that \
+         made it"
+    )]
+    NewerSchema { found: u16, known: u16 },
+    #[error("the export was cut short: its trailer is missing; make it again or use another copy")]
+    CutShort,
+    #[error("the export was altered: a frame does not match its checksum; use another copy")]
+    Altered,
+    #[error("the export was altered: {0}; use another copy")]
+    Inconsistent(&'static str),
+    #[error("the export was altered: something follows its trailer; use another copy")]
+    Trailing,
+    #[error("the export cannot be read: {0}")]
+    Io(io::Error),
+}
+
+impl Damage {
+    /// A stable word for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotAnExport => "not_an_export",
+            Self::NewerFormat { .. } | Self::NewerSchema { .. } => "newer_export",
+            Self::CutShort => "export_cut_short",
+            Self::Altered | Self::Inconsistent(_) | Self::Trailing => "export_altered",
+            Self::Io(_) => "export_unreadable",
+        }
+    }
+}

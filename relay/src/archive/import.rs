@@ -1,0 +1,373 @@
+//! Takes an export into a new directory, with a new identity: whole, or not at all.
+//!
+//! The file is read twice. The first time everything in it is checked, and a bad one changes nothing. The second time it
+//! is written, under a marker that a relay refuses to start on, until the last byte is synced.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use baton_core::config::Config;
+use baton_core::id::{Incarnation, RelayEpoch};
+use baton_core::time::Wall;
+use uuid::Uuid;
+
+use super::fault::ArchiveFault;
+use super::incoming::{self, IMPORTED, IMPORTING, PARTS};
+use super::item::{Head, Item, Trailer};
+use super::progress::{Progress, STEPS, Stage};
+use super::reader::ArchiveReader;
+use super::verify::{Seen, VerifiedFile, VerifyError, Watch, verify_file};
+use crate::api::tokens;
+use crate::auth::bootstrap;
+use crate::bodies::Bodies;
+use crate::output::{Chunk, OutputConfig, OutputError, OutputLog, Piece};
+use crate::store::{Change, FatalHook, Key, OpenError, Opened, Store, StoreConfig};
+
+/// Changes of one append.
+const BATCH: usize = 512 * 1024;
+/// Read at one time.
+const BLOCK: usize = 256 * 1024;
+
+/// What was taken.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    pub head: Head,
+    pub trailer: Trailer,
+    pub tasks: u64,
+    /// Of the new directory.
+    pub incarnation: Uuid,
+    /// How long a relay holds its open tasks back.
+    pub hold_ms: u64,
+    /// What the export's records say of each other is wrong in so many places; `baton verify FILE` lists them.
+    pub findings: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error(transparent)]
+    Check(#[from] VerifyError),
+    #[error("the export changed while it was read: {0}")]
+    Changed(ArchiveFault),
+    #[error(
+        "the directory {dir} is not empty; name a new one, or start a relay on it and import into that one if it has no \
+         tasks"
+    )]
+    NotEmpty { dir: PathBuf },
+    #[error(
+        "an import into {dir} was interrupted, so what is there is not whole; run `baton import` again with the same \
+         --data to start over, or remove the directory"
+    )]
+    Interrupted { dir: PathBuf },
+    #[error("cannot {op} {path}: {source}")]
+    Io {
+        op: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("the import cannot be written: {0}; make room, then run `baton import` again")]
+    Write(String),
+}
+
+pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImportError {
+    let path = path.to_owned();
+    move |source| ImportError::Io { op, path, source }
+}
+
+/// Takes the export into a directory that does not exist, is empty, or holds an import that was interrupted. Makes a
+/// local administrator's token there, since nobody may have kept one.
+pub fn import_file(
+    file: &Path,
+    data: &Path,
+    now_wall_ms: u64,
+    watch: Watch<'_>,
+) -> Result<Imported, ImportError> {
+    let now = Wall(now_wall_ms);
+    refuse_unless_free(data)?;
+    let checked = verify_file(file, watch)?;
+    let mut staging = Staging::begin(data, now)?;
+    staging.take_all(file, &checked, watch)?;
+    let admin = bootstrap::local_admin(data, now)
+        .map_err(io_error("write", &data.join(bootstrap::ADMIN_TOKEN_FILE)))?;
+    staging.add(tokens::put(&admin))?;
+    let incarnation = staging.finish()?;
+    Ok(imported(checked, incarnation))
+}
+
+pub(super) fn imported(checked: VerifiedFile, incarnation: Uuid) -> Imported {
+    Imported {
+        head: checked.head,
+        trailer: checked.trailer,
+        tasks: checked.summary.tasks,
+        findings: checked.summary.findings,
+        incarnation,
+        hold_ms: Config::new(Incarnation(incarnation), RelayEpoch(1)).longest_grant_ms(),
+    }
+}
+
+/// An interrupted import may be started over; anything else that is there is somebody's.
+fn refuse_unless_free(data: &Path) -> Result<(), ImportError> {
+    if incoming::interrupted(data).is_some() {
+        return Ok(());
+    }
+    let mut entries = match fs::read_dir(data) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(io_error("list", data)(error)),
+    };
+    match entries.next() {
+        None => Ok(()),
+        Some(_) => Err(ImportError::NotEmpty {
+            dir: data.to_owned(),
+        }),
+    }
+}
+
+/// A directory that is being filled.
+pub(super) struct Staging {
+    dir: PathBuf,
+    opened: Opened,
+    output: OutputLog,
+    bodies: Bodies,
+    /// The output log's calls wait for room; its writer is a thread of its own.
+    runtime: tokio::runtime::Runtime,
+    batch: Vec<Change>,
+    batch_bytes: usize,
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+impl Staging {
+    pub(super) fn begin(dir: &Path, now: Wall) -> Result<Self, ImportError> {
+        make_private(dir).map_err(io_error("create", dir))?;
+        mark(dir)?;
+        for part in PARTS {
+            let path = dir.join(part);
+            match fs::remove_dir_all(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(io_error("remove", &path)(error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        let failure = Arc::<Mutex<Option<String>>>::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        Ok(Self {
+            opened: open_store(dir, &failure)?,
+            output: open_output(dir, now, &failure)?,
+            bodies: Bodies::open(dir.join("bodies"))
+                .map_err(io_error("create", &dir.join("bodies")))?,
+            runtime: runtime.map_err(io_error("start a runtime for", dir))?,
+            dir: dir.to_owned(),
+            batch: Vec::new(),
+            batch_bytes: 0,
+            failure,
+        })
+    }
+
+    /// Every item of the file, which was checked before.
+    pub(super) fn take_all(
+        &mut self,
+        file: &Path,
+        checked: &VerifiedFile,
+        watch: Watch<'_>,
+    ) -> Result<(), ImportError> {
+        let input = File::open(file).map_err(io_error("open", file))?;
+        let total = input.metadata().map_err(io_error("read", file))?.len();
+        let reader = ArchiveReader::open(BufReader::with_capacity(BLOCK, input));
+        let mut reader = reader.map_err(ImportError::Changed)?;
+        let (mut steps, mut records) = (0_u64, 0);
+        while let Some(item) = reader.next_item().map_err(ImportError::Changed)? {
+            records += u64::from(matches!(item, Item::Put { .. }));
+            self.take(item)?;
+            steps += 1;
+            let progress = Progress {
+                stage: Stage::Writing,
+                records,
+                bytes: reader.position(),
+                total_bytes: Some(total),
+            };
+            if steps.is_multiple_of(STEPS) && !watch(Seen::Progress(progress)) {
+                return Err(VerifyError::Ended.into());
+            }
+        }
+        self.flush()?;
+        if reader.trailer() == Some(&checked.trailer) {
+            return Ok(());
+        }
+        Err(ImportError::Changed(ArchiveFault {
+            at: reader.position(),
+            frame: 0,
+            damage: super::Damage::Inconsistent("it is another one than was checked"),
+        }))
+    }
+
+    fn take(&mut self, item: Item) -> Result<(), ImportError> {
+        match item {
+            Item::Put { key, body } => self.add(Change::Put(key, body.to_vec())),
+            Item::Delete(key) => self.add(Change::Delete(key)),
+            Item::Body(body) => {
+                let kept = self.bodies.keep(&body);
+                kept.map_err(io_error("write a long prompt to", &self.dir))
+            }
+            Item::Output { attempt, piece } => self.append(attempt, piece),
+            Item::Sealed { attempt, .. } => {
+                let sealed = self.runtime.block_on(self.output.seal(attempt));
+                sealed.map_err(|error| self.failed(&error))
+            }
+        }
+    }
+
+    fn append(&self, attempt: Uuid, piece: Piece) -> Result<(), ImportError> {
+        let appended = match piece {
+            Piece::Bytes {
+                offset,
+                observed_at_ms,
+                after_control_seq,
+                kind,
+                bytes,
+            } => {
+                let chunk = Chunk {
+                    attempt,
+                    offset,
+                    after_control_seq,
+                    kind,
+                    observed_at_ms,
+                    bytes,
+                };
+                self.runtime.block_on(self.output.append(chunk))
+            }
+            Piece::Cut { from, to, reason } => self
+                .runtime
+                .block_on(self.output.append_cut(attempt, from, to, reason)),
+        };
+        appended.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    /// Whether the import has brought this record.
+    pub(super) fn has(&self, key: &Key) -> bool {
+        !matches!(self.opened.store.get(key), Ok(None))
+    }
+
+    /// One more change, durable at the latest when this has finished.
+    pub(super) fn add(&mut self, change: Change) -> Result<(), ImportError> {
+        let size = change.size();
+        if self.batch_bytes + size > BATCH {
+            self.flush()?;
+        }
+        self.batch_bytes += size;
+        self.batch.push(change);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), ImportError> {
+        let batch = std::mem::take(&mut self.batch);
+        self.batch_bytes = 0;
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let appended = self.opened.journal.append(batch);
+        appended.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    /// Everything is durable and closed; from here on a relay may start on it.
+    pub(super) fn finish(mut self) -> Result<Uuid, ImportError> {
+        self.flush()?;
+        let incarnation = self.opened.incarnation;
+        self.runtime.block_on(self.output.close());
+        let Opened { journal, store, .. } = self.opened;
+        let closed = journal.close();
+        drop(store);
+        let failure = self
+            .failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(failure) = failure {
+            return Err(ImportError::Write(failure));
+        }
+        closed.map_err(|error| ImportError::Write(error.to_string()))?;
+        unmark(&self.dir, incarnation)?;
+        Ok(incarnation)
+    }
+
+    /// The reason, if one of the threads behind has told it.
+    fn failed(&self, error: &dyn std::fmt::Display) -> ImportError {
+        let told = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        ImportError::Write(told.clone().unwrap_or_else(|| error.to_string()))
+    }
+}
+
+fn open_store(dir: &Path, failure: &Arc<Mutex<Option<String>>>) -> Result<Opened, OpenError> {
+    let told = Arc::clone(failure);
+    let mut config = StoreConfig::new(dir.join("store"), Uuid::now_v7());
+    config.inherited = true;
+    config.on_fatal = FatalHook::new(move |fatal| tell(&told, fatal));
+    Store::open(config)
+}
+
+/// Nothing is cut or dropped on the way in, whatever the relay's limits will be.
+fn open_output(
+    dir: &Path,
+    now: Wall,
+    failure: &Arc<Mutex<Option<String>>>,
+) -> Result<OutputLog, OutputError> {
+    let told = Arc::clone(failure);
+    let mut config = OutputConfig::new(dir.join("output"));
+    config.attempt_bytes_max = u64::MAX;
+    config.retention_bytes = u64::MAX;
+    config.retention_age = Duration::MAX;
+    let abort = Arc::new(move |error: &io::Error| tell(&told, error));
+    OutputLog::open(config, now.0, abort).map(|(log, _)| log)
+}
+
+fn tell(failure: &Mutex<Option<String>>, what: &dyn std::fmt::Display) {
+    let mut told = failure.lock().unwrap_or_else(PoisonError::into_inner);
+    told.get_or_insert_with(|| what.to_string());
+}
+
+pub(super) fn make_private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    let parent = dir.canonicalize()?;
+    parent.parent().map_or(Ok(()), |parent| {
+        File::open(parent).and_then(|parent| parent.sync_all())
+    })
+}
+
+/// Before anything else is made, so that a crash at any point leaves a directory that says so.
+fn mark(dir: &Path) -> Result<(), ImportError> {
+    let path = dir.join(IMPORTING);
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&path);
+    file.and_then(|mut file| {
+        file.write_all(b"an import has not finished here; `baton import` starts it over\n")?;
+        file.sync_all()
+    })
+    .map_err(io_error("write", &path))?;
+    incoming::sync(dir)
+}
+
+/// Says which history this is, and is the moment from which it counts.
+fn unmark(dir: &Path, incarnation: Uuid) -> Result<(), ImportError> {
+    let (importing, imported) = (dir.join(IMPORTING), dir.join(IMPORTED));
+    incoming::sync(dir)?;
+    let written = fs::write(&importing, format!("{incarnation}\n"))
+        .and_then(|()| File::open(&importing)?.sync_all());
+    written.map_err(io_error("write", &importing))?;
+    fs::rename(&importing, &imported).map_err(io_error("rename", &importing))?;
+    incoming::sync(dir)
+}

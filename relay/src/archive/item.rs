@@ -1,0 +1,257 @@
+//! What an export holds: its head, its items and its trailer, and how each is written in a frame.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::fault::Damage;
+use super::frame::FrameKind;
+use crate::output::{CutReason, Piece};
+use crate::store::{Key, SCHEMA};
+
+/// The newest format of the file.
+pub(super) const FORMAT: u32 = 1;
+
+/// Who made an export, of what.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Of the file.
+    pub format: u32,
+    /// Of the records in it.
+    pub schema: u16,
+    /// The history that it is of; absent where that could not be read.
+    pub incarnation: Option<Uuid>,
+    pub relay_epoch: u64,
+    /// Everything up to this commit was durable when the export began, so it is in it.
+    pub from_revision: u64,
+    pub made_at_ms: u64,
+    /// The program's version.
+    pub made_by: String,
+    pub with_output: bool,
+    pub with_tokens: bool,
+    /// Why a relay would not start on the directory that it was made of.
+    pub refusal: Option<String>,
+}
+
+/// The last frame.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trailer {
+    /// The commit whose state the items amount to.
+    pub revision: u64,
+    /// Frames before this one.
+    pub frames: u64,
+    /// Items of each kind.
+    pub puts: u64,
+    pub deletes: u64,
+    pub bodies: u64,
+    pub outputs: u64,
+    /// Records and damaged pages that could not be read and are not in it.
+    pub skipped: u64,
+    /// Long bodies that records name and that could not be read.
+    pub missing_bodies: u64,
+    /// SHA-256 of every byte before this frame, in hexadecimal.
+    pub sha256: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    Put {
+        key: Key,
+        body: Bytes,
+    },
+    Delete(Key),
+    /// A prompt that is too long for its record.
+    Body(Bytes),
+    /// What an attempt wrote, in the order of its offsets.
+    Output {
+        attempt: Uuid,
+        piece: Piece,
+    },
+    /// The attempt will write no more.
+    Sealed {
+        attempt: Uuid,
+        end: u64,
+    },
+}
+
+impl Head {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and texts are JSON")
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Self, Damage> {
+        // The format alone first: a newer head may look different in everything else.
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        let format = serde_json::from_slice::<Format>(body).map_err(|_| Damage::NotAnExport)?;
+        if format.format > FORMAT {
+            return Err(Damage::NewerFormat {
+                found: format.format,
+                known: FORMAT,
+            });
+        }
+        let head: Self = serde_json::from_slice(body)
+            .map_err(|_| Damage::Inconsistent("its head is malformed"))?;
+        if head.schema > SCHEMA {
+            return Err(Damage::NewerSchema {
+                found: head.schema,
+                known: SCHEMA,
+            });
+        }
+        Ok(head)
+    }
+}
+
+impl Trailer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and texts are JSON")
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Result<Self, Damage> {
+        serde_json::from_slice(body).map_err(|_| Damage::Inconsistent("its trailer is malformed"))
+    }
+
+    pub(super) fn count(&mut self, item: &Item) {
+        self.frames += 1;
+        match item {
+            Item::Put { .. } => self.puts += 1,
+            Item::Delete(_) => self.deletes += 1,
+            Item::Body(_) => self.bodies += 1,
+            Item::Output { .. } | Item::Sealed { .. } => self.outputs += 1,
+        }
+    }
+}
+
+impl Item {
+    /// The frame's kind and body. `into` is cleared first.
+    pub(super) fn encode(&self, into: &mut Vec<u8>) -> FrameKind {
+        into.clear();
+        match self {
+            Self::Put { key, body } => {
+                let key = key.encode();
+                let len = u16::try_from(key.len()).expect("keys are shorter than 400 bytes");
+                into.extend_from_slice(&len.to_le_bytes());
+                into.extend_from_slice(&key);
+                into.extend_from_slice(body);
+                FrameKind::Put
+            }
+            Self::Delete(key) => {
+                into.extend_from_slice(&key.encode());
+                FrameKind::Delete
+            }
+            Self::Body(body) => {
+                into.extend_from_slice(body);
+                FrameKind::Body
+            }
+            Self::Output { attempt, piece } => {
+                into.extend_from_slice(attempt.as_bytes());
+                encode_piece(piece, into)
+            }
+            Self::Sealed { attempt, end } => {
+                into.extend_from_slice(attempt.as_bytes());
+                into.extend_from_slice(&end.to_le_bytes());
+                FrameKind::Sealed
+            }
+        }
+    }
+
+    /// `None` for a body that no encoder of this format wrote.
+    pub(super) fn decode(kind: FrameKind, body: &Bytes) -> Option<Self> {
+        let mut fields = Fields { rest: body.clone() };
+        Some(match kind {
+            FrameKind::Head | FrameKind::Trailer => return None,
+            FrameKind::Put => {
+                let len = u16::from_le_bytes(fields.array()?);
+                let key = Key::decode(&fields.take(usize::from(len))?)?;
+                let body = fields.rest;
+                Self::Put { key, body }
+            }
+            FrameKind::Delete => Self::Delete(Key::decode(&fields.rest)?),
+            FrameKind::Body => Self::Body(fields.rest),
+            FrameKind::Output => Self::Output {
+                attempt: fields.uuid()?,
+                piece: decode_bytes(&mut fields)?,
+            },
+            FrameKind::Cut => Self::Output {
+                attempt: fields.uuid()?,
+                piece: decode_cut(&mut fields)?,
+            },
+            FrameKind::Sealed => {
+                let (attempt, end) = (fields.uuid()?, fields.u64()?);
+                fields.end()?;
+                Self::Sealed { attempt, end }
+            }
+        })
+    }
+}
+
+fn encode_piece(piece: &Piece, into: &mut Vec<u8>) -> FrameKind {
+    match piece {
+        Piece::Bytes {
+            offset,
+            observed_at_ms,
+            after_control_seq,
+            kind,
+            bytes,
+        } => {
+            for number in [offset, observed_at_ms, after_control_seq] {
+                into.extend_from_slice(&number.to_le_bytes());
+            }
+            into.push(*kind);
+            into.extend_from_slice(bytes);
+            FrameKind::Output
+        }
+        Piece::Cut { from, to, reason } => {
+            into.extend_from_slice(&from.to_le_bytes());
+            into.extend_from_slice(&to.to_le_bytes());
+            into.push(reason.number());
+            FrameKind::Cut
+        }
+    }
+}
+
+fn decode_bytes(fields: &mut Fields) -> Option<Piece> {
+    Some(Piece::Bytes {
+        offset: fields.u64()?,
+        observed_at_ms: fields.u64()?,
+        after_control_seq: fields.u64()?,
+        kind: fields.array::<1>()?[0],
+        bytes: std::mem::take(&mut fields.rest),
+    })
+}
+
+fn decode_cut(fields: &mut Fields) -> Option<Piece> {
+    let (from, to) = (fields.u64()?, fields.u64()?);
+    let reason = CutReason::of(fields.array::<1>()?[0])?;
+    fields.end()?;
+    (from < to).then_some(Piece::Cut { from, to, reason })
+}
+
+/// Fields of a body, in order, without copies.
+struct Fields {
+    rest: Bytes,
+}
+
+impl Fields {
+    fn take(&mut self, len: usize) -> Option<Bytes> {
+        (len <= self.rest.len()).then(|| self.rest.split_to(len))
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.first_chunk().copied()
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn uuid(&mut self) -> Option<Uuid> {
+        self.array().map(Uuid::from_bytes)
+    }
+
+    fn end(&self) -> Option<()> {
+        self.rest.is_empty().then_some(())
+    }
+}

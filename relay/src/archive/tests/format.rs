@@ -1,0 +1,205 @@
+//! The reader against everything that can happen to a file.
+
+use std::io::Cursor;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::super::item::{FORMAT, Head, Item, Trailer};
+use super::super::{ArchiveFault, ArchiveReader, ArchiveWriter, Damage};
+use crate::output::{CutReason, Piece};
+use crate::store::{Key, KeyText, SCHEMA};
+
+fn head() -> Head {
+    Head {
+        format: FORMAT,
+        schema: SCHEMA,
+        incarnation: Some(Uuid::from_u128(7)),
+        relay_epoch: 3,
+        from_revision: 40,
+        made_at_ms: 1_800_000_000_000,
+        made_by: "0.1.0".to_owned(),
+        with_output: true,
+        with_tokens: true,
+        refusal: None,
+    }
+}
+
+fn key(number: u128) -> Key {
+    Key::Done {
+        tenant: KeyText::new("acme").unwrap(),
+        task: Uuid::from_u128(number),
+    }
+}
+
+fn item() -> impl Strategy<Value = Item> {
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
+    prop_oneof![
+        (any::<u128>(), bytes()).prop_map(|(number, body)| Item::Put {
+            key: key(number),
+            body
+        }),
+        any::<u128>().prop_map(|number| Item::Delete(key(number))),
+        bytes().prop_map(Item::Body),
+        (any::<u128>(), any::<u64>(), any::<u8>(), bytes()).prop_map(
+            |(attempt, offset, kind, bytes)| Item::Output {
+                attempt: Uuid::from_u128(attempt),
+                piece: Piece::Bytes {
+                    offset,
+                    observed_at_ms: offset / 3,
+                    after_control_seq: offset / 7,
+                    kind,
+                    bytes
+                },
+            }
+        ),
+        (any::<u128>(), 0..u64::MAX / 2, 1..1_000_u64).prop_map(|(attempt, from, len)| {
+            Item::Output {
+                attempt: Uuid::from_u128(attempt),
+                piece: Piece::Cut {
+                    from,
+                    to: from + len,
+                    reason: CutReason::Corrupt,
+                },
+            }
+        }),
+        (any::<u128>(), any::<u64>()).prop_map(|(attempt, end)| Item::Sealed {
+            attempt: Uuid::from_u128(attempt),
+            end
+        }),
+    ]
+}
+
+/// The export, and where each of its frames begins.
+fn written(items: &[Item]) -> (Vec<u8>, Vec<usize>) {
+    let mut writer = ArchiveWriter::begin(Vec::new(), &head()).unwrap();
+    let mut begins = vec![0, 8];
+    for item in items {
+        begins.push(usize::try_from(writer.written()).unwrap());
+        writer.put(item).unwrap();
+    }
+    begins.push(usize::try_from(writer.written()).unwrap());
+    let finished = writer
+        .finish(|trailer| {
+            trailer.revision = 50;
+            trailer.skipped = 2;
+        })
+        .unwrap();
+    let frames = finished.trailer.frames;
+    assert_eq!(frames, 1 + items.len() as u64);
+    assert_eq!(finished.bytes, finished.out.len() as u64);
+    let sha256: [u8; 32] = Sha256::digest(&finished.out).into();
+    assert_eq!(finished.sha256, sha256);
+    (finished.out, begins)
+}
+
+fn read(bytes: &[u8]) -> Result<(Vec<Item>, Trailer), ArchiveFault> {
+    let mut reader = ArchiveReader::open(Cursor::new(bytes))?;
+    let mut items = Vec::new();
+    while let Some(item) = reader.next_item()? {
+        items.push(item);
+    }
+    assert_eq!(reader.head(), &head());
+    Ok((items, reader.trailer().unwrap().clone()))
+}
+
+fn some_items() -> Vec<Item> {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let items = proptest::collection::vec(item(), 12..13);
+    items.new_tree(&mut runner).unwrap().current()
+}
+
+proptest! {
+    #[test]
+    fn what_was_written_is_read_back(items in proptest::collection::vec(item(), 0..20)) {
+        let (bytes, _) = written(&items);
+        let (found, trailer) = read(&bytes).unwrap();
+        prop_assert_eq!(found, items);
+        prop_assert_eq!((trailer.revision, trailer.skipped), (50, 2));
+    }
+
+    #[test]
+    fn any_altered_bytes_are_refused(
+        items in proptest::collection::vec(item(), 0..8),
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), 1..=255_u8), 1..4),
+    ) {
+        let (good, _) = written(&items);
+        let mut bad = good.clone();
+        for (place, by) in changes {
+            bad[place.index(good.len())] ^= by;
+        }
+        prop_assume!(bad != good);
+        prop_assert!(read(&bad).is_err());
+    }
+
+    #[test]
+    fn anything_at_all_is_refused_and_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        prop_assert!(read(&bytes).is_err());
+        let (mut begun, _) = written(&[]);
+        begun.truncate(8);
+        begun.extend_from_slice(&bytes);
+        prop_assert!(read(&begun).is_err());
+    }
+}
+
+#[test]
+fn an_export_that_is_cut_anywhere_is_refused_as_cut_short() {
+    let (bytes, begins) = written(&some_items());
+    for len in 0..bytes.len() {
+        let fault = read(&bytes[..len]).expect_err("cut short");
+        assert!(matches!(fault.damage, Damage::CutShort), "{len}: {fault}");
+        let begun = begins.iter().rev().find(|begin| **begin <= len).unwrap();
+        assert_eq!(fault.at, *begun as u64, "{len}: it says where");
+    }
+}
+
+#[test]
+fn frames_that_are_left_out_doubled_or_moved_are_refused() {
+    let (bytes, begins) = written(&some_items());
+    let frames: Vec<&[u8]> = begins[1..]
+        .windows(2)
+        .map(|pair| &bytes[pair[0]..pair[1]])
+        .chain([&bytes[*begins.last().unwrap()..]])
+        .collect();
+    let joined = |frames: &[&[u8]]| [&bytes[..8], &frames.concat()].concat();
+    assert!(read(&joined(&frames)).is_ok());
+    for place in 0..frames.len() {
+        let mut without = frames.clone();
+        without.remove(place);
+        assert!(read(&joined(&without)).is_err(), "without {place}");
+        let mut twice = frames.clone();
+        twice.insert(place, frames[place]);
+        assert!(read(&joined(&twice)).is_err(), "{place} twice");
+        let mut swapped = frames.clone();
+        swapped.swap(place, (place + 1) % frames.len());
+        assert!(read(&joined(&swapped)).is_err(), "{place} moved");
+    }
+}
+
+#[test]
+fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
+    let code = |bytes: &[u8]| read(bytes).expect_err("refused").damage.code();
+    assert_eq!(code(b"#!/bin/sh\necho"), "not_an_export");
+    assert_eq!(code(b""), "export_cut_short");
+    for newer in [
+        Head {
+            format: FORMAT + 1,
+            ..head()
+        },
+        Head {
+            schema: SCHEMA + 1,
+            ..head()
+        },
+    ] {
+        let writer = ArchiveWriter::begin(Vec::new(), &newer).unwrap();
+        let bytes = writer.finish(|_| {}).unwrap().out;
+        assert_eq!(code(&bytes), "newer_export");
+    }
+    let (mut longer, _) = written(&some_items());
+    longer.push(0);
+    let fault = read(&longer).expect_err("refused");
+    assert!(matches!(fault.damage, Damage::Trailing), "{fault}");
+}

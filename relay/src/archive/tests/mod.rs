@@ -1,0 +1,3 @@
+//! Exports as bytes, and as the way from one directory to another.
+
+mod format;

@@ -1,0 +1,89 @@
+//! Writes an export, frame by frame. Holds one frame in memory.
+
+use std::io::{self, Write};
+
+use sha2::{Digest, Sha256};
+
+use super::frame::{self, FrameKind, MAGIC};
+use super::item::{Head, Item, Trailer};
+
+#[derive(Debug)]
+pub struct ArchiveWriter<W> {
+    out: W,
+    hash: Sha256,
+    trailer: Trailer,
+    written: u64,
+    /// The body of the frame that is being written; kept for its room.
+    body: Vec<u8>,
+}
+
+/// An export that was written to its end.
+#[derive(Debug)]
+pub struct Finished<W> {
+    pub trailer: Trailer,
+    /// Of the whole file.
+    pub bytes: u64,
+    pub sha256: [u8; 32],
+    pub out: W,
+}
+
+impl<W: Write> ArchiveWriter<W> {
+    pub fn begin(out: W, head: &Head) -> io::Result<Self> {
+        let mut writer = Self {
+            out,
+            hash: Sha256::new(),
+            trailer: Trailer::default(),
+            written: 0,
+            body: Vec::new(),
+        };
+        writer.write(MAGIC)?;
+        writer.frame(FrameKind::Head, &head.encode())?;
+        writer.trailer.frames = 1;
+        Ok(writer)
+    }
+
+    pub fn put(&mut self, item: &Item) -> io::Result<()> {
+        let mut body = std::mem::take(&mut self.body);
+        let kind = item.encode(&mut body);
+        let written = self.frame(kind, &body);
+        self.body = body;
+        self.trailer.count(item);
+        written
+    }
+
+    /// Bytes so far.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Writes the trailer. `outcome` says what no item tells: the revision, and what was left out.
+    pub fn finish(mut self, outcome: impl FnOnce(&mut Trailer)) -> io::Result<Finished<W>> {
+        outcome(&mut self.trailer);
+        self.trailer.sha256 = hex(&self.hash.clone().finalize());
+        let body = self.trailer.encode();
+        self.frame(FrameKind::Trailer, &body)?;
+        self.out.flush()?;
+        Ok(Finished {
+            trailer: self.trailer,
+            bytes: self.written,
+            sha256: self.hash.finalize().into(),
+            out: self.out,
+        })
+    }
+
+    fn frame(&mut self, kind: FrameKind, body: &[u8]) -> io::Result<()> {
+        let head = frame::encode_head(self.trailer.frames, kind, body);
+        self.write(&head)?;
+        self.write(body)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.hash.update(bytes);
+        self.written += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
