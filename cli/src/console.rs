@@ -52,6 +52,16 @@ impl Console {
         drop(writeln!(stderr, "{text}"));
     }
 
+    /// A word that the next one replaces, for a person who watches.
+    pub(crate) fn passing(&self, text: &str) {
+        let mut stderr = self.stderr.lock();
+        drop(write!(stderr, "\r\x1b[K{text}").and_then(|()| stderr.flush()));
+    }
+
+    pub(crate) fn stderr_is_terminal(&self) -> bool {
+        self.stderr.is_terminal()
+    }
+
     pub(crate) fn stdout_is_terminal(&self) -> bool {
         self.stdout.is_terminal()
     }

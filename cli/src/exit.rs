@@ -3,10 +3,10 @@
 //! | code | meaning |
 //! |---|---|
 //! | 0 | done: the request was carried out, and an awaited task is `completed` |
-//! | 1 | the awaited task did not complete, or the relay refused the request |
+//! | 1 | the awaited task did not complete, the relay refused the request, or a verify found something |
 //! | 2 | usage error, or the relay could not be reached |
 //! | 3 | the awaited task was canceled |
-//! | 4 | the awaited task needs attention: a person has to decide |
+//! | 4 | the awaited task needs attention, or an export had to leave something out: a person has to decide |
 //! | 130 | interrupted with Ctrl-C; the task itself goes on |
 
 use std::process::ExitCode;

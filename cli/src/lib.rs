@@ -6,6 +6,7 @@ mod client;
 mod clock;
 mod commands;
 mod console;
+mod data;
 mod discovery;
 mod duration;
 mod errors;
@@ -15,6 +16,7 @@ mod inspect;
 mod logging;
 mod output_reader;
 mod pairs;
+mod progress;
 mod sanitize;
 #[cfg(test)]
 mod scripted_relay;

@@ -1,16 +1,15 @@
 //! Data that lost its newest changes: what the relay inherited waits, because it may still run somewhere.
 
-use std::path::Path;
+use std::fs;
 use std::time::Duration;
-use std::{fs, io};
 
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
     FenceCode, ReleaseInheritedRequest, Role, Settlement, Task, TaskState, WaitsFor,
 };
 use baton_tests::{
-    Baton, BentClock, Client, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of, for_agent,
-    hello, within,
+    Baton, BentClock, Client, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of,
+    copy_directory, for_agent, hello, within,
 };
 use tonic::Code;
 
@@ -48,13 +47,13 @@ async fn inherited(baton: Baton) -> Inherited {
     relay.terminate().await;
     let kept = tempfile::tempdir().expect("a temporary directory can be made");
     let sled = relay.data().join("store/sled");
-    copy(&sled, kept.path());
+    copy_directory(&sled, kept.path());
 
     relay.revive().await;
     client.submit(for_agent(AGENT)).await;
     relay.terminate().await;
     fs::remove_dir_all(&sled).expect("the store is there");
-    copy(kept.path(), &sled);
+    copy_directory(kept.path(), &sled);
     let refused = relay.refuses_to_start().await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.stderr.contains("--accept-loss"), "{refused:?}");
@@ -67,24 +66,6 @@ async fn inherited(baton: Baton) -> Inherited {
         running,
         hello,
     }
-}
-
-fn copy(from: &Path, to: &Path) {
-    copy_all(from, to).expect("the files can be copied");
-}
-
-fn copy_all(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy_all(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }
 
 /// The daemon of before comes back with what it ran.

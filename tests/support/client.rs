@@ -120,9 +120,18 @@ impl Client {
     }
 
     pub async fn try_get(&self, task_id: &str) -> Result<Task, Status> {
+        self.look_up(task_id, false).await
+    }
+
+    /// The same with its specification.
+    pub async fn try_get_whole(&self, task_id: &str) -> Result<Task, Status> {
+        self.look_up(task_id, true).await
+    }
+
+    async fn look_up(&self, task_id: &str, include_spec: bool) -> Result<Task, Status> {
         let request = GetTaskRequest {
             task_id: task_id.to_owned(),
-            ..GetTaskRequest::default()
+            include_spec,
         };
         let mut tasks = self.tasks();
         let answer = within("an answer to Get", tasks.get(request)).await?;

@@ -113,8 +113,13 @@ impl RelayProcess {
     }
 
     pub async fn start_with(baton: Baton, arguments: &[&str]) -> Self {
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        Self::start_on(baton, dir, arguments).await
+    }
+
+    /// On a directory that may hold data already.
+    pub async fn start_on(baton: Baton, dir: TempDir, arguments: &[&str]) -> Self {
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let listen = format!("127.0.0.1:{}", quiet_port());
         let child = spawn_relay(baton, dir.path(), &listen, &arguments).await;
         let admin = Client::new(&format!("http://{listen}"), &read_token(dir.path()));

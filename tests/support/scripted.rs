@@ -286,6 +286,11 @@ impl ScriptedDaemon {
         again
     }
 
+    /// Lets the attempt's frames go over this stream, whoever's attempt it is.
+    pub fn speak_for(&self, attempt: &mut ScriptedAttempt) {
+        attempt.moved_to(self.outgoing.clone());
+    }
+
     /// How these would be listed in a Hello while they run.
     pub fn running_now(attempts: &[&ScriptedAttempt]) -> Vec<ActiveAttempt> {
         attempts.iter().map(|attempt| active(attempt)).collect()

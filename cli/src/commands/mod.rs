@@ -6,7 +6,9 @@ pub(crate) mod daemon;
 pub(crate) mod daemons;
 pub(crate) mod demo;
 pub(crate) mod drain;
+pub(crate) mod export;
 pub(crate) mod health;
+pub(crate) mod import;
 pub(crate) mod output;
 pub(crate) mod profile;
 pub(crate) mod relay;
@@ -17,6 +19,7 @@ pub(crate) mod submit;
 pub(crate) mod tasks;
 pub(crate) mod token;
 pub(crate) mod up;
+pub(crate) mod verify;
 pub(crate) mod watch;
 
 use clap::Subcommand;
@@ -62,6 +65,12 @@ pub(crate) enum Command {
     /// Store, list and remove named deadline profiles.
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
+    /// Write everything that a relay keeps into one file, as of one moment, while it goes on working.
+    Export(export::ExportArgs),
+    /// Take an export into a new directory, or into a running relay that has no task.
+    Import(import::ImportArgs),
+    /// Read everything that a relay keeps, or an export, and say what is wrong with it.
+    Verify(verify::VerifyArgs),
     /// Measure this machine with load.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -93,6 +102,9 @@ impl Command {
             Command::ReleaseInherited(args) => release_inherited::run(args, console).await,
             Command::Token(command) => token::run(command, console).await,
             Command::Profile(command) => profile::run(command, console).await,
+            Command::Export(args) => export::run(args, console).await,
+            Command::Import(args) => import::run(args, console).await,
+            Command::Verify(args) => verify::run(args, console).await,
             Command::Bench(command) => bench::run(command, console).await,
         }
     }

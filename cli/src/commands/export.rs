@@ -1,0 +1,228 @@
+//! `baton export`: everything that a relay keeps, as of one commit, in one file that checks itself.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use baton_proto::v1::export_response::Item;
+use baton_proto::v1::{ExportRequest, ExportTrailer};
+use clap::Args;
+use serde_json::json;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::data::{self, Exported, Holder};
+use crate::discovery::RelayArgs;
+use crate::errors::{CliError, Story};
+use crate::exit::Exit;
+use crate::progress::{Meter, size};
+
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    /// The file to make, readable by its owner only. It gets its name when it is whole and was read back.
+    #[arg(long, short, value_name = "FILE")]
+    out: PathBuf,
+
+    /// Replace a file of that name.
+    #[arg(long)]
+    force: bool,
+
+    /// Leave out what attempts wrote.
+    #[arg(long)]
+    without_output: bool,
+
+    /// Leave out the hashes of tokens: after an import only new tokens work.
+    #[arg(long)]
+    without_tokens: bool,
+
+    /// Print what was made as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+/// What was made, from whichever side.
+struct Made {
+    bytes: u64,
+    sha256: String,
+    records: u64,
+    commit_seq: u64,
+    incarnation: String,
+    skipped: u64,
+    missing_bodies: u64,
+}
+
+pub(crate) async fn run(args: ExportArgs, console: &Console) -> Result<Exit, CliError> {
+    if args.out.exists() && !args.force {
+        return Err(CliError::usage(
+            format!("{} is there already", args.out.display()),
+            "name another file, or replace it with --force",
+        ));
+    }
+    let holder = Holder::find(&args.relay, console).await?;
+    let partial = Partial::begin(&args.out)?;
+    let mut meter = Meter::new(console, "export");
+    let out = BufWriter::with_capacity(1 << 20, partial.file()?);
+    let without = (args.without_output, args.without_tokens);
+    let made = match &holder {
+        Holder::Relay(relay) => receive(relay, without, out, &mut meter).await?,
+        Holder::Nobody(data) => data::export(data, without, out, &mut meter).map(Made::from)?,
+    };
+    // Whoever needs it one day must not be the first to read it.
+    let (read_back, _) = data::verify_file(&partial.path, &mut meter, &mut |_| Ok(()))?;
+    if hex(&read_back.sha256) != made.sha256 {
+        let why = "what was written is not what was sent";
+        return Err(CliError::local("read the export back", why));
+    }
+    partial.finish(&args.out)?;
+    meter.clear();
+    show(&made, &args, console)
+}
+
+async fn receive(
+    relay: &Relay,
+    (without_output, without_tokens): (bool, bool),
+    mut out: impl Write,
+    meter: &mut Meter<'_>,
+) -> Result<Made, CliError> {
+    let request = ExportRequest {
+        without_output,
+        without_tokens,
+    };
+    let mut pieces = relay.operator().export(request).await?.into_inner();
+    let unwritten = |error: io::Error| CliError::local("write the export", error);
+    let mut bytes = 0;
+    while let Some(piece) = pieces.message().await? {
+        match piece.item {
+            Some(Item::Chunk(chunk)) => {
+                bytes += chunk.len() as u64;
+                out.write_all(&chunk).map_err(unwritten)?;
+            }
+            Some(Item::Progress(progress)) => meter.show(&progress),
+            Some(Item::Trailer(trailer)) if trailer.bytes == bytes => {
+                out.flush().map_err(unwritten)?;
+                return Ok(Made::from(&trailer));
+            }
+            Some(Item::Trailer(_)) | None => break,
+        }
+    }
+    Err(CliError::Local(Story {
+        what: "the export is not complete".to_owned(),
+        why: "the relay ended it early".to_owned(),
+        hint: "look into the relay's log, then export again".to_owned(),
+    }))
+}
+
+fn show(made: &Made, args: &ExportArgs, console: &Console) -> Result<Exit, CliError> {
+    let file = args.out.display().to_string();
+    if args.json {
+        console.json(&json!({
+            "file": file,
+            "bytes": made.bytes,
+            "sha256": made.sha256,
+            "records": made.records,
+            "commitSeq": made.commit_seq,
+            "incarnation": made.incarnation,
+            "skipped": made.skipped,
+            "missingBodies": made.missing_bodies,
+        }))?;
+    } else {
+        console.line(&format!(
+            "exported {} records as of commit {} to {file} ({})",
+            made.records,
+            made.commit_seq,
+            size(made.bytes)
+        ))?;
+    }
+    if made.skipped + made.missing_bodies == 0 {
+        return Ok(Exit::Done);
+    }
+    console.note(&format!(
+        "{} records and {} long prompts could not be read and are not in it; `baton verify` lists them",
+        made.skipped, made.missing_bodies
+    ));
+    Ok(Exit::NeedsAttention)
+}
+
+impl From<&ExportTrailer> for Made {
+    fn from(trailer: &ExportTrailer) -> Self {
+        Self {
+            bytes: trailer.bytes,
+            sha256: hex(&trailer.sha256),
+            records: trailer.records,
+            commit_seq: trailer.commit_seq,
+            incarnation: trailer.incarnation.clone(),
+            skipped: trailer.skipped,
+            missing_bodies: trailer.missing_bodies,
+        }
+    }
+}
+
+impl From<Exported> for Made {
+    fn from(exported: Exported) -> Self {
+        let incarnation = exported.head.incarnation;
+        Self {
+            bytes: exported.bytes,
+            sha256: hex(&exported.sha256),
+            records: exported.trailer.puts,
+            commit_seq: exported.trailer.revision,
+            incarnation: incarnation.map(|id| id.to_string()).unwrap_or_default(),
+            skipped: exported.trailer.skipped,
+            missing_bodies: exported.trailer.missing_bodies,
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A file that does not have its name yet; dropping it removes it.
+struct Partial {
+    path: PathBuf,
+    finished: bool,
+}
+
+impl Partial {
+    fn begin(out: &Path) -> Result<Self, CliError> {
+        let mut name = out.as_os_str().to_owned();
+        name.push(".partial");
+        let partial = Self {
+            path: name.into(),
+            finished: false,
+        };
+        partial.file().map(|_| partial)
+    }
+
+    fn file(&self) -> Result<File, CliError> {
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        options.open(&self.path).map_err(|error| {
+            CliError::local(format!("make the file {}", self.path.display()), error)
+        })
+    }
+
+    /// On the disk, and only then under its name.
+    fn finish(mut self, out: &Path) -> Result<(), CliError> {
+        let done = || -> io::Result<()> {
+            File::open(&self.path)?.sync_all()?;
+            fs::rename(&self.path, out)?;
+            let parent = out.parent().filter(|dir| !dir.as_os_str().is_empty());
+            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        done().map_err(|error| CliError::local(format!("finish {}", out.display()), error))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.finished {
+            drop(fs::remove_file(&self.path));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! `baton import`: an export into a new directory, or into a relay that runs and has no task.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_proto::v1::import_request::Item as Sent;
+use baton_proto::v1::import_response::Item;
+use baton_proto::v1::{ImportRequest, ImportSummary, RelayInfoRequest, TransferProgress};
+use clap::Args;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::data;
+use crate::discovery::RelayArgs;
+use crate::duration;
+use crate::errors::{CliError, Story};
+use crate::exit::Exit;
+use crate::progress::Meter;
+
+/// One message of an upload.
+const CHUNK: usize = 256 * 1024;
+/// Chunks on their way to the relay. Full: reading the file waits.
+const AHEAD: usize = 4;
+/// Between two questions to a relay that is starting again, and how many are asked.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+const ASKED: u32 = 150;
+
+#[derive(Args, Debug)]
+pub(crate) struct ImportArgs {
+    /// The export.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Print what was taken as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: ImportArgs, console: &Console) -> Result<Exit, CliError> {
+    let data = args.relay.data_dir();
+    let named = args.relay.relay.as_ref().is_some_and(|url| !url.is_empty());
+    let mut meter = Meter::new(console, "import");
+    let summary = if named || data::is_in_use(&data)? {
+        let relay = Relay::discover(&args.relay).await?;
+        // A bad file is found here already, before it crosses the network.
+        let (checked, _) = data::verify_file(&args.file, &mut meter, &mut |_| Ok(()))?;
+        let summary = upload(&relay, &args.file, checked.sha256, &mut meter).await?;
+        until_back(&args.relay, &summary.incarnation).await?;
+        summary
+    } else if data::is_free(&data) {
+        let imported = data::import(&args.file, &data, &mut meter)?;
+        ImportSummary {
+            records: imported.trailer.puts,
+            tasks: imported.tasks,
+            incarnation: imported.incarnation.to_string(),
+            hold_ms: imported.hold_ms,
+            findings: imported.findings,
+        }
+    } else {
+        return Err(CliError::usage(
+            format!("the directory {} is not empty", data.display()),
+            "name a new one with --data, or start a relay on it and import again if it has no tasks",
+        ));
+    };
+    meter.clear();
+    show(&summary, args.json, console)
+}
+
+/// Sends the file and hears how it goes.
+async fn upload(
+    relay: &Relay,
+    file: &Path,
+    sha256: [u8; 32],
+    meter: &mut Meter<'_>,
+) -> Result<ImportSummary, CliError> {
+    let input = File::open(file)
+        .map_err(|error| CliError::local(format!("read {}", file.display()), error))?;
+    let total = input.metadata().map(|metadata| metadata.len()).ok();
+    let (chunks, sent) = mpsc::channel(AHEAD);
+    let reading = tokio::task::spawn_blocking(move || read_out(input, sha256, &chunks));
+    let mut answers = relay
+        .operator()
+        .import(ReceiverStream::new(sent))
+        .await?
+        .into_inner();
+    while let Some(answer) = answers.message().await? {
+        match answer.item {
+            Some(Item::Progress(progress)) => meter.show(&TransferProgress {
+                total_bytes: progress.total_bytes.or(total),
+                ..progress
+            }),
+            Some(Item::Summary(summary)) => return Ok(summary),
+            None => {}
+        }
+    }
+    let why = match reading.await {
+        Ok(Err(error)) => format!("the file cannot be read: {error}"),
+        Ok(Ok(())) | Err(_) => "the relay ended the import early".to_owned(),
+    };
+    Err(CliError::local("import the data", why))
+}
+
+/// Ends quietly when nobody takes the chunks any more: the answer says why.
+fn read_out(
+    mut input: File,
+    sha256: [u8; 32],
+    chunks: &mpsc::Sender<ImportRequest>,
+) -> io::Result<()> {
+    loop {
+        let mut chunk = Vec::with_capacity(CHUNK);
+        let read = Read::take(&mut input, CHUNK as u64).read_to_end(&mut chunk)?;
+        let item = if read == 0 {
+            Sent::Sha256(sha256.to_vec().into())
+        } else {
+            Sent::Chunk(chunk.into())
+        };
+        let message = ImportRequest { item: Some(item) };
+        if chunks.blocking_send(message).is_err() || read == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// The relay has the data; it is only starting again with it.
+async fn until_back(args: &RelayArgs, incarnation: &str) -> Result<(), CliError> {
+    for _ in 0..ASKED {
+        if let Ok(relay) = Relay::discover(args).await
+            && let Ok(info) = relay.operator().relay_info(RelayInfoRequest {}).await
+            && info.get_ref().incarnation == incarnation
+        {
+            return Ok(());
+        }
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+    Err(CliError::Unreachable(Story {
+        what: "the relay took the import, but is not back".to_owned(),
+        why: String::new(),
+        hint: "look into its log, and start it again if it has ended".to_owned(),
+    }))
+}
+
+fn show(summary: &ImportSummary, json: bool, console: &Console) -> Result<Exit, CliError> {
+    if json {
+        console.json(&json!({
+            "records": summary.records,
+            "tasks": summary.tasks,
+            "incarnation": summary.incarnation,
+            "holdMs": summary.hold_ms,
+            "findings": summary.findings,
+        }))?;
+    } else {
+        console.line(&format!(
+            "imported {} tasks in {} records; the data is now incarnation {}",
+            summary.tasks, summary.records, summary.incarnation
+        ))?;
+    }
+    console.note(&format!(
+        "open tasks wait for {} after the relay's start, because an old daemon may still run them; once the old fleet \
+         is down, let them go with `baton release-inherited`",
+        duration::short(summary.hold_ms)
+    ));
+    if summary.findings > 0 {
+        console.note(&format!(
+            "{} places in it are not as they should be; `baton verify` lists them",
+            summary.findings
+        ));
+    }
+    Ok(Exit::Done)
+}

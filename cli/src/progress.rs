@@ -1,0 +1,121 @@
+//! How far a long command is, on stderr: one line that rewrites itself on a terminal, else a line now and then.
+
+use std::time::{Duration, Instant};
+
+use baton_proto::v1::TransferProgress;
+
+use crate::clock;
+use crate::console::Console;
+
+/// Between two lines where nobody may be looking.
+const QUIET: Duration = Duration::from_secs(10);
+/// Between two rewritings of a line.
+const LIVELY: Duration = Duration::from_millis(200);
+
+#[derive(Debug)]
+pub(crate) struct Meter<'a> {
+    console: &'a Console,
+    what: &'static str,
+    next: Instant,
+    shown: bool,
+}
+
+impl<'a> Meter<'a> {
+    pub(crate) fn new(console: &'a Console, what: &'static str) -> Self {
+        let lively = console.stderr_is_terminal();
+        Self {
+            console,
+            what,
+            next: clock::instant() + if lively { LIVELY } else { QUIET },
+            shown: false,
+        }
+    }
+
+    pub(crate) fn show(&mut self, progress: &TransferProgress) {
+        let now = clock::instant();
+        if now < self.next {
+            return;
+        }
+        let line = line(self.what, progress);
+        if self.console.stderr_is_terminal() {
+            self.console.passing(&line);
+            self.next = now + LIVELY;
+        } else {
+            self.console.note(&line);
+            self.next = now + QUIET;
+        }
+        self.shown = true;
+    }
+
+    /// Clears the line for what comes next.
+    pub(crate) fn clear(&mut self) {
+        if self.shown && self.console.stderr_is_terminal() {
+            self.console.passing("");
+        }
+        self.shown = false;
+    }
+}
+
+impl Drop for Meter<'_> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn line(what: &str, progress: &TransferProgress) -> String {
+    let mut line = format!("{what}: {}", progress.stage);
+    if progress.records > 0 {
+        line.push_str(&format!(", {} records", progress.records));
+    }
+    match progress.total_bytes {
+        Some(total) if total > 0 => {
+            let percent = progress.bytes.saturating_mul(100) / total;
+            line.push_str(&format!(", {percent} % of {}", size(total)));
+        }
+        Some(_) | None if progress.bytes > 0 => {
+            line.push_str(&format!(", {}", size(progress.bytes)));
+        }
+        Some(_) | None => {}
+    }
+    line
+}
+
+/// Bytes as people read them.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    let (mut whole, mut tenths, mut unit) = (bytes, 0, 0);
+    while whole >= 1024 && unit + 1 < UNITS.len() {
+        tenths = whole % 1024 * 10 / 1024;
+        whole /= 1024;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{whole} {}", UNITS[unit]),
+        _ => format!("{whole}.{tenths} {}", UNITS[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_shares_are_readable() {
+        let shown = [0, 1023, 1536, 5 << 20, (3 << 30) + (512 << 20)].map(size);
+        assert_eq!(
+            shown,
+            ["0 bytes", "1023 bytes", "1.5 KiB", "5.0 MiB", "3.5 GiB"]
+        );
+        let progress = TransferProgress {
+            records: 12,
+            bytes: 512,
+            total_records: None,
+            stage: "writing".to_owned(),
+            total_bytes: Some(2048),
+        };
+        assert_eq!(
+            line("import", &progress),
+            "import: writing, 12 records, 25 % of 2.0 KiB"
+        );
+    }
+}

@@ -1,0 +1,378 @@
+//! Damage on the relay's disk: never silently fewer records. `BATON_FLIPS=200` makes the full run of flipped bits.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use baton_proto::v1::read_output_response::Item;
+use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, Role, TaskSpec};
+use baton_relay::store::{Change, Key, KeyText, Store, StoreConfig};
+use baton_tests::{
+    Client, RelayProcess, ScriptedDaemon, copy_directory, for_agent, hello, quiet_port, within,
+};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+use uuid::Uuid;
+
+use crate::BATON;
+
+const AGENT: &str = "damage";
+const FLIPS: usize = 8;
+const TASKS: usize = 40;
+
+/// A stopped relay's directory and what was in it: prompt and output of each task.
+struct Sound {
+    dir: TempDir,
+    token: String,
+    tasks: BTreeMap<String, (String, Vec<u8>)>,
+}
+
+async fn sound() -> Sound {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let link = client.of_tenant("", Role::Daemon).await;
+    let mut tasks = BTreeMap::new();
+    // Over three starts, so that sled has written snapshots and more than one segment is in use.
+    for round in 0..3 {
+        let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
+        for number in 0..TASKS / 3 {
+            let prompt =
+                format!("prompt {round} {number} ").repeat(if number == 5 { 9_000 } else { 40 });
+            let spec = TaskSpec {
+                prompt: prompt.clone(),
+                ..for_agent(AGENT)
+            };
+            let task = client.submit(spec).await;
+            let mut attempt = daemon.running().await;
+            let text = format!("output {round} {number}\n").repeat(30);
+            attempt.say(&text).await;
+            attempt.complete("").await;
+            daemon.acked(&attempt).await;
+            daemon.forget(&attempt);
+            tasks.insert(task.task_id, (prompt, text.into_bytes()));
+        }
+        for number in 0..3 {
+            let prompt = format!("waiting {round} {number}");
+            let spec = TaskSpec {
+                prompt: prompt.clone(),
+                ..for_agent("nobody")
+            };
+            let task = client.submit(spec).await;
+            tasks.insert(task.task_id, (prompt, Vec::new()));
+        }
+        drop(daemon);
+        relay.terminate().await;
+        relay.revive().await;
+    }
+    relay.terminate().await;
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    copy_directory(relay.data(), dir.path());
+    Sound {
+        dir,
+        token: client.secret().to_owned(),
+        tasks,
+    }
+}
+
+/// Every file of the store, the output and the bodies, with its length.
+fn files(dir: &Path) -> Vec<(PathBuf, u64)> {
+    let parts = ["store/sled", "store", "output", "bodies"];
+    let entries = parts.iter().flat_map(|part| {
+        let listed = fs::read_dir(dir.join(part)).expect("a part of the data");
+        listed.map(|entry| entry.expect("a file"))
+    });
+    let mut found: Vec<(PathBuf, u64)> = entries
+        .filter_map(|entry| {
+            let metadata = entry.metadata().expect("a file");
+            let some = metadata.is_file() && metadata.len() > 0;
+            some.then(|| (entry.path(), metadata.len()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// A start that may be refused, or end by itself later.
+async fn try_start(data: &Path) -> Result<(Child, String), String> {
+    let listen = format!("127.0.0.1:{}", quiet_port());
+    let mut command = BATON.command(data);
+    let mut child = command
+        .args(["relay", "--listen", &listen])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the executable can be started");
+    let mut lines = BufReader::new(child.stderr.take().expect("stderr is piped")).lines();
+    let mut said = String::new();
+    let up = async {
+        while let Ok(Some(line)) = lines.next_line().await {
+            if line.contains("listening on http") {
+                return true;
+            }
+            said.push_str(&line);
+            said.push('\n');
+        }
+        false
+    };
+    if within("a start or a refusal", up).await {
+        tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+        return Ok((child, format!("http://{listen}")));
+    }
+    Err(said)
+}
+
+/// Tasks that are not there, or not as they were; `None` when the relay ended meanwhile, which nobody overlooks.
+async fn missing(client: &Client, sound: &Sound) -> Option<Vec<String>> {
+    let mut missing = Vec::new();
+    for (id, (prompt, output)) in &sound.tasks {
+        let found = match client.try_get_whole(id).await {
+            Ok(task) => Some(task),
+            Err(status) if status.code() == tonic::Code::Unavailable => return None,
+            Err(_) => None,
+        };
+        let same = found.is_some_and(|task| task.spec.is_some_and(|spec| spec.prompt == *prompt));
+        let (stored, said_so) = stored_output(client, id).await;
+        if !same || (stored != *output && !said_so) {
+            missing.push(id.clone());
+        }
+    }
+    Some(missing)
+}
+
+/// What is left of a task's output, and whether the relay says that something was cut.
+async fn stored_output(client: &Client, task: &str) -> (Vec<u8>, bool) {
+    let request = ReadOutputRequest {
+        task_id: task.to_owned(),
+        ..Default::default()
+    };
+    let (mut bytes, mut cut) = (Vec::new(), false);
+    let Ok(answer) = client.tasks().read_output(request).await else {
+        return (bytes, true);
+    };
+    let mut pieces = answer.into_inner();
+    loop {
+        match within("output", pieces.message()).await {
+            Ok(Some(piece)) => match piece.item {
+                Some(Item::Chunk(chunk)) => bytes.extend_from_slice(&chunk.data),
+                Some(Item::Cut(_)) => cut = true,
+                Some(Item::End(_)) | None => {}
+            },
+            Ok(None) => return (bytes, cut),
+            Err(_) => return (bytes, true),
+        }
+    }
+}
+
+async fn skipped(client: &Client) -> u64 {
+    let request = ListTasksRequest {
+        page_size: 200,
+        ..Default::default()
+    };
+    let page = client.tasks().list(request).await;
+    page.map_or(1, |page| page.into_inner().skipped)
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    refused: usize,
+    ended: usize,
+    told: usize,
+    harmless: usize,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_bit_anywhere_in_the_data_is_never_silently_fewer_records() {
+    let sound = sound().await;
+    let flips = std::env::var("BATON_FLIPS").map_or(FLIPS, |text| text.parse().unwrap());
+    let mut tally = Tally::default();
+    for flip in 0..flips {
+        let copied = tempfile::tempdir().unwrap();
+        copy_directory(sound.dir.path(), copied.path());
+        let files = files(copied.path());
+        // Every other flip hits the database itself, where almost everything is.
+        let db = copied.path().join("store/sled/db");
+        let (path, len) = if flip % 2 == 0 {
+            files.iter().find(|(path, _)| *path == db).unwrap().clone()
+        } else {
+            files[rand::random_range(0..files.len())].clone()
+        };
+        let mut bytes = fs::read(&path).unwrap();
+        let bit = rand::random_range(0..len * 8);
+        bytes[usize::try_from(bit / 8).unwrap()] ^= 1 << (bit % 8);
+        fs::write(&path, bytes).unwrap();
+        let name = path
+            .strip_prefix(copied.path())
+            .unwrap()
+            .display()
+            .to_string();
+        one(
+            &sound,
+            copied.path(),
+            &format!("bit {bit} of {name}"),
+            &mut tally,
+        )
+        .await;
+    }
+    println!("{flips} flipped bits: {tally:?}");
+    assert_eq!(
+        tally.refused + tally.ended + tally.told + tally.harmless,
+        flips
+    );
+}
+
+async fn one(sound: &Sound, data: &Path, what: &str, tally: &mut Tally) {
+    let offline = BATON.run(data, &["verify", "--json"]).await;
+    let (mut child, url) = match try_start(data).await {
+        Ok(up) => up,
+        Err(said) => {
+            assert!(
+                said.contains("try:"),
+                "{what}: a refusal says what to do: {said}"
+            );
+            assert_ne!(
+                offline.code,
+                Some(0),
+                "{what}: a refused start is found by a verify"
+            );
+            tally.refused += 1;
+            return;
+        }
+    };
+    let client = Client::new(&url, &sound.token);
+    let missing = missing(&client, sound).await;
+    let skipped = skipped(&client).await;
+    let Some(missing) = missing else {
+        tally.ended += 1;
+        return;
+    };
+    if missing.is_empty() {
+        tally.harmless += usize::from(offline.code == Some(0));
+        tally.told += usize::from(offline.code != Some(0));
+    } else {
+        let info = client.info().await;
+        assert!(
+            info.unreadable_records > 0 || skipped > 0,
+            "{what}: {missing:?} are missing and the relay does not know"
+        );
+        assert_eq!(offline.code, Some(1), "{what}: {missing:?} {offline:?}");
+        tally.told += 1;
+    }
+    child.kill().await.expect("the relay runs");
+}
+
+/// Changes a stopped relay's store behind its back.
+fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
+    let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
+    let mut opened = Store::open(config).expect("the store opens");
+    let changes = changes(&opened.store);
+    opened.journal.append(changes).expect("the change is taken");
+    opened.journal.close().expect("the store closes");
+}
+
+fn tenant() -> KeyText {
+    KeyText::new("default").expect("a good name")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_everywhere() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let (good, bad) = (
+        client.submit(for_agent(AGENT)).await,
+        client.submit(for_agent(AGENT)).await,
+    );
+    relay.terminate().await;
+    let task = bad.task_id.parse::<Uuid>().unwrap();
+    tamper(relay.data(), |_| {
+        let key = Key::Live {
+            tenant: tenant(),
+            task,
+        };
+        vec![Change::Put(key, b"of another world".to_vec())]
+    });
+    relay.revive().await;
+    assert_eq!(client.info().await.unreadable_records, 1);
+    assert_eq!(client.get(&good.task_id).await.task_id, good.task_id);
+    assert!(client.try_get(&bad.task_id).await.is_err());
+    let request = ListTasksRequest::default();
+    let page = client.tasks().list(request).await.unwrap().into_inner();
+    assert_eq!((page.tasks.len(), page.skipped), (1, 1));
+    assert_eq!(
+        client.info().await.unreadable_records,
+        1,
+        "each counts once"
+    );
+    for _ in 0..2 {
+        let said = BATON.run(relay.data(), &["verify"]).await;
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(
+            said.stdout.contains("undecodable default/live/"),
+            "{said:?}"
+        );
+        assert!(said.stdout.contains("1 findings"), "{said:?}");
+        // The same without the relay.
+        if said.stderr.is_empty() {
+            relay.terminate().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_verify_finds_records_that_contradict_each_other() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let mut daemon =
+        ScriptedDaemon::connect(&client.of_tenant("", Role::Daemon).await, hello(&[AGENT])).await;
+    let (doubled, orphan, lost) = (
+        client.submit(for_agent("nobody")).await,
+        client.submit(for_agent("nobody")).await,
+        client.submit(for_agent("nobody")).await,
+    );
+    let finished = client.submit(for_agent(AGENT)).await;
+    let mut attempt = daemon.running().await;
+    attempt.complete("").await;
+    daemon.acked(&attempt).await;
+    relay.terminate().await;
+    let id = |task: &baton_proto::v1::Task| task.task_id.parse::<Uuid>().unwrap();
+    let live = |task| Key::Live {
+        tenant: tenant(),
+        task,
+    };
+    let done = |task| Key::Done {
+        tenant: tenant(),
+        task,
+    };
+    let spec = |task| Key::Spec {
+        tenant: tenant(),
+        task,
+    };
+    tamper(relay.data(), |store| {
+        let body = store.get(&done(id(&finished))).unwrap().unwrap().to_vec();
+        vec![
+            Change::Put(done(id(&doubled)), body),
+            Change::Delete(spec(id(&orphan))),
+            Change::Delete(live(id(&lost))),
+        ]
+    });
+    let said = BATON.run(relay.data(), &["verify", "--json"]).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    for (task, words) in [
+        (&doubled, "open and finished"),
+        (&orphan, "specification is missing"),
+        (&lost, "task is missing"),
+    ] {
+        let told = said
+            .stdout
+            .lines()
+            .any(|line| line.contains(&task.task_id) && line.contains(words));
+        assert!(told, "{words}: {said:?}");
+    }
+    assert!(
+        !said.stdout.contains(&format!("task/{}", finished.task_id)),
+        "{said:?}"
+    );
+    relay.revive().await;
+    let live = BATON.run(relay.data(), &["verify", "--json"]).await;
+    assert_eq!(live.code, Some(1), "{live:?}");
+}

@@ -1,0 +1,302 @@
+//! Imports: into a new directory, into a running relay, cut short, and what becomes of the work of before.
+
+use std::path::Path;
+use std::time::Duration;
+
+use baton_proto::v1::import_request::Item;
+use baton_proto::v1::settlement::Decision;
+use baton_proto::v1::{
+    FenceCode, Hello, ImportRequest, ReleaseInheritedRequest, Role, Task, TaskState, WaitsFor,
+};
+use baton_tests::{
+    Baton, BentClock, Client, RelayProcess, Said, ScriptedAttempt, ScriptedDaemon, code_of,
+    for_agent, hello, poll_until, together, within,
+};
+use tempfile::TempDir;
+
+use crate::BATON;
+
+const AGENT: &str = "import";
+/// Offered by the daemon that runs something before, and by no other.
+const EARLIER: &str = "earlier";
+/// More than the largest lease and its grace.
+const HOLD: Duration = Duration::from_secs(25 * 60 * 60);
+
+/// A relay with one task that waits and one that runs, and its export.
+struct Origin {
+    relay: RelayProcess,
+    link: Client,
+    waiting: Task,
+    running: ScriptedAttempt,
+    hello: Hello,
+    dir: TempDir,
+    file: String,
+}
+
+async fn origin(baton: Baton) -> Origin {
+    let relay = RelayProcess::start(baton).await;
+    let client = relay.admin().clone();
+    let link = client.of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&[EARLIER])).await;
+    client.submit(for_agent(EARLIER)).await;
+    let mut running = daemon.running().await;
+    running.say("before the export\n").await;
+    daemon.acked(&running).await;
+    let waiting = client.submit(for_agent(AGENT)).await;
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = dir.path().join("backup").display().to_string();
+    let made = baton.run(relay.data(), &["export", "--out", &file]).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    Origin {
+        link,
+        waiting,
+        running,
+        hello: daemon.hello.clone(),
+        relay,
+        dir,
+        file,
+    }
+}
+
+/// A relay on the imported data. The old one is gone.
+async fn restored(baton: Baton, origin: &mut Origin) -> RelayProcess {
+    origin.relay.kill().await;
+    let home = tempfile::tempdir().expect("a temporary directory can be made");
+    let said = import(baton, &origin.file, home.path()).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stderr.contains("release-inherited"), "{said:?}");
+    RelayProcess::start_on(baton, home, &[]).await
+}
+
+async fn import(baton: Baton, file: &str, data: &Path) -> Said {
+    baton.run(data, &["import", file, "--json"]).await
+}
+
+/// The daemon of before comes with its credential and what it still runs.
+async fn comes_back(origin: &Origin, relay: &RelayProcess) -> ScriptedDaemon {
+    let link = Client::new(relay.admin().url(), origin.link.secret());
+    let hello = Hello {
+        active: ScriptedDaemon::running_now(&[&origin.running]),
+        agents: hello(&[AGENT]).agents,
+        ..origin.hello.clone()
+    };
+    ScriptedDaemon::connect(&link, hello).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_import_old_frames_are_fenced_and_inherited_tasks_wait_for_an_operators_word() {
+    let mut origin = origin(BATON).await;
+    let relay = restored(BATON, &mut origin).await;
+    let (client, waiting) = (relay.admin().clone(), origin.waiting.task_id.clone());
+    let mut daemon = comes_back(&origin, &relay).await;
+    let settled = &daemon.welcome.settlements;
+    let killed = |decision: &Option<Decision>| matches!(decision, Some(Decision::Kill(kill)) if kill.code() == FenceCode::StaleIncarnation);
+    assert!(killed(&settled[0].decision), "{settled:?}");
+
+    // A late frame of the old attempt changes nothing.
+    let (before, task) = (client.commit_seq().await, origin.running.re.task_id.clone());
+    let state = client.get(&task).await.state();
+    let mut late = origin.running.clone();
+    daemon.speak_for(&mut late);
+    late.complete("from the past").await;
+    let fresh = client.submit(for_agent(AGENT)).await;
+    let mut attempt = daemon.running().await;
+    assert_eq!(attempt.re.task_id, fresh.task_id, "new work is not held");
+    attempt.complete("").await;
+    client
+        .until_state(&fresh.task_id, TaskState::Completed)
+        .await;
+    assert_eq!(client.get(&task).await.state(), state);
+    assert!(client.commit_seq().await > before);
+
+    let held = client.get(&waiting).await;
+    assert_eq!(held.state(), TaskState::Queued, "{held:?}");
+    assert_eq!(held.waits_for(), WaitsFor::Inheritance, "{held:?}");
+    let word = ReleaseInheritedRequest {
+        reason: "the old machines are off".to_owned(),
+    };
+    let released = client.operator().release_inherited(word).await.unwrap();
+    assert!(released.into_inner().released >= 1);
+    let mut attempt = daemon.running().await;
+    assert_eq!(attempt.re.task_id, waiting);
+    attempt.complete("").await;
+    client.until_state(&waiting, TaskState::Completed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_import_inherited_tasks_wait_for_the_largest_lease_over_a_restart() {
+    let clock = BentClock::new();
+    let baton = clock.bend(BATON);
+    let mut origin = origin(baton).await;
+    let mut relay = restored(baton, &mut origin).await;
+    relay.kill().await;
+    relay.revive().await;
+    let held = relay.admin().get(&origin.waiting.task_id).await;
+    assert_eq!(held.waits_for(), WaitsFor::Inheritance, "{held:?}");
+    let mut daemon = comes_back(&origin, &relay).await;
+    clock.suspend(HOLD);
+    let attempt = daemon.offered().await;
+    assert_eq!(attempt.re.task_id, origin.waiting.task_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_relay_without_tasks_takes_an_import_and_starts_again_with_it() {
+    let origin = origin(BATON).await;
+    let relay = RelayProcess::start(BATON).await;
+    let (admin, before) = (relay.admin().clone(), relay.admin().info().await);
+    let own = admin.of_tenant("", Role::Operator).await;
+
+    // Bad uploads are refused, and the relay goes on as it is.
+    let whole = std::fs::read(&origin.file).unwrap();
+    for (bytes, hash_of, code) in [
+        (&whole[..whole.len() / 2], &whole[..], "export_altered"),
+        (
+            &whole[..whole.len() / 2],
+            &whole[..whole.len() / 2],
+            "export_cut_short",
+        ),
+        (
+            &b"no export at all"[..],
+            &b"no export at all"[..],
+            "not_an_export",
+        ),
+    ] {
+        assert_eq!(upload(&admin, bytes, Some(hash_of)).await, code);
+    }
+    assert_eq!(upload(&admin, &whole, None).await, "export_cut_short");
+    assert_eq!(admin.info().await.incarnation, before.incarnation);
+    assert!(
+        !relay.data().join("incoming").exists(),
+        "nothing is left of them"
+    );
+
+    let said = import(BATON, &origin.file, relay.data()).await;
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let after = own.info().await;
+    assert_eq!(said.json()["incarnation"], after.incarnation.as_str());
+    assert_ne!(after.incarnation, before.incarnation);
+    let task = admin.get(&origin.waiting.task_id).await;
+    assert_eq!(task.waits_for(), WaitsFor::Inheritance, "{task:?}");
+    let ran = &origin.running.re.task_id;
+    assert_eq!(stored_output(&admin, ran).await, b"before the export\n");
+    let verified = BATON.run(relay.data(), &["verify"]).await;
+    assert_eq!(verified.code, Some(0), "{verified:?}");
+
+    let again = import(BATON, &origin.file, relay.data()).await;
+    assert_eq!(again.code, Some(1), "{again:?}");
+    assert!(again.stderr.contains("relay_not_empty"), "{again:?}");
+    admin.get(&origin.waiting.task_id).await;
+}
+
+async fn stored_output(client: &Client, task: &str) -> Vec<u8> {
+    let request = baton_proto::v1::ReadOutputRequest {
+        task_id: task.to_owned(),
+        ..Default::default()
+    };
+    let mut pieces = client
+        .tasks()
+        .read_output(request)
+        .await
+        .expect("output can be read")
+        .into_inner();
+    let mut bytes = Vec::new();
+    while let Some(piece) = within("output", pieces.message())
+        .await
+        .expect("output goes on")
+    {
+        if let Some(baton_proto::v1::read_output_response::Item::Chunk(chunk)) = piece.item {
+            bytes.extend_from_slice(&chunk.data);
+        }
+    }
+    bytes
+}
+
+/// Sends bytes as an import, with the hash of others if any, and gives the code of the refusal.
+async fn upload(client: &Client, bytes: &[u8], hash_of: Option<&[u8]>) -> String {
+    use sha2::{Digest, Sha256};
+    let chunks = bytes
+        .chunks(100_000)
+        .map(|chunk| Item::Chunk(chunk.to_vec().into()));
+    let hash = hash_of.map(|bytes| Item::Sha256(Sha256::digest(bytes).to_vec().into()));
+    let requests: Vec<ImportRequest> = chunks
+        .chain(hash)
+        .map(|item| ImportRequest { item: Some(item) })
+        .collect();
+    let refused = async {
+        let mut operator = client.operator();
+        let mut answers = operator
+            .import(tokio_stream::iter(requests))
+            .await?
+            .into_inner();
+        while answers.message().await?.is_some() {}
+        Ok::<_, tonic::Status>(())
+    };
+    code_of(
+        &within("a refusal", refused)
+            .await
+            .expect_err("it is refused"),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_is_killed_leaves_a_directory_that_is_refused_and_can_be_started_over() {
+    let origin = origin(BATON).await;
+    let client = origin.relay.admin();
+    together((0..200).map(|_| client.submit(for_agent(AGENT)))).await;
+    let file = origin.dir.path().join("large").display().to_string();
+    let made = BATON
+        .run(origin.relay.data(), &["export", "--out", &file])
+        .await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("new");
+    let text = data.display().to_string();
+    // A quick machine may be done before it is killed.
+    for _ in 0..20 {
+        let mut command = BATON.command(home.path());
+        let mut importing = command
+            .args(["import", &file, "--data", &text])
+            .spawn()
+            .unwrap();
+        poll_until("the import to begin", || {
+            let begun = data.join("importing").exists() || data.join("imported").exists();
+            begun.then_some(())
+        })
+        .await;
+        importing.kill().await.unwrap();
+        if data.join("importing").exists() {
+            break;
+        }
+        std::fs::remove_dir_all(&data).unwrap();
+    }
+    assert!(
+        data.join("importing").exists(),
+        "it was caught in the middle"
+    );
+    let refused = BATON
+        .run(
+            home.path(),
+            &["relay", "--data", &text, "--listen", "127.0.0.1:0"],
+        )
+        .await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("baton import"), "{refused:?}");
+
+    let over = BATON
+        .run(home.path(), &["import", &file, "--data", &text])
+        .await;
+    assert_eq!(over.code, Some(0), "{over:?}");
+    let verified = BATON
+        .run(home.path(), &["verify", "--data", &text, "--json"])
+        .await;
+    assert_eq!(verified.code, Some(0), "{verified:?}");
+    assert_eq!(verified.json()["summary"]["tasks"], 202);
+    let twice = BATON
+        .run(home.path(), &["import", &file, "--data", &text])
+        .await;
+    assert_eq!(
+        twice.code,
+        Some(2),
+        "a directory with data is somebody's: {twice:?}"
+    );
+}
