@@ -5,7 +5,7 @@ use super::{Held, Stage, StopWhy};
 use crate::agents::Refusal;
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::Clock;
-use crate::outbox::{Found, Job};
+use crate::outbox::{Found, Job, OUTPUT_LIMIT, Outbox};
 
 #[derive(Debug)]
 pub(crate) enum Place {
@@ -91,12 +91,14 @@ impl Held {
 
     /// The disk refused. Returns the directory that is of no use any more: that of an attempt that never got so far as to be taken.
     pub(crate) fn on_disk_failed(&mut self, clock: &Clock) -> Option<AttemptId> {
-        let is_begun = self.outbox.log().is_begun();
-        self.outbox.log_mut().on_failed();
-        self.fail_for_disk(clock);
-        if is_begun {
+        if self.outbox.log().is_begun() {
+            self.outbox.log_mut().on_failed();
+            self.fail_for_disk(clock);
             return None;
         }
+        // Nothing has left yet, so its refusal is the first that is said.
+        self.outbox = Outbox::in_memory(OUTPUT_LIMIT);
+        self.fail_for_disk(clock);
         std::mem::replace(&mut self.place, Place::Memory).on_disk()
     }
 
@@ -112,3 +114,6 @@ impl Held {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

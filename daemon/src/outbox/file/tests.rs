@@ -206,6 +206,20 @@ fn what_a_newer_daemon_added_is_ignored_and_an_unknown_frame_keeps_its_number() 
     ));
 }
 
+/// What the first version made of `busy`. It must stay readable.
+const FIRST_VERSION: &[u8] = include_bytes!("first_version.outbox");
+
+#[test]
+fn a_file_of_the_first_version_is_read() {
+    let (_dir, path) = outbox_path();
+    let mut outbox = busy();
+    fs::write(&path, FIRST_VERSION).unwrap();
+    let mut stored = read(&path, Tail::Short).unwrap();
+    assert_eq!(stored.found.length, FIRST_VERSION.len() as u64);
+    assert_eq!(stored.outbox.progress(), outbox.progress());
+    assert_eq!(sent(&mut stored.outbox), sent(&mut outbox));
+}
+
 fn put_bytes(message: &[u8], out: &mut Vec<u8>) {
     let number = u32::try_from(message.len()).unwrap().to_be_bytes();
     out.extend_from_slice(&number);
