@@ -55,6 +55,11 @@ impl RelayEpochs {
         self.epoch
     }
 
+    /// The disk did not take it, and may now.
+    pub(crate) fn tell_again(&mut self) {
+        self.is_news = !self.incarnation.is_empty();
+    }
+
     pub(crate) fn has_news(&self) -> bool {
         self.is_news
     }
@@ -104,6 +109,8 @@ mod tests {
         assert!(epochs.admit("a", 3) && epochs.admit("b\n\"", 7));
         whole_file::write(dir.path(), FILE, &epochs.take_news().unwrap()).unwrap();
         assert!(epochs.admit("b\n\"", 7) && !epochs.has_news());
+        epochs.tell_again();
+        assert!(epochs.take_news().is_some());
         let mut next = read(dir.path()).unwrap();
         assert!(!next.admit("a", 4) && !next.admit("b\n\"", 6));
         assert_eq!(next.take_news(), None, "nothing changed");

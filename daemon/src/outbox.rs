@@ -84,7 +84,7 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
             outbox.progress.replay(logged.progress);
             outbox.apply(logged.entry, logged.serial, logged.leaves);
         }
-        outbox.log.replayed_progress(&outbox.progress);
+        outbox.log.replayed_all(&outbox.progress);
         outbox.commit(Entry::TakenOver, Leaves::Written);
         outbox.cut_to_limit();
         outbox

@@ -17,7 +17,10 @@ pub(crate) enum Place {
         meta: Box<AttemptMeta>,
     },
     /// Its directory is another daemon's.
-    #[expect(dead_code, reason = "for attempts that are taken over")]
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for attempts that are taken over")
+    )]
     Found {
         id: AttemptId,
         found: Found,

@@ -32,6 +32,8 @@ pub(crate) struct Log<C, T> {
     pending: Vec<Logged<C, T>>,
     last_serial: u64,
     durable: Durable,
+    /// The disk has something of it that another daemon would find.
+    is_begun: bool,
     /// Progress as the newest entry has it.
     logged: Progress,
     /// Positions that entries on their way to the disk store.
@@ -61,6 +63,7 @@ impl<C: Clone, T: Clone> Log<C, T> {
             pending: Vec::new(),
             last_serial: 0,
             durable: Durable::default(),
+            is_begun: keeping == Keeping::Memory,
             logged: Progress::default(),
             marks: VecDeque::new(),
             stored_consumed: 0,
@@ -140,7 +143,9 @@ impl<C: Clone, T: Clone> Log<C, T> {
         self.last_serial = self.last_serial.max(serial);
     }
 
-    pub(super) fn replayed_progress(&mut self, progress: &Progress) {
+    /// That was all that the disk had.
+    pub(super) fn replayed_all(&mut self, progress: &Progress) {
+        self.is_begun = true;
         self.logged = progress.clone();
         self.stored_consumed = progress.consumed;
     }
@@ -176,6 +181,7 @@ impl<C: Clone, T: Clone> Log<C, T> {
             synced: synced.max(durable.synced),
             file_bytes: durable.file_bytes,
         };
+        self.is_begun |= durable.written > 0;
         if self.replacing.is_some_and(|last| last <= durable.written) {
             self.on_replaced();
         }
@@ -214,9 +220,9 @@ impl<C: Clone, T: Clone> Log<C, T> {
         self.keeping == Keeping::Failed
     }
 
-    /// Whether a first answer of the disk is there: before it, the attempt has no file that another daemon could find.
+    /// Whether another daemon would find it. Before that, nothing of it may have left.
     pub(crate) fn is_begun(&self) -> bool {
-        self.keeping != Keeping::Disk || self.durable.written > 0
+        self.is_begun
     }
 
     /// The file is mostly dead: `live` bytes of output are all that is kept of it.

@@ -111,7 +111,10 @@ impl Supervisor {
             return;
         }
         match state {
-            DiskState::Fine => info!(disk = %self.disk, "taking new work again"),
+            DiskState::Fine => {
+                info!(disk = %self.disk, "taking new work again");
+                self.epochs.tell_again();
+            }
             DiskState::Low | DiskState::Failing => {
                 warn!(disk = %self.disk, "new work is refused; free some space");
             }

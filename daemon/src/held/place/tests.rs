@@ -127,3 +127,30 @@ fn what_has_ended_is_said_from_memory_and_written_down_when_there_is_room() {
     store(&mut held, &[repair]);
     assert_eq!(held.place.on_disk(), Some(id));
 }
+
+#[test]
+fn what_another_daemon_stored_is_kept_however_the_disk_behaves() {
+    let clock = Clock::manual(Moment::from_millis(0));
+    let (id, offer) = offer();
+    let mut held = Held::accept(offer, &clock);
+    let handed = jobs(&mut held);
+    let Some(Job::Append { entries, .. }) = handed.into_iter().next_back() else {
+        panic!("it was to be appended")
+    };
+    held.outbox = Outbox::restore(OUTPUT_LIMIT, entries);
+    let found = Found {
+        length: 1,
+        serial: 1,
+    };
+    held.place = Place::Found { id, found };
+    assert!(matches!(
+        jobs(&mut held)[..],
+        [Job::Resume { .. }, Job::Append { .. }]
+    ));
+    assert_eq!(held.on_disk_failed(&clock), None, "its directory stays");
+    assert!(matches!(
+        said(&mut held)[..],
+        [Body::Accepted(_), Body::Rejected(_)]
+    ));
+    assert!(held.needs_repair());
+}
