@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::attempt::Event;
 use crate::conversation::ConversationKey;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply, Write};
@@ -50,6 +51,17 @@ impl Core {
             let fence = Fence::inherited(live.id(), conversation, now.at + left_ms);
             self.fences.raise(fence);
         }
+    }
+
+    /// An attempt that waits in this data may have been leased in those that are lost, and its holder still knows it. An
+    /// id is leased once: the task goes on under another.
+    pub(crate) fn replace_queued(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
+        let (asked, waited) = (live.newest().asked, live.timers.clone());
+        let scene = self.scene(live, turn.now, None);
+        live.apply(Event::Withdraw, &scene);
+        self.add_attempt(live, asked, turn);
+        // It has waited as long as it has.
+        live.timers = waited;
     }
 
     pub(crate) fn end_hold_in_time(&mut self, turn: &mut Turn<'_>) {

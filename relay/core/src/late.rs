@@ -224,9 +224,9 @@ fn adoptable(live: &Live, index: usize, body: &FrameBody) -> Option<Event> {
             Some(Event::Completed(body.clone()))
         }
         FrameBody::Errored(body)
-            if body.in_lease && !is_loss(&body.code) && unexplained(attempt) =>
+            if body.in_lease && unexplained(attempt) && waits_on(live, index) =>
         {
-            Some(Event::Errored(body.clone()))
+            (!is_loss(&body.code)).then(|| Event::Errored(body.clone()))
         }
         FrameBody::Completed(_)
         | FrameBody::Errored(_)
@@ -271,6 +271,12 @@ fn ended_by_relay(attempt: &AttemptRecord) -> bool {
 fn unexplained(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
     end.is_some_and(|end| end.state == EndState::Lost) || lacks_result(attempt)
+}
+
+/// Nothing has come of it since but an attempt that waits: a failure undoes no more than that.
+fn waits_on(live: &Live, index: usize) -> bool {
+    let successors = &live.record().attempts[index + 1..];
+    successors.iter().all(|next| next.state == State::Queued)
 }
 
 /// The relay stopped waiting for a result, which may have been on its way.

@@ -99,6 +99,8 @@ impl Core {
             .map(|retry| turn.now.at + retry.remaining_ms);
         if live.is_newest_leased() {
             self.restore_lease(&mut live, turn);
+        } else if live.newest().state == State::Queued && self.config.inherited_hold_ms > 0 {
+            self.replace_queued(&mut live, turn);
         } else if live.newest().state == State::Queued {
             self.line_up(&live);
         }

@@ -67,6 +67,43 @@ fn what_was_submitted_after_the_loss_is_held_by_no_later_boot() {
 }
 
 #[test]
+fn what_waited_goes_on_under_an_id_that_was_never_leased() {
+    let mut world = World::new();
+    let task = world.submit(spec());
+    let before = world.newest(task);
+    world.inherit(HOLD);
+    let after = world.task(task);
+    let names: Vec<_> = after.attempts.iter().map(|a| a.state.name()).collect();
+    assert_eq!(names, [AttemptState::Released, AttemptState::Queued]);
+    assert_eq!(
+        (after.attempts[0].id, after.state),
+        (before.id, TaskState::Queued)
+    );
+    // A daemon that was given the old one in what is lost is told to stop, and confuses nobody.
+    let mut machine = world.machine(1);
+    release(&mut world);
+    let work = world.dispatch();
+    assert_eq!(work.re.number, 2);
+    assert_ne!(work.re.attempt, before.id);
+    let mut ghost = work.clone();
+    (ghost.re.attempt, ghost.re.number) = (before.id, 1);
+    let verdicts = world.reconnect(
+        &mut machine,
+        &[
+            (&work, ActiveState::Running),
+            (&ghost, ActiveState::Running),
+        ],
+    );
+    assert!(matches!(
+        verdicts[..],
+        [
+            crate::effects::Verdict::Keep { .. },
+            crate::effects::Verdict::Kill { .. }
+        ]
+    ));
+}
+
+#[test]
 fn an_operators_word_ends_the_hold_at_once_and_is_kept() {
     let mut world = World::new();
     let (one, two) = (world.submit(spec()), world.submit(spec()));

@@ -210,6 +210,32 @@ fn a_late_failure_is_judged_as_if_it_had_come_in_time() {
 }
 
 #[test]
+fn a_late_failure_undoes_nothing_but_a_successor_that_waits() {
+    let mut world = World::new();
+    let (mut machine, task, mut work) = lost(&mut world, policy(WhenUnsafe::Retry));
+    let other = world.machine(2);
+    world.pass(2_000);
+    let mut rejected = world.dispatch();
+    let code = crate::record::RejectCode::AtCapacity;
+    world.frame(
+        &mut rejected,
+        FrameBody::Rejected {
+            code,
+            message: None,
+        },
+    );
+    world.disconnect(&other);
+    machine.slots = 0;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, errored(FailureCode::AgentExit, 7));
+    let record = world.task(task);
+    assert_eq!(
+        (record.state, record.attempts[0].late_terminal),
+        (TaskState::Queued, true)
+    );
+}
+
+#[test]
 fn a_late_failure_does_not_replace_a_deadline() {
     let mut world = World::new();
     let machine = world.machine(1);
