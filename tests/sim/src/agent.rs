@@ -70,8 +70,8 @@ impl World {
         }
         held.confirmed = true;
         held.alive = true;
-        let (task, spec) = (held.re.task, Arc::clone(&held.spec));
-        self.born(task, attempt, &spec);
+        let (re, spec) = (held.re, Arc::clone(&held.spec));
+        self.born(re, &spec);
         self.say(index, attempt, FrameBody::Started);
         let at = now + self.rng.between(10, 3_000);
         self.at(
@@ -246,10 +246,12 @@ impl World {
         }
     }
 
-    fn bury(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn bury(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
+        // A shim that is gone can no longer be silent: the daemon finds its report.
+        held.reachable = true;
         if std::mem::take(&mut held.alive) {
             let (task, spec) = (held.re.task, Arc::clone(&held.spec));
             self.died(task, attempt, &spec);
@@ -259,16 +261,18 @@ impl World {
     /// The last process is gone; what the daemon says about it depends on why.
     pub(crate) fn killed(&mut self, index: usize, attempt: AttemptId) {
         let held = self.daemons[index].held.get(&attempt);
-        let Some((why, ended)) = held
+        let Some((why, ended, unwanted)) = held
             .filter(|h| h.alive)
-            .and_then(|h| Some((h.killing?, h.ended)))
+            .and_then(|h| Some((h.killing?, h.ended, h.unwanted)))
         else {
             return;
         };
         self.bury(index, attempt);
         match why {
             Kill::Canceled => self.report_cancel(index, attempt),
-            Kill::GivenUp if ended || self.rng.chance(50) => self.report_death(index, attempt),
+            Kill::GivenUp if !unwanted && (ended || self.rng.chance(50)) => {
+                self.report_death(index, attempt)
+            }
             Kill::GivenUp => {
                 self.daemons[index].held.remove(&attempt);
             }
@@ -304,6 +308,15 @@ impl World {
             })
         };
         self.say(index, attempt, body);
+    }
+
+    /// Nothing is known but that no process is left.
+    pub(crate) fn report_gone(&mut self, index: usize, attempt: AttemptId) {
+        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+            held.ended = true;
+            let termination = gone();
+            self.say(index, attempt, FrameBody::Receipt { termination });
+        }
     }
 
     /// A receipt, or the worker's own word that its lease ran out.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use baton_core::effects::Write;
 use baton_core::id::AttemptId;
 use baton_core::record::{
-    AttemptRecord, End, EndState, EndedBy, EventKind, Receipt, State as AttemptStage, TaskRecord,
-    TaskState,
+    AttemptRecord, End, EndState, EndedBy, EventKind, FailureCode, InputRecord, InputState,
+    Receipt, State as AttemptStage, TaskRecord, TaskState,
 };
 
 use crate::store::State;
@@ -106,9 +106,29 @@ fn change(before: &State, new: &TaskRecord) {
             "S4: the frames of {} went back",
             was.id
         );
+        same_answers(was, is);
     }
     if old.state.is_terminal() && new.state.is_terminal() && !adopted {
         assert_eq!(old.state, new.state, "S6: {} ended twice", new.task);
+    }
+}
+
+/// S8: of an answered input only what happens to the answer changes.
+fn same_answers(was: &AttemptRecord, is: &AttemptRecord) {
+    let given = |input: &InputRecord| match &input.state {
+        InputState::Answered(answer) | InputState::Received(answer) => {
+            Some((answer.approved, answer.by.clone(), answer.at))
+        }
+        InputState::Open | InputState::Withdrawn | InputState::Expired => None,
+    };
+    for old in &was.inputs {
+        let new = is.inputs.iter().find(|new| new.id == old.id);
+        let (old_answer, new_answer) = (given(old), new.and_then(given));
+        assert!(
+            old_answer.is_none() || new_answer.is_none() || old_answer == new_answer,
+            "S8: the answer to {} changed",
+            old.id
+        );
     }
 }
 
@@ -183,8 +203,9 @@ fn same_end(was: &AttemptRecord, old: &End, is: &AttemptRecord) {
         );
     };
     if new.adopted_late && !old.adopted_late {
-        let by_relay =
-            old.by == EndedBy::Relay && matches!(old.state, EndState::Lost | EndState::TimedOut);
+        let given_up = matches!(old.state, EndState::Lost | EndState::TimedOut)
+            || old.failure_code == Some(FailureCode::NoResult);
+        let by_relay = old.by == EndedBy::Relay && given_up;
         assert!(by_relay, "S6: adopted over {old:?}");
         return;
     }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use baton_core::effects::Reply;
-use baton_core::id::{RequestId, TaskId, TenantId, TenantScope};
+use baton_core::id::{InputId, RequestId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Actor, Input, Submit};
 use baton_core::record::{InputState, TaskRecord, TaskState};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 
+use crate::store::State;
 use crate::submissions::digest;
 use crate::world::{Event, World};
 
@@ -22,6 +23,8 @@ pub(crate) struct Clients {
     /// S7: what each key was acknowledged as.
     keys: BTreeMap<(TenantId, String), TaskId>,
     known: Vec<TaskId>,
+    /// Everything that a person was ever asked.
+    inputs: Vec<(TenantId, TaskId, InputId)>,
     /// S4: an acknowledged cancel of an open task leaves one way to end.
     canceled: BTreeMap<TaskId, ()>,
 }
@@ -30,6 +33,7 @@ pub(crate) struct Clients {
 enum Asked {
     Submit(Arc<TaskSpec>),
     Cancel(TaskId),
+    Answer(InputId, Option<bool>),
     Daemons,
     Other,
 }
@@ -38,6 +42,18 @@ impl Clients {
     pub(crate) fn next_request(&mut self) -> u64 {
         self.requests += 1;
         self.requests
+    }
+
+    /// The relay's data are those of an earlier time: what was acknowledged since is gone.
+    pub(crate) fn accept_loss(&mut self, state: &State) {
+        let there = |task: &TaskId| state.record(*task).is_some();
+        self.known.retain(there);
+        self.keys.retain(|_, task| there(task));
+        self.inputs.retain(|(_, task, _)| there(task));
+        self.canceled.retain(|task, ()| {
+            let record = state.record(*task);
+            record.is_some_and(|record| record.cancel.is_some())
+        });
     }
 
     /// The relay died: what was asked may or may not have happened.
@@ -69,7 +85,9 @@ impl World {
             70..=79 if self.options.retries => self.retry_some(),
             80..=83 if self.options.pauses => self.pause_some(),
             84..=87 if self.options.drains => self.drain_some(),
-            88..=96 => self.answer_some(),
+            88..=93 => self.answer_some(),
+            94..=96 if self.options.late_answers => self.answer_old(),
+            97 if self.options.imports => self.release_inherited(),
             _ => self.inspect_some(),
         }
     }
@@ -233,19 +251,35 @@ impl World {
         });
         let open: Vec<_> = open.collect();
         for (tenant, task, input) in open {
-            let (by, approved, payload) = (actor(), Some(self.rng.chance(60)), Arc::from(*b"ok"));
-            let request = self.ask(|request| Input::Answer {
-                request,
-                tenant,
-                task,
-                input,
-                by,
-                approved,
-                payload,
-            });
-            self.counts.answers += 1;
-            self.remember(request, Asked::Other);
+            let seen = (tenant.clone(), task, input);
+            if !self.clients.inputs.contains(&seen) {
+                self.clients.inputs.push(seen);
+            }
+            self.answer(tenant, task, input);
         }
+    }
+
+    /// Somebody answers what was asked long ago, or once more.
+    fn answer_old(&mut self) {
+        let place = self.rng.index(self.clients.inputs.len());
+        if let Some((tenant, task, input)) = self.clients.inputs.get(place).cloned() {
+            self.answer(tenant, task, input);
+        }
+    }
+
+    fn answer(&mut self, tenant: TenantId, task: TaskId, input: InputId) {
+        let (by, approved, payload) = (actor(), Some(self.rng.chance(60)), Arc::from(*b"ok"));
+        let request = self.ask(|request| Input::Answer {
+            request,
+            tenant,
+            task,
+            input,
+            by,
+            approved,
+            payload,
+        });
+        self.counts.answers += 1;
+        self.remember(request, Asked::Answer(input, approved));
     }
 
     /// In healing nothing stays paused, drained or unanswered.
@@ -301,7 +335,18 @@ impl World {
                     );
                 }
             }
-            (Asked::Submit(_) | Asked::Cancel(_) | Asked::Daemons | Asked::Other, _) => {}
+            (Asked::Answer(input, approved), Ok(Reply::Task(record))) => {
+                answer_acked(input, approved, &record);
+            }
+            (Asked::Answer(..), Err(_)) => self.counts.refused_answers += 1,
+            (
+                Asked::Submit(_)
+                | Asked::Cancel(_)
+                | Asked::Answer(..)
+                | Asked::Daemons
+                | Asked::Other,
+                _,
+            ) => {}
         }
     }
 
@@ -360,4 +405,15 @@ impl World {
         });
         self.remember(request, Asked::Daemons);
     }
+}
+
+/// S8: an answer that was taken is the answer, of an attempt that could still hear it.
+fn answer_acked(input: InputId, approved: Option<bool>, record: &TaskRecord) {
+    let newest = record.newest().map(|attempt| &attempt.inputs);
+    let asked = newest.and_then(|inputs| inputs.iter().find(|known| known.id == input));
+    let given = asked.and_then(|asked| match &asked.state {
+        InputState::Answered(given) | InputState::Received(given) => Some(given.approved),
+        InputState::Open | InputState::Withdrawn | InputState::Expired => None,
+    });
+    assert_eq!(given, Some(approved), "S8: the answer to {input} was taken");
 }

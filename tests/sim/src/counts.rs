@@ -24,5 +24,6 @@ macro_rules! counts {
 counts! {
     steps, inputs, virtual_s, submits, resubmits, dispatches, processes, completions, failures, losses, expiries,
     deadlines, rejected_frames, late_terminals, adopted_late, retries, cancels, restarts, stalls, cuts, late_arrivals,
-    daemon_crashes, reboots, holds, answers, fences, parked, settled_keep, settled_adopt, settled_kill,
+    daemon_crashes, daemon_stalls, shim_kills, reboots, holds, holds_granted, unreachable, answers, refused_answers,
+    ghosts, imports, releases, fences, parked, settled_keep, settled_adopt, settled_kill, settled_unrenewed, credits,
 }

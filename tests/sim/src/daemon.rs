@@ -1,7 +1,7 @@
 //! A simulated daemon: an honest and simple speaker of the protocol. It keeps frames until they are acknowledged, renews
 //! what it holds, and counts its leases from the send of what was acknowledged.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TenantId, TenantScope, TokenId};
@@ -15,6 +15,9 @@ use uuid::Uuid;
 use crate::agent::Plan;
 use crate::links::Up;
 use crate::world::{Event, World};
+
+/// Frames that can come again as ghosts.
+const REMEMBERED: usize = 200;
 
 #[derive(Debug)]
 pub(crate) struct Daemon {
@@ -36,6 +39,13 @@ pub(crate) struct Daemon {
     pub(crate) hold: Option<Hold>,
     pub(crate) draining: bool,
     pub(crate) held: BTreeMap<AttemptId, Held>,
+    /// It does nothing before this.
+    pub(crate) stopped_until: u64,
+    /// Frames that it sent, the newest of them: they may come again much later.
+    pub(crate) said: VecDeque<(FrameRef, u64, Wall, FrameBody)>,
+    pub(crate) ghosts: BTreeSet<(AttemptId, u64)>,
+    /// What it was told for each input.
+    pub(crate) answers: BTreeMap<InputId, Option<bool>>,
 }
 
 /// A restart on purpose: asked at a time, begun when it is granted.
@@ -64,6 +74,10 @@ pub(crate) struct Held {
     /// A terminal frame was made.
     pub(crate) ended: bool,
     pub(crate) reachable: bool,
+    /// Its frames were read back from the disk: they carry no token.
+    pub(crate) restored: bool,
+    /// Not even its receipt is wanted.
+    pub(crate) unwanted: bool,
     pub(crate) tool: Option<Arc<str>>,
     pub(crate) asked: Option<InputId>,
     pub(crate) output: u64,
@@ -83,6 +97,16 @@ pub(crate) enum Kill {
     Limit,
     /// It told its end before its processes were gone.
     Lingering,
+}
+
+impl Daemon {
+    fn remember(&mut self, re: FrameRef, control_seq: u64, observed: Wall, body: &FrameBody) {
+        self.said
+            .push_back((re, control_seq, observed, body.clone()));
+        if self.said.len() > REMEMBERED {
+            self.said.pop_front();
+        }
+    }
 }
 
 impl Held {
@@ -129,6 +153,10 @@ impl World {
             hold: None,
             draining: false,
             held: BTreeMap::new(),
+            stopped_until: 0,
+            said: VecDeque::new(),
+            ghosts: BTreeSet::new(),
+            answers: BTreeMap::new(),
         });
         let at = self.rng.below(2_000);
         self.at(
@@ -225,7 +253,11 @@ impl World {
         daemon.life += 1;
         let life = daemon.life;
         let long = self.options.long_outages && !self.healing && self.rng.chance(40);
-        let worst = if long { 80_000 } else { 2_000 };
+        let worst = match (long, self.rng.chance(20)) {
+            (true, true) => 300_000,
+            (true, false) => 80_000,
+            (false, _) => 2_000,
+        };
         let at = self.now + self.rng.between(1, worst);
         self.at(
             at,
@@ -256,10 +288,10 @@ impl World {
         let daemon = &mut self.daemons[index];
         daemon.beat_seq += 1;
         daemon.beats.push_back((daemon.beat_seq, now));
-        let running = daemon
-            .held
-            .values()
-            .filter(|held| !held.ended && held.reachable);
+        let running = daemon.held.values().filter(|held| {
+            let leased = !held.ended || (held.limit > now && !held.outbox.is_empty());
+            leased && held.reachable && held.killing != Some(Kill::GivenUp)
+        });
         let oldest_unanswered = daemon.beats.front().map_or(0, |(seq, _)| *seq);
         let heartbeat = Heartbeat {
             seq: daemon.beat_seq,
@@ -291,6 +323,9 @@ impl World {
     }
 
     pub(crate) fn flush(&mut self, index: usize, attempt: AttemptId) {
+        if self.is_stopped(index) {
+            return;
+        }
         let daemon = &mut self.daemons[index];
         let (Some(conn), true, false) = (daemon.conn, daemon.welcomed, daemon.down) else {
             return;
@@ -301,9 +336,10 @@ impl World {
         };
         let unsent: Vec<_> = held.outbox.iter().skip(held.sent).cloned().collect();
         held.sent = held.outbox.len();
-        let (re, token) = (held.re, held.token.clone());
+        let (re, token, restored) = (held.re, held.token.clone(), held.restored);
         for (control_seq, observed, body) in unsent {
-            let proof = self.rng.chance(50).then(|| token.clone());
+            let proof = (!restored && self.rng.chance(50)).then(|| token.clone());
+            self.daemons[index].remember(re, control_seq, observed, &body);
             let frame = Frame {
                 session,
                 re,
@@ -340,6 +376,7 @@ impl World {
         daemon.life += 1;
         daemon.instance = instance;
         daemon.boot += u64::from(reboot);
+        daemon.stopped_until = 0;
         let life = daemon.life;
         let away = self.rng.between(
             100,
@@ -367,8 +404,10 @@ impl World {
             return;
         };
         held.sent = 0;
+        held.restored = true;
         if shims && disk && held.alive {
             held.reachable = answers;
+            self.counts.unreachable += u64::from(!answers);
             return;
         }
         if held.alive {

@@ -1,10 +1,13 @@
 //! What goes wrong in a storm, and how it stops.
 
-use baton_core::input::Input;
+use baton_core::input::{Frame, Input};
 
 use crate::daemon::Hold;
 use crate::links::Up;
 use crate::world::{Event, World};
+
+/// What a lease of fifteen seconds outlasts by two heartbeats.
+const SHORT_STALL_MS: u64 = 5_000;
 
 impl World {
     pub(crate) fn fault(&mut self) {
@@ -14,11 +17,24 @@ impl World {
         let next = self.now + self.rng.between(200, 12_000);
         self.at(next, Event::Fault);
         let index = self.rng.index(self.daemons.len());
-        match self.rng.below(100) {
+        if self.options.short_stalls {
+            // One after the other would be one long one.
+            let heard = self.now > self.relay.stalled_until + 2 * SHORT_STALL_MS;
+            return if heard {
+                self.stall_relay(SHORT_STALL_MS)
+            };
+        }
+        if self.options.imports {
+            self.relay.store.back_up();
+        }
+        match self.rng.below(130) {
             0..=18 if self.options.cuts => self.cut_daemon(index),
             19..=29 if self.options.freezes => self.freeze_daemon(index),
             30..=39 if self.options.relay_crashes => self.crash_relay(),
-            40..=49 if self.options.relay_stalls => self.stall_relay(),
+            40..=49 if self.options.relay_stalls => {
+                let longest = self.rng.pick(&[8_000, 25_000, 90_000]).unwrap_or(8_000);
+                self.stall_relay(longest);
+            }
             50..=64 if self.options.daemon_crashes => {
                 self.counts.daemon_crashes += 1;
                 self.crash_daemon(index, false);
@@ -32,6 +48,12 @@ impl World {
             }
             83..=87 if self.options.wall_jumps => self.jump_wall(),
             88..=90 if self.options.drains => self.daemons[index].draining = self.rng.chance(50),
+            91..=100 if self.options.ghosts => self.haunt(index),
+            101..=108 if self.options.daemon_stalls && self.options.shims => {
+                self.stop_daemon(index)
+            }
+            109..=115 if self.options.shim_kills && self.options.shims => self.kill_shim(index),
+            116..=119 if self.options.imports => self.import(),
             _ => {}
         }
     }
@@ -48,9 +70,9 @@ impl World {
         }
     }
 
-    fn stall_relay(&mut self) {
+    fn stall_relay(&mut self, longest: u64) {
         self.counts.stalls += 1;
-        let away = self.rng.between(500, 25_000);
+        let away = self.rng.between(500, longest);
         self.note(|| format!("the loop is away for {away} ms"));
         self.relay.stalled_until = self.now + away;
     }
@@ -58,6 +80,30 @@ impl World {
     fn jump_wall(&mut self) {
         let by = i64::try_from(self.rng.below(400_000_000)).unwrap_or(0);
         self.wall_shift += if self.rng.chance(50) { by } else { -by };
+    }
+
+    /// A frame of long ago comes again: a disk was restored, or something on the way kept it.
+    fn haunt(&mut self, index: usize) {
+        let daemon = &mut self.daemons[index];
+        let (Some(conn), true) = (daemon.conn, daemon.welcomed) else {
+            return;
+        };
+        let place = self.rng.index(daemon.said.len());
+        let Some((re, control_seq, observed, body)) = daemon.said.get(place).cloned() else {
+            return;
+        };
+        self.counts.ghosts += 1;
+        daemon.ghosts.insert((re.attempt, control_seq));
+        let frame = Frame {
+            session: self.conns[conn].session,
+            re,
+            control_seq,
+            observed,
+            proof: None,
+            body,
+            finished: None,
+        };
+        self.send_up(conn, Up::Input(Input::Frame(Box::new(frame))));
     }
 
     /// A restart on purpose: more time is asked for first.

@@ -57,12 +57,19 @@ impl World {
                 attempt,
                 control_seq,
             } => self.acknowledged(index, attempt, control_seq),
-            Downstream::Dispatch(dispatch) => self.dispatched(index, *dispatch),
+            Downstream::Dispatch(dispatch) => self.dispatched(index, conn, *dispatch),
             Downstream::LeaseConfirmed { to, granted_ms, .. } => {
                 self.lease_confirmed(index, to.attempt, granted_ms);
             }
             Downstream::Cancel { to, grace_ms, .. } => self.canceled(index, to.attempt, grace_ms),
-            Downstream::Answer { to, input, .. } => {
+            Downstream::Answer {
+                to,
+                input,
+                approved,
+                ..
+            } => {
+                let given = *self.daemons[index].answers.entry(input).or_insert(approved);
+                assert_eq!(given, approved, "S8: {input} was answered twice");
                 let held = self.daemons[index].held.get_mut(&to.attempt);
                 if let Some(held) = held.filter(|h| h.asked == Some(input) && !h.ended && h.alive) {
                     held.asked = None;
@@ -76,9 +83,10 @@ impl World {
                 code,
                 ..
             } => {
-                assert_ne!(
-                    code,
-                    Rejection::Gap,
+                let ghost = (attempt, control_seq);
+                let gap = code == Rejection::Gap && !self.daemons[index].ghosts.contains(&ghost);
+                assert!(
+                    !gap,
                     "S4: frame {control_seq} of {attempt} follows nothing that the relay has"
                 );
                 self.refused(index, attempt, control_seq);
@@ -101,6 +109,7 @@ impl World {
             match verdict {
                 Verdict::Keep { acked, granted_ms } => {
                     self.counts.settled_keep += 1;
+                    self.counts.settled_unrenewed += u64::from(granted_ms.is_none());
                     self.kept(index, attempt, acked, granted_ms);
                 }
                 Verdict::Adopt { acked } => {
@@ -108,8 +117,11 @@ impl World {
                     self.acknowledged(index, attempt, acked);
                     self.flush(index, attempt);
                 }
-                Verdict::Kill { .. } => {
+                Verdict::Kill { acked, .. } => {
                     self.counts.settled_kill += 1;
+                    if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+                        held.unwanted |= acked.is_none();
+                    }
                     self.give_up(index, attempt);
                 }
             }
@@ -169,6 +181,7 @@ impl World {
         else {
             return;
         };
+        self.counts.holds_granted += 1;
         for (attempt, renewal) in results {
             match renewal {
                 Renewal::Renewed { granted_ms, .. } => {
@@ -216,7 +229,7 @@ impl World {
         }
     }
 
-    fn dispatched(&mut self, index: usize, dispatch: Dispatch) {
+    fn dispatched(&mut self, index: usize, conn: usize, dispatch: Dispatch) {
         let attempt = dispatch.to.attempt;
         let plan = Plan::of(self, &dispatch.spec);
         if plan == Plan::Ignore {
@@ -226,7 +239,7 @@ impl World {
             task: dispatch.to.task,
             attempt,
             number: dispatch.to.number,
-            incarnation: self.options.config(1).incarnation,
+            incarnation: self.conns[conn].incarnation,
         };
         let held = Held {
             re,
@@ -241,6 +254,8 @@ impl World {
             killing: None,
             ended: false,
             reachable: true,
+            restored: false,
+            unwanted: false,
             tool: None,
             asked: None,
             output: 0,
@@ -338,7 +353,7 @@ impl World {
             return self.kill(index, attempt, Kill::GivenUp, takes);
         }
         // A result that is on its way may still be adopted; anything else is forgotten.
-        if !held.ended {
+        if !held.ended || held.unwanted {
             self.daemons[index].held.remove(&attempt);
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use baton_core::effects::Downstream;
-use baton_core::id::SessionId;
+use baton_core::id::{Incarnation, SessionId};
 use baton_core::input::{Hello, Input};
 
 use crate::world::{Event, World};
@@ -65,6 +65,8 @@ impl<T> Pipe<T> {
 pub(crate) struct Conn {
     pub(crate) session: SessionId,
     pub(crate) daemon: usize,
+    /// Of the relay at its other end.
+    pub(crate) incarnation: Incarnation,
     pub(crate) up: Pipe<Up>,
     pub(crate) down: Pipe<Down>,
     /// Hello has been read by the relay.
@@ -79,6 +81,7 @@ impl World {
         self.conns.push(Conn {
             session,
             daemon,
+            incarnation: self.relay.incarnation(),
             up: Pipe::new(),
             down: Pipe::new(),
             greeted: false,
@@ -86,6 +89,18 @@ impl World {
             daemon_open: true,
         });
         self.conns.len() - 1
+    }
+
+    /// Whether the relay hears this stream: it stands, and no newer one of its daemon has said Hello.
+    pub(crate) fn is_current(&self, session: SessionId) -> bool {
+        let own = self.conns.iter().rev().find(|c| c.session == session);
+        let newer = |own: &Conn| {
+            let others = self.conns.iter().filter(|c| c.daemon == own.daemon);
+            others
+                .filter(|c| c.greeted)
+                .any(|c| c.session > own.session)
+        };
+        own.is_some_and(|own| own.relay_open && own.greeted && !newer(own))
     }
 
     fn delay(&mut self) -> u64 {

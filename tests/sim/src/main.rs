@@ -1,14 +1,16 @@
-//! Runs seeds until one fails or all are done: `baton-sim --seeds 10000`, `baton-sim --seed 42`.
+//! Runs seeds until one fails or all are done: `baton-sim --seeds 10000`, `baton-sim --seed 42`; `baton-sim --trace 42`
+//! tells everything that happened under one.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use baton_sim::{Counts, run};
+use baton_sim::{Counts, run, trace};
 
 struct Args {
     seeds: u64,
     from: u64,
     all: bool,
+    trace: Option<u64>,
 }
 
 #[expect(
@@ -23,6 +25,10 @@ struct Args {
 fn main() -> ExitCode {
     let args = args();
     std::panic::set_hook(Box::new(|_| {}));
+    if let Some(seed) = args.trace {
+        trace(seed).iter().for_each(|line| println!("{line}"));
+        return ExitCode::SUCCESS;
+    }
     let (began, mut total, mut failed) = (Instant::now(), Counts::default(), 0u64);
     for seed in args.from..args.from + args.seeds {
         match run(seed) {
@@ -66,12 +72,13 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// `--seeds N`, `--from S`, `--seed S` (just this one), `--all` (go on after failures).
+/// `--seeds N`, `--from S`, `--seed S` (just this one), `--all` (go on after failures), `--trace S`.
 fn args() -> Args {
     let mut args = Args {
         seeds: 1_000,
         from: 0,
         all: false,
+        trace: None,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -81,6 +88,7 @@ fn args() -> Args {
             "--from" => args.from = number(),
             "--seed" => (args.from, args.seeds) = (number(), 1),
             "--all" => args.all = true,
+            "--trace" => args.trace = Some(number()),
             _ => {}
         }
     }

@@ -6,6 +6,11 @@ use uuid::Uuid;
 
 use crate::rng::Rng;
 
+pub(crate) const LONGEST_TTL_MS: u64 = 40_000;
+pub(crate) const LONGEST_HOLD_MS: u64 = 60_000;
+/// How long a lost task may still be completed.
+pub(crate) const ADOPT_LATE_MS: u64 = 120_000;
+
 /// A swarm of switches and sizes; percentages are of the chances to do it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -13,8 +18,9 @@ pub struct Options {
     pub tasks: usize,
     /// How long faults and new work go on, in virtual milliseconds.
     pub storm_ms: u64,
-    /// No fault at all: then nothing may be lost either.
+    /// No fault at all, or only pauses of the relay that a lease outlasts: then nothing may be lost either.
     pub calm: bool,
+    pub short_stalls: bool,
     pub cuts: bool,
     /// Streams that end without either side being told.
     pub half_open: bool,
@@ -29,12 +35,20 @@ pub struct Options {
     /// Daemons stay away long enough for leases to run out.
     pub long_outages: bool,
     pub relay_stalls: bool,
+    /// The relay's data are replaced by an older copy of them.
+    pub imports: bool,
+    /// Daemons are stopped for a while (SIGSTOP, a busy machine); their shims are not.
+    pub daemon_stalls: bool,
+    /// Frames that were sent long ago come again, on the stream of today.
+    pub ghosts: bool,
     pub slow_disk: bool,
     pub wall_jumps: bool,
     pub daemon_crashes: bool,
     pub reboots: bool,
     /// Processes outlive their daemon.
     pub shims: bool,
+    /// A shim dies by force, and its processes with it.
+    pub shim_kills: bool,
     /// Frames outlive their daemon.
     pub disk_outbox: bool,
     pub holds: bool,
@@ -46,6 +60,8 @@ pub struct Options {
     pub pauses: bool,
     pub drains: bool,
     pub inputs: bool,
+    /// People answer what is closed, and what somebody else has answered.
+    pub late_answers: bool,
     pub conversations: bool,
     pub grace_ms: u64,
     pub delay_ms: u64,
@@ -57,9 +73,11 @@ impl Options {
     pub fn of(seed: u64) -> Self {
         let mut rng = Rng::new(seed.wrapping_mul(0x1_0001) ^ 0xface);
         let calm = rng.chance(8);
+        let short_stalls = calm && rng.chance(50);
         let mut on = |percent| !calm && rng.chance(percent);
         Self {
             calm,
+            short_stalls,
             cuts: on(75),
             half_open: on(40),
             late_frames: on(60),
@@ -69,11 +87,15 @@ impl Options {
             quick_boots: on(60),
             long_outages: on(50),
             relay_stalls: on(35),
+            imports: on(20),
+            daemon_stalls: on(30),
+            ghosts: on(40),
             slow_disk: on(30),
             wall_jumps: on(25),
             daemon_crashes: on(45),
             reboots: on(35),
-            shims: on(50),
+            shims: on(60),
+            shim_kills: on(30),
             disk_outbox: on(60),
             holds: on(30),
             hangs: on(40),
@@ -84,6 +106,7 @@ impl Options {
             pauses: on(25),
             drains: on(20),
             inputs: on(40),
+            late_answers: on(60),
             conversations: on(60),
             short_ttl: on(50),
             daemons: usize::try_from(rng.between(1, 4)).unwrap_or(1),
@@ -95,13 +118,15 @@ impl Options {
         }
     }
 
-    pub fn config(&self, epoch: u64) -> Config {
-        let mut config = Config::new(Incarnation(Uuid::from_u128(1)), RelayEpoch(epoch));
+    pub fn config(&self, incarnation: u128, epoch: u64) -> Config {
+        let incarnation = Incarnation(Uuid::from_u128(incarnation));
+        let mut config = Config::new(incarnation, RelayEpoch(epoch));
         config.grace_ms = self.grace_ms;
-        config.max_hold_ms = 60_000;
+        config.max_lease_ms = LONGEST_TTL_MS;
+        config.max_hold_ms = LONGEST_HOLD_MS;
         config.sick_ms = 15_000;
         config.max_open = self.max_open;
-        config.adopt_late_ms = 120_000;
+        config.adopt_late_ms = ADOPT_LATE_MS;
         config
     }
 }

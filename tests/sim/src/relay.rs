@@ -6,14 +6,14 @@ use baton_core::Core;
 use baton_core::config::Config;
 use baton_core::effects::{Count, Downstream, Effects, Outgoing, Send, Write};
 use baton_core::gate::Gate;
-use baton_core::id::{RequestId, TaskId};
+use baton_core::id::{Incarnation, RequestId, TaskId};
 use baton_core::input::Input;
 use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
 use baton_core::time::{Moment, Now};
+use uuid::Uuid;
 
 use crate::checks;
 use crate::links::{Down, Up};
-use crate::rng::Minter;
 use crate::sent;
 use crate::shown::{shown, shown_write};
 use crate::store::Store;
@@ -23,6 +23,15 @@ pub(crate) struct Relay {
     config: Config,
     pub(crate) core: Option<Core>,
     pub(crate) boot: u64,
+    /// Which life of the data this is.
+    pub(crate) incarnation: u128,
+    /// The data were replaced: the relay does not know what was granted last. Said at each start until the hold that
+    /// follows from it is durable, as the shell does.
+    pub(crate) inherits: bool,
+    /// The newest task of that hold.
+    hold: Option<TaskId>,
+    /// How long it believes to have run before this run.
+    earlier_ms: u64,
     /// What virtual time is called in this run: moments begin anywhere.
     offset: u64,
     born: u64,
@@ -40,11 +49,15 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    pub(crate) fn new(config: Config, _mint: &mut Minter) -> Self {
+    pub(crate) fn new(config: Config) -> Self {
         Self {
             config,
             core: None,
             boot: 0,
+            incarnation: 1,
+            inherits: false,
+            hold: None,
+            earlier_ms: 0,
             offset: 0,
             born: 0,
             gate: Gate::default(),
@@ -62,6 +75,19 @@ impl Relay {
 
     fn moment(&self, now: u64) -> Moment {
         Moment(self.offset + (now - self.born))
+    }
+
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        Incarnation(Uuid::from_u128(self.incarnation))
+    }
+
+    pub(crate) fn forget_hold(&mut self) {
+        self.hold = None;
+    }
+
+    /// How long it believes to have run: a crash forgets what was not written.
+    pub(crate) fn uptime_ms(&self, now: u64) -> u64 {
+        self.earlier_ms + (now - self.born)
     }
 
     fn virtual_time(&self, at: Moment) -> u64 {
@@ -91,15 +117,26 @@ impl World {
         self.relay.born = self.now;
         self.relay.offset = self.rng.below(1 << 40);
         self.relay.stalled_until = 0;
-        self.relay.config = self.options.config(self.relay.boot);
+        self.relay.config = self.options.config(self.relay.incarnation, self.relay.boot);
+        let holds = &self.relay.store.durable.scheduler.holds;
+        let stored = holds.iter().any(|hold| Some(hold.upto) == self.relay.hold);
+        self.relay.inherits &= !stored;
+        if self.relay.inherits {
+            self.relay.config.inherited_hold_ms = self.relay.config.longest_grant_ms();
+        }
         let now = self.relay_now();
         let recovered = self.relay.store.durable.recovered();
+        self.relay.earlier_ms = recovered.scheduler.uptime_ms;
         let boot = self.relay.boot;
         self.note(|| format!("relay starts, boot {boot}, {} tasks", recovered.tasks.len()));
         let (core, effects) =
             Core::recover(recovered, self.relay.config.clone(), now, &mut self.mint);
         self.relay.core = Some(core);
         self.collect(effects);
+        if self.relay.inherits {
+            let begun = self.relay.store.view.scheduler.holds.last();
+            self.relay.hold = begun.map(|hold| hold.upto);
+        }
         self.relay_finishes_turn();
     }
 
@@ -284,6 +321,7 @@ impl World {
         self.load_finished(&mut input);
         self.note(|| shown(&input));
         let stale = self.stale_target(&input);
+        let late = self.late_word(&input);
         let now = self.relay_now();
         let Some(core) = &mut self.relay.core else {
             return;
@@ -295,6 +333,7 @@ impl World {
         {
             checks::stale_frame(attempt, &before, after);
         }
+        self.judge_late(late);
         self.check_bounds();
     }
 
@@ -335,6 +374,7 @@ impl World {
         }
         for write in &effects.writes {
             self.note(|| shown_write(write));
+            self.check_given_up(write);
             self.counts.fences += u64::from(matches!(write, Write::PutFence(_)));
             self.relay.store.hand_over(write);
         }
@@ -347,15 +387,13 @@ impl World {
             Count::FrameRejected(_) => self.counts.rejected_frames += 1,
             Count::LateTerminal => self.counts.late_terminals += 1,
             Count::AdoptedLate => self.counts.adopted_late += 1,
-            Count::ForeignAttempt { .. }
-            | Count::PhaseRegression
-            | Count::UnknownFrame
-            | Count::StallCredit { .. } => {}
+            Count::StallCredit { .. } => self.counts.credits += 1,
+            Count::ForeignAttempt { .. } | Count::PhaseRegression | Count::UnknownFrame => {}
         }
     }
 
     fn perform(&mut self, send: Send) {
-        sent::check(&self.relay.store.durable, &send);
+        sent::check(&self.relay.store.durable, &send, self.now);
         match send {
             Send::Reply { request, outcome } => self.replied(request, outcome),
             Send::ToSession { session, message } => {

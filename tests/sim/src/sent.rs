@@ -8,14 +8,14 @@ use baton_core::reject::Rejection;
 use crate::store::State;
 
 /// S5: whatever is let go is implied by what is durable.
-pub(crate) fn check(durable: &State, send: &Send) {
+pub(crate) fn check(durable: &State, send: &Send, now: u64) {
     match send {
         Send::Reply {
             outcome: Ok(Reply::Submitted { record, .. } | Reply::Task(record)),
             ..
         } => known(durable, record),
         Send::Published { record, .. } => known(durable, record),
-        Send::ToSession { message, .. } => message_sent(durable, message),
+        Send::ToSession { message, .. } => message_sent(durable, message, now),
         Send::Reply { .. } | Send::CloseSession { .. } => {}
     }
 }
@@ -33,7 +33,7 @@ fn known(durable: &State, record: &TaskRecord) {
     );
 }
 
-fn message_sent(durable: &State, message: &Downstream) {
+fn message_sent(durable: &State, message: &Downstream, now: u64) {
     match message {
         Downstream::Welcome { settlements, .. } => {
             for settlement in settlements {
@@ -42,10 +42,11 @@ fn message_sent(durable: &State, message: &Downstream) {
         }
         Downstream::HeartbeatAck { results, .. } => results
             .iter()
-            .for_each(|(a, r)| renewed(durable, *a, r, false)),
-        Downstream::HoldAck { results, .. } => results
+            .for_each(|(a, r)| renewed(durable, *a, r, None)),
+        // A request is named by the time at which it was made.
+        Downstream::HoldAck { request, results } => results
             .iter()
-            .for_each(|(a, r)| renewed(durable, *a, r, true)),
+            .for_each(|(a, r)| renewed(durable, *a, r, Some(now - request))),
         Downstream::Ack {
             attempt,
             control_seq,
@@ -149,14 +150,15 @@ fn settled(durable: &State, attempt: AttemptId, verdict: &Verdict) {
     }
 }
 
-fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, hold: bool) {
-    match renewal {
-        Renewal::Revoked { .. } => over(durable, attempt),
-        Renewal::Renewed { granted_ms, .. } if hold => {
+/// A hold counts from the send of its request, `elapsed` ago: what is left of it must be durable.
+fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, elapsed: Option<u64>) {
+    match (renewal, elapsed) {
+        (Renewal::Revoked { .. }, _) => over(durable, attempt),
+        (Renewal::Renewed { granted_ms, .. }, Some(elapsed)) => {
             let lease = durable.find(attempt).and_then(|a| a.lease.as_ref());
-            let kept = lease.is_some_and(|lease| lease.granted_ms >= *granted_ms);
+            let kept = lease.is_some_and(|lease| lease.granted_ms + elapsed >= *granted_ms);
             assert!(kept, "S5: the hold of {attempt} is not durable");
         }
-        Renewal::Renewed { .. } => {}
+        (Renewal::Renewed { .. }, None) => {}
     }
 }

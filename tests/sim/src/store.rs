@@ -22,7 +22,7 @@ pub(crate) struct State {
     pub(crate) fences: BTreeMap<AttemptId, FenceRecord>,
     daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
-    scheduler: SchedulerRecord,
+    pub(crate) scheduler: SchedulerRecord,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +31,8 @@ pub(crate) struct Store {
     pub(crate) durable: State,
     pending: VecDeque<(u64, Vec<Write>)>,
     next: u64,
+    /// Backups, oldest first.
+    copies: Vec<State>,
 }
 
 impl State {
@@ -148,6 +150,23 @@ impl Store {
             if let Some((_, writes)) = self.pending.pop_front() {
                 writes.iter().for_each(|write| self.durable.apply(write));
             }
+        }
+    }
+
+    pub(crate) fn back_up(&mut self) {
+        self.copies.push(self.durable.clone());
+    }
+
+    pub(crate) fn copies(&self) -> usize {
+        self.copies.len()
+    }
+
+    /// A backup takes the place of the data; everything since is gone, and so are the backups of it.
+    pub(crate) fn restore(&mut self, copy: usize) {
+        self.copies.truncate(copy + 1);
+        if let Some(copy) = self.copies.last() {
+            self.durable = copy.clone();
+            self.view = copy.clone();
         }
     }
 

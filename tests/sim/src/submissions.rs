@@ -8,6 +8,7 @@ use baton_core::spec::{
     TaskSpec, TurnKind, WhenUnsafe,
 };
 
+use crate::options::LONGEST_TTL_MS;
 use crate::rng::Rng;
 use crate::world::World;
 
@@ -32,7 +33,7 @@ impl World {
         let ttl = if self.options.short_ttl {
             rng.between(5_000, 9_000)
         } else {
-            rng.between(15_000, 40_000)
+            rng.between(15_000, LONGEST_TTL_MS)
         };
         TaskSpec {
             tenant: TenantId::new(tenant).expect("a good name"),

@@ -6,6 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use baton_core::id::{AttemptId, TaskId, TenantId};
+use baton_core::input::FrameRef;
 use baton_core::record::TaskState;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
@@ -65,6 +66,10 @@ pub(crate) enum Event {
         daemon: usize,
         attempt: AttemptId,
     },
+    /// A stopped daemon goes on.
+    Wake {
+        daemon: usize,
+    },
     /// No LeaseConfirmed came.
     Unconfirmed {
         daemon: usize,
@@ -76,13 +81,13 @@ pub(crate) enum Event {
     Look,
 }
 
-type Conversation = (TenantId, String);
+pub(crate) type Conversation = (TenantId, String);
 
 /// Processes that run at this instant.
 #[derive(Debug, Default)]
-struct Alive {
-    tasks: BTreeMap<TaskId, AttemptId>,
-    conversations: BTreeMap<Conversation, AttemptId>,
+pub(crate) struct Alive {
+    pub(crate) tasks: BTreeMap<TaskId, AttemptId>,
+    pub(crate) conversations: BTreeMap<Conversation, AttemptId>,
 }
 
 pub(crate) struct World {
@@ -96,7 +101,9 @@ pub(crate) struct World {
     pub(crate) conns: Vec<Conn>,
     pub(crate) daemons: Vec<Daemon>,
     pub(crate) clients: Clients,
-    alive: Alive,
+    pub(crate) alive: Alive,
+    /// Uptime of the relay when it ended an attempt by itself.
+    pub(crate) ended_at: BTreeMap<AttemptId, u64>,
     pub(crate) wall_shift: i64,
     pub(crate) healing: bool,
     healed_at: Option<u64>,
@@ -109,8 +116,8 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64, options: Options, tracing: bool) -> Self {
-        let mut mint = Minter::new(seed);
-        let relay = Relay::new(options.config(1), &mut mint);
+        let mint = Minter::new(seed);
+        let relay = Relay::new(options.config(1, 1));
         Self {
             rng: Rng::new(seed),
             now: 0,
@@ -122,6 +129,7 @@ impl World {
             daemons: Vec::new(),
             clients: Clients::default(),
             alive: Alive::default(),
+            ended_at: BTreeMap::new(),
             wall_shift: 0,
             healing: false,
             healed_at: None,
@@ -174,6 +182,9 @@ impl World {
     }
 
     fn happen(&mut self, event: Event) {
+        if let Some(until) = self.stopped_until(&event) {
+            return self.at(until, event);
+        }
         match event {
             Event::Turn => self.turn_due(),
             Event::Commit { boot, seq } => self.committed(boot, seq),
@@ -185,6 +196,7 @@ impl World {
             Event::Step { daemon, attempt } => self.step(daemon, attempt),
             Event::Limit { daemon, attempt } => self.limit_reached(daemon, attempt),
             Event::Dead { daemon, attempt } => self.killed(daemon, attempt),
+            Event::Wake { daemon } => self.daemon_wakes(daemon),
             Event::Unconfirmed { daemon, attempt } => self.not_confirmed(daemon, attempt),
             Event::Client => self.client_acts(),
             Event::Fault => self.fault(),
@@ -194,13 +206,17 @@ impl World {
     }
 
     /// Promise 3: a process starts, and no other of its task or conversation may be alive at this instant.
-    pub(crate) fn born(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
+    pub(crate) fn born(&mut self, re: FrameRef, spec: &TaskSpec) {
+        let (task, attempt) = (re.task, re.attempt);
         self.counts.processes += 1;
         self.note(|| format!("process of {attempt} starts"));
         if let Some(other) = self.alive.tasks.insert(task, attempt) {
             panic!("promise 3: {attempt} starts while {other} of the same task runs");
         }
-        if let Some(talk) = talk_of(spec)
+        // Nothing tells the relay of a conversation whose open turns are all lost with its data.
+        let told = re.incarnation == self.relay.incarnation()
+            || self.relay.store.view.live.contains_key(&task);
+        if let Some(talk) = talk_of(spec).filter(|_| told)
             && let Some(other) = self.alive.conversations.insert(talk, attempt)
         {
             panic!("promise 3: {attempt} starts while {other} of the same conversation runs");
@@ -210,7 +226,9 @@ impl World {
     pub(crate) fn died(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
         self.note(|| format!("process of {attempt} is dead"));
         self.alive.tasks.remove(&task);
-        if let Some(talk) = talk_of(spec) {
+        if let Some(talk) = talk_of(spec)
+            && self.alive.conversations.get(&talk) == Some(&attempt)
+        {
             self.alive.conversations.remove(&talk);
         }
     }

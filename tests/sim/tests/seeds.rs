@@ -5,7 +5,7 @@ use baton_sim::{Counts, run, trace};
 const SEEDS: u64 = 2_000;
 
 /// Fewer of any of these, and the run has shown nothing about it.
-fn least(counts: &Counts) -> [(&'static str, u64, u64); 16] {
+fn least(counts: &Counts) -> [(&'static str, u64, u64); 27] {
     [
         ("submits", counts.submits, 10_000),
         ("resubmits", counts.resubmits, 2_000),
@@ -22,7 +22,22 @@ fn least(counts: &Counts) -> [(&'static str, u64, u64); 16] {
         ("restarts", counts.restarts, 1_000),
         ("fences", counts.fences, 1_000),
         ("reboots", counts.reboots, 1_000),
-        ("holds", counts.holds, 50),
+        ("holds granted", counts.holds_granted, 100),
+        ("stalls of the relay", counts.stalls, 1_000),
+        ("stall credits", counts.credits, 500),
+        ("stopped daemons", counts.daemon_stalls, 300),
+        ("killed shims", counts.shim_kills, 80),
+        ("shims that do not answer", counts.unreachable, 50),
+        (
+            "attempts kept without renewal",
+            counts.settled_unrenewed,
+            30,
+        ),
+        ("attempts killed by Welcome", counts.settled_kill, 300),
+        ("frames of long ago", counts.ghosts, 500),
+        ("imports", counts.imports, 150),
+        ("operators' words", counts.releases, 20),
+        ("refused answers", counts.refused_answers, 200),
     ]
 }
 

@@ -1,0 +1,155 @@
+//! An opinion of its own about what the core does when an attempt is given up, and when its end comes late.
+
+use std::sync::Arc;
+
+use baton_core::effects::Write;
+use baton_core::id::AttemptId;
+use baton_core::input::{FrameBody, Input};
+use baton_core::record::{
+    AttemptRecord, EndState, EndedBy, FailureCode, Receipt, State, TaskRecord, TaskState,
+};
+
+use crate::options::ADOPT_LATE_MS;
+use crate::world::World;
+
+/// A result that comes for an attempt that is over, and what was known before it.
+#[derive(Debug)]
+pub(crate) struct LateWord {
+    attempt: AttemptId,
+    control_seq: u64,
+    in_lease: bool,
+    before: Arc<TaskRecord>,
+}
+
+impl World {
+    /// L4 and promise 3: the relay gives a lease up only when its worker has counted it down by itself.
+    pub(crate) fn check_given_up(&mut self, write: &Write) {
+        let (Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record)) = write
+        else {
+            return;
+        };
+        let view = &self.relay.store.view;
+        let now = self.now;
+        for attempt in record.attempts.iter().filter(|a| by_relay(a)) {
+            let was = view.attempt(record.task, attempt.id);
+            if !was.is_some_and(|was| was.state.is_leased()) {
+                continue;
+            }
+            self.ended_at.insert(attempt.id, self.relay.uptime_ms(now));
+            let end = attempt.state.end();
+            if end.is_none_or(|end| end.failure_code != Some(FailureCode::LeaseExpired)) {
+                continue;
+            }
+            let daemons = self.daemons.iter();
+            let held = daemons.filter_map(|daemon| daemon.held.get(&attempt.id));
+            for held in held.filter(|h| h.alive && h.re.incarnation == self.relay.incarnation()) {
+                assert!(
+                    held.limit <= now,
+                    "L4: {} was given up at {now}, and its worker may run it until {}",
+                    attempt.id,
+                    held.limit
+                );
+            }
+        }
+    }
+
+    pub(crate) fn late_word(&self, input: &Input) -> Option<LateWord> {
+        let Input::Frame(frame) = input else {
+            return None;
+        };
+        let FrameBody::Completed(body) = &frame.body else {
+            return None;
+        };
+        let before = self.relay.store.view.record(frame.re.task)?;
+        let heard = frame.re.incarnation == self.relay.incarnation()
+            && self.is_current(frame.session)
+            && before.attempt(frame.re.attempt).is_some();
+        heard.then(|| LateWord {
+            attempt: frame.re.attempt,
+            control_seq: frame.control_seq,
+            in_lease: body.in_lease,
+            before: Arc::clone(before),
+        })
+    }
+
+    /// Adopted exactly when it may be: never over a person's word or a successor that ran, never refused without cause.
+    pub(crate) fn judge_late(&self, late: Option<LateWord>) {
+        let Some(late) = late else {
+            return;
+        };
+        let attempt = late.attempt;
+        let Some(after) = self.relay.store.view.record(late.before.task) else {
+            return;
+        };
+        let (Some(was), Some(is)) = (late.before.attempt(attempt), after.attempt(attempt)) else {
+            return;
+        };
+        // One that was leased until this very turn is judged by the machine.
+        let Some(old) = was.state.end() else {
+            return;
+        };
+        let adopted = is.state.end().is_some_and(|end| end.adopted_late) && !old.adopted_late;
+        let (age, open) = (self.age_of(attempt), !late.before.state.is_terminal());
+        let fresh = open || age.is_some_and(|age| age <= ADOPT_LATE_MS);
+        let allowed = may_adopt(&late.before, was) && fresh;
+        if adopted {
+            assert!(
+                late.in_lease,
+                "late: {attempt} ended after its worker's limit"
+            );
+            assert!(allowed, "late: {attempt} was adopted after {age:?}");
+        } else if late.in_lease && late.control_seq > was.control_seq {
+            assert!(!allowed, "late: the result of {attempt} was not adopted");
+        }
+    }
+
+    /// How long ago it was given up, in what the relay believes to be its uptime.
+    fn age_of(&self, attempt: AttemptId) -> Option<u64> {
+        let at = *self.ended_at.get(&attempt)?;
+        Some(self.relay.uptime_ms(self.now).saturating_sub(at))
+    }
+}
+
+/// What README says of it, said again.
+fn may_adopt(task: &TaskRecord, attempt: &AttemptRecord) -> bool {
+    let given_up = attempt.state.end().is_some_and(|end| {
+        matches!(end.state, EndState::Lost | EndState::TimedOut)
+            || end.failure_code == Some(FailureCode::NoResult)
+    });
+    let mut later = task.attempts.iter().filter(|a| a.number > attempt.number);
+    let free = later.all(|a| !a.asked && never_ran(a));
+    let over = match task.state {
+        TaskState::Completed | TaskState::Canceled | TaskState::TimedOut => true,
+        TaskState::Failed => {
+            let end = attempt.state.end();
+            end.is_none_or(|end| end.failure_code != Some(FailureCode::NoResult))
+        }
+        TaskState::Pending
+        | TaskState::Queued
+        | TaskState::Running
+        | TaskState::NeedsAttention
+        | TaskState::Lost => false,
+    };
+    given_up && by_relay(attempt) && free && !over && task.cancel.is_none()
+}
+
+fn by_relay(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| end.by == EndedBy::Relay)
+}
+
+fn never_ran(attempt: &AttemptRecord) -> bool {
+    match &attempt.state {
+        State::Queued => true,
+        State::Ended(end) => end.receipt == Receipt::NotNeeded,
+        State::Offered
+        | State::Accepted
+        | State::Starting
+        | State::Prompted
+        | State::Streaming
+        | State::ToolRunning
+        | State::WaitingInput
+        | State::CleaningUp { .. }
+        | State::Parked(_) => false,
+    }
+}
