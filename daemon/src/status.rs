@@ -21,6 +21,8 @@ pub struct DaemonStatus {
     /// Attempts that hold a slot, accepted ones included.
     pub running: u32,
     pub draining: bool,
+    /// Frames, arms and numbers of a newer relay that this daemon did not know and ignored.
+    pub unknown: u64,
     /// The disk under the data directory.
     pub disk: DiskState,
     /// The relay on the present stream; none without one.
@@ -59,6 +61,7 @@ impl DaemonStatus {
             slots,
             running: 0,
             draining: false,
+            unknown: 0,
             disk: DiskState::Fine,
             heard: None,
             trouble: "it has not connected yet".to_owned(),

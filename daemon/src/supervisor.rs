@@ -112,6 +112,8 @@ pub(crate) struct Supervisor {
     given_up: Option<LinkError>,
     /// Why there is no stream, for people.
     trouble: String,
+    /// What a newer relay said and this version does not know.
+    unknown: u64,
     tasks: JoinSet<()>,
     /// Whose end each of `tasks` owes.
     duties: HashMap<tokio::task::Id, Duty>,
@@ -158,6 +160,7 @@ impl Supervisor {
             course: Course::Working,
             given_up: None,
             trouble: "it has not connected yet".to_owned(),
+            unknown: 0,
             tasks: JoinSet::new(),
             duties: HashMap::new(),
             events,
@@ -384,6 +387,7 @@ impl Supervisor {
             running: u32::try_from(running).unwrap_or(u32::MAX),
             draining: !self.course.takes_work(),
             disk: self.disk.state(),
+            unknown: self.unknown,
         };
         self.status.send_if_modified(|old| {
             // A turn alone is no news to those who wait for some.

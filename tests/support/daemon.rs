@@ -32,6 +32,15 @@ impl RealDaemon {
         token: &str,
         change: impl FnOnce(&mut DaemonConfig),
     ) -> Self {
+        let mut daemon = Self::dial(url, token, change);
+        daemon
+            .until("the daemon to be welcome", |status| status.connected)
+            .await;
+        daemon
+    }
+
+    /// Runs and dials; whether it is welcome is the test's business.
+    pub fn dial(url: &str, token: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         let token_file = dir.path().join("token");
         fs::write(&token_file, token).expect("a file can be written");
@@ -54,16 +63,12 @@ impl RealDaemon {
         };
         change(&mut config);
         let daemon = Daemon::open(config).expect("the configuration is good");
-        let mut status = daemon.status();
+        let status = daemon.status();
         let stop = CancellationToken::new();
         let running = tokio::spawn({
             let stop = stop.clone();
             async move { daemon.run(stop).await.expect("the daemon stops cleanly") }
         });
-        let connected = status.wait_for(|status| status.connected);
-        within("the daemon to be welcome", connected)
-            .await
-            .expect("the daemon runs");
         Self {
             stop,
             status,
@@ -74,6 +79,11 @@ impl RealDaemon {
 
     pub fn id(&self) -> String {
         self.status.borrow().daemon_id.clone()
+    }
+
+    /// What a newer relay said and this daemon did not know.
+    pub fn unknown(&self) -> u64 {
+        self.status.borrow().unknown
     }
 
     pub async fn until(&mut self, what: &str, wanted: impl FnMut(&DaemonStatus) -> bool) {

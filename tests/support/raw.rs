@@ -15,7 +15,7 @@ use crate::patience::within;
 const OUTGOING: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct RawCodec;
+pub(crate) struct RawCodec;
 
 impl Codec for RawCodec {
     type Encode = Bytes;

@@ -12,6 +12,7 @@ use baton_proto::v1::Role;
 use baton_relay::auth::bootstrap::ADMIN_TOKEN_FILE;
 use baton_relay::config::RelayConfig;
 use baton_relay::server;
+use baton_relay::telemetry::Telemetry;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -26,6 +27,7 @@ const DRAIN: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Relay {
     admin: Client,
+    telemetry: Telemetry,
     running: Running,
     /// Removed after the relay has stopped: fields go in order.
     dir: TempDir,
@@ -55,10 +57,11 @@ impl Relay {
         change(&mut config);
         let data = config.data.clone();
         let (running, address) = Running::start(config);
-        let address = within("the relay to start", address)
+        let (address, telemetry) = within("the relay to start", address)
             .await
             .expect("the relay starts");
         Self {
+            telemetry,
             admin: Client::new(&format!("http://{address}"), &read_token(&data)),
             running,
             dir,
@@ -73,6 +76,13 @@ impl Relay {
             .await
             .expect("the relay stops cleanly");
         Self::start_in(dir, |_| {}).await
+    }
+
+    /// How often it has counted this since it started, whatever the reason.
+    pub fn counted(&self, name: &str) -> u64 {
+        let counts = self.telemetry.snapshot();
+        let same = counts.iter().filter(|(counter, _)| counter.name == name);
+        same.map(|(_, count)| count).sum()
     }
 
     pub fn url(&self) -> &str {
@@ -105,7 +115,7 @@ impl Relay {
 }
 
 impl Running {
-    fn start(config: RelayConfig) -> (Self, oneshot::Receiver<SocketAddr>) {
+    fn start(config: RelayConfig) -> (Self, oneshot::Receiver<(SocketAddr, Telemetry)>) {
         let (stop, stopping) = oneshot::channel();
         let (tell, address) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -116,7 +126,7 @@ impl Running {
             runtime.expect("a runtime can be started").block_on(async {
                 let relay = server::start(config).await.expect("the relay starts");
                 // A test that is gone sends no stop either.
-                let _ = tell.send(relay.address());
+                let _ = tell.send((relay.address(), relay.telemetry().clone()));
                 let _ = stopping.await;
                 relay.stop().await.expect("the relay stops cleanly");
             });

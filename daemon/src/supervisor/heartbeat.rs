@@ -38,7 +38,8 @@ impl Supervisor {
                     held.fence(&self.clock);
                     self.enqueue(&id);
                 }
-                None => {}
+                // Neither renewed nor revoked: the lease goes on as it was.
+                None => self.unknown += 1,
             }
         }
     }

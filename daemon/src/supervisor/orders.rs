@@ -121,7 +121,7 @@ impl Supervisor {
                 held.fence(&self.clock);
             }
             // A decision of a later version: neither renewed nor ended.
-            None => {}
+            None => self.unknown += 1,
         }
         self.forget_if_settled(id);
     }
@@ -141,14 +141,19 @@ impl Supervisor {
             Some(Frame::Attempt(command)) => self.on_command(command),
             Some(Frame::Drain(drain)) => self.on_drain(!drain.withdrawn),
             Some(Frame::Rejected(rejected)) => self.on_rejected(&rejected),
-            // Holds come with the shim; Welcome and Goodbye are the link's; unknown arms are ignored.
-            Some(Frame::HoldGranted(_) | Frame::Welcome(_) | Frame::Goodbye(_)) | None => {}
+            // Holds come with the shim; Welcome and Goodbye are the link's.
+            Some(Frame::HoldGranted(_) | Frame::Welcome(_) | Frame::Goodbye(_)) => {}
+            None => self.unknown += 1,
         }
     }
 
     fn on_command(&mut self, command: AttemptCommand) {
         let Some(attempt) = command.r#ref else { return };
         let id = attempt.attempt_id.clone();
+        if command.body.is_none() {
+            self.unknown += 1;
+            return;
+        }
         if let Some(Body::Dispatch(dispatch)) = command.body {
             self.on_dispatch(attempt, &dispatch);
             self.enqueue(&id);
@@ -165,6 +170,7 @@ impl Supervisor {
                 }
             }
             Some(Body::Cancel(cancel)) => {
+                self.unknown += u64::from(CancelReason::try_from(cancel.reason).is_err());
                 let reason = match cancel.reason() {
                     CancelReason::Unspecified => CancelReason::Operator,
                     reason => reason,

@@ -268,6 +268,7 @@ fn cut_reason(reason: CutReason) -> v1::CutReason {
         CutReason::Retention => v1::CutReason::Retention,
         CutReason::Corrupt => v1::CutReason::Corrupt,
         CutReason::NotReceived => v1::CutReason::NotReceived,
+        CutReason::Unknown => v1::CutReason::Unspecified,
     }
 }
 

@@ -95,7 +95,7 @@ impl Class {
 }
 
 /// In the order of their numbers on disk: append only.
-const REASONS: [CutReason; 8] = [
+const REASONS: [CutReason; 9] = [
     CutReason::DaemonOverflow,
     CutReason::AttemptLimit,
     CutReason::Retention,
@@ -104,6 +104,7 @@ const REASONS: [CutReason; 8] = [
     CutReason::DiskFull,
     CutReason::LineTooLong,
     CutReason::WorkerCrash,
+    CutReason::Unknown,
 ];
 
 impl CutReason {
@@ -127,6 +128,7 @@ fn reason_number(reason: CutReason) -> u8 {
         CutReason::DiskFull => 5,
         CutReason::LineTooLong => 6,
         CutReason::WorkerCrash => 7,
+        CutReason::Unknown => 8,
     }
 }
 

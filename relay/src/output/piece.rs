@@ -64,6 +64,8 @@ pub enum CutReason {
     Corrupt,
     /// The attempt ended before these bytes reached the relay.
     NotReceived,
+    /// A newer daemon's reason, which this version does not know.
+    Unknown,
 }
 
 impl CutReason {
@@ -77,6 +79,7 @@ impl CutReason {
             Self::Retention => "retention",
             Self::Corrupt => "corrupt",
             Self::NotReceived => "not_received",
+            Self::Unknown => "unknown",
         }
     }
 }

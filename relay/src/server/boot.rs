@@ -79,10 +79,7 @@ pub(super) async fn boot(
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = credentials(config, &reader, &dispatcher).await?;
     if settings.inherited_hold_ms > 0 {
-        // Behind the core's own write of the hold, which is the first of this run: a crash in between begins it again.
-        let known = Change::Delete(Key::Meta(MetaKey::Inherited));
-        let forgotten = dispatcher.write(vec![known]).await;
-        forgotten.map_err(|_| RelayError::Stopped)?;
+        forget_inherited(&dispatcher).await?;
     }
     let shell = Shell {
         dispatcher: dispatcher.clone(),
@@ -93,6 +90,7 @@ pub(super) async fn boot(
             incarnation: settings.incarnation,
             epoch: settings.epoch,
         }),
+        telemetry: telemetry.clone(),
         tokens: tokens.clone(),
         admission: Admission::new(config.hello_rates),
         stop: stop.clone(),
@@ -125,6 +123,13 @@ pub(super) async fn boot(
         finish,
         telemetry,
     })
+}
+
+/// Behind the core's own write of the hold, which is the first of this run: a crash in between begins it again.
+async fn forget_inherited(dispatcher: &Dispatcher) -> Result<(), RelayError> {
+    let known = Change::Delete(Key::Meta(MetaKey::Inherited));
+    let forgotten = dispatcher.write(vec![known]).await;
+    forgotten.map_err(|_| RelayError::Stopped)
 }
 
 /// The loop that owns the core, not yet running.

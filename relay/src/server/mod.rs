@@ -32,6 +32,7 @@ use crate::auth::AuthLayer;
 use crate::config::{ConfigError, NetworkLimits, RelayConfig, TlsFiles};
 use crate::output::OutputLog;
 use crate::store;
+use crate::telemetry::Telemetry;
 use boot::Booted;
 use edge::EdgeLayer;
 use listener::Listener;
@@ -65,6 +66,7 @@ pub async fn run(config: RelayConfig, stop: impl Future<Output = ()>) -> Result<
 pub struct Relay {
     address: SocketAddr,
     stop: CancellationToken,
+    telemetry: Telemetry,
     serving: JoinHandle<Result<(), RelayError>>,
 }
 
@@ -72,6 +74,11 @@ impl Relay {
     /// Where it listens; tells the port that was chosen for port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What it counts, until an import gives it other data.
+    pub fn telemetry(&self) -> &Telemetry {
+        &self.telemetry
     }
 
     /// Drains and ends, at the latest one second after the drain's deadline.
@@ -100,6 +107,7 @@ pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
     let stop = CancellationToken::new();
     let life = Life::of(&stop);
     let booted = boot::boot(&config, &life.stop, &life.again).await?;
+    let telemetry = booted.telemetry.clone();
     info!(%address, data = %config.data.display(), "relay listening");
     let config = RelayConfig {
         listen: address,
@@ -109,6 +117,7 @@ pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
     Ok(Relay {
         address,
         stop,
+        telemetry,
         serving,
     })
 }

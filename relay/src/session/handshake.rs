@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::admission::{Caller, Entry};
 use super::fault::LinkFault;
 use super::held::Held;
-use super::{Session, Shell, hello};
+use super::{Session, Shell, hello, unknown};
 use crate::auth::Principal;
 use crate::dispatcher::{FromSession, SESSION_QUEUE};
 
@@ -42,6 +42,7 @@ pub(super) async fn greet(
     // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
     let id = SessionId(Uuid::now_v7());
     let sent = first(&mut inbound).await?;
+    unknown::count_in_hello(&shell.telemetry, &sent);
     let daemon = daemon_id(&sent, &principal, &shell)?;
     let mut hello = hello::decode(sent, daemon, &principal)?;
     await_turn(Caller::with(!hello.active.is_empty()), &shell).await?;

@@ -7,7 +7,7 @@ use baton_proto::v1::daemon_frame::Frame as Sent;
 use super::decode::{self, Decoded};
 use super::fault::FrameFault;
 use super::held::Seen;
-use super::{Ended, Session, Settled};
+use super::{Ended, Session, Settled, unknown};
 use crate::output::{AppendError, Appended, CHUNK_BYTES_MAX, Chunk, CutReason};
 
 /// Terminal frames that may wait for their output at one time; a daemon has at most 4096 slots.
@@ -19,6 +19,7 @@ const HOLD_MS_MAX: u64 = 600_000;
 
 impl Session {
     pub(super) async fn take(&mut self, frame: v1::DaemonFrame) -> Result<(), Ended> {
+        unknown::count(&self.shell.telemetry, &frame);
         match frame.frame {
             // An arm from a newer protocol: nothing to do.
             None => Ok(()),
@@ -66,6 +67,8 @@ impl Session {
         let control_seq = frame.control_seq;
         let offset = output_offset(&frame);
         match self.decode(&mut frame) {
+            // A body from a newer protocol that takes no number: nothing to do.
+            Ok((_, Decoded::Control(FrameBody::Unknown))) if control_seq == 0 => Ok(()),
             Err(fault) => {
                 self.refuse(&named, control_seq, offset, &fault);
                 self.use_up(&frame).await
@@ -92,11 +95,14 @@ impl Session {
             return Err(FrameFault::UnknownAttempt);
         }
         let decoded = decode::body(frame.body.take(), frame.within_lease)?;
-        let is_control = matches!(decoded, Decoded::Control(_));
-        if is_control == (frame.control_seq == 0) {
-            return Err(FrameFault::WrongNumber);
+        match (&decoded, frame.control_seq) {
+            (Decoded::Control(FrameBody::Unknown), _)
+            | (Decoded::Control(_), 1..)
+            | (Decoded::Output(_) | Decoded::Cut(_), 0) => Ok((re, decoded)),
+            (Decoded::Control(_), 0) | (Decoded::Output(_) | Decoded::Cut(_), 1..) => {
+                Err(FrameFault::WrongNumber)
+            }
         }
-        Ok((re, decoded))
     }
 
     async fn control(
@@ -233,7 +239,7 @@ impl Session {
         if self.held.is_given_up(re.attempt) {
             return Ok(());
         }
-        let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(sent.reason())) else {
+        let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(sent.reason)) else {
             self.refuse(
                 &re.attempt.to_string(),
                 0,
@@ -344,16 +350,23 @@ fn proves_the_end(body: &FrameBody) -> bool {
     }
 }
 
-/// The log keeps one byte: the kind in the low bits, visibility in the highest.
+/// The log keeps one byte: the kind in the low bits, visibility in the highest. A number that does not fit counts as
+/// opaque; one of a newer protocol that fits is kept for whoever knows it.
 fn output_kind(sent: &v1::Stream) -> u8 {
-    let kind = u8::try_from(sent.kind).unwrap_or(0) & 0x7f;
+    let kind = u8::try_from(sent.kind).ok();
+    let kind = kind.filter(|kind| *kind < VISIBLE).unwrap_or(0);
     if sent.visible { kind | VISIBLE } else { kind }
 }
 
 /// Set in a stored chunk's kind when people were meant to see it.
 pub(crate) const VISIBLE: u8 = 0x80;
 
-fn cut_reason(sent: v1::CutReason) -> Option<CutReason> {
+/// A newer daemon's reason is unknown here, but the bytes are gone all the same: without its cut the output would
+/// have a gap for ever.
+fn cut_reason(sent: i32) -> Option<CutReason> {
+    let Ok(sent) = v1::CutReason::try_from(sent) else {
+        return Some(CutReason::Unknown);
+    };
     match sent {
         v1::CutReason::DaemonOverflow => Some(CutReason::DaemonOverflow),
         v1::CutReason::DiskFull => Some(CutReason::DiskFull),

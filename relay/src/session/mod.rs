@@ -12,6 +12,7 @@ mod held;
 mod hello;
 mod inbound;
 mod outbound;
+mod unknown;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::clock::Clock;
 use crate::dispatcher::{Dispatcher, FromSession, ToSession};
 use crate::output::{AckFeed, OutputEnd, OutputLog};
 use crate::reader::Reader;
+use crate::telemetry::Telemetry;
 use admission::Caller;
 use handshake::Turned;
 use held::Held;
@@ -55,6 +57,7 @@ pub struct Shell {
     pub(crate) output: OutputLog,
     pub(crate) clock: Clock,
     pub(crate) stamp: Arc<Stamp>,
+    pub(crate) telemetry: Telemetry,
     /// Says whether a credential may still be used; a daemon id is bound to one that can.
     pub(crate) tokens: crate::auth::Tokens,
     /// How fast daemons are let in.

@@ -106,6 +106,16 @@ impl Telemetry {
         self.counters.add("unreadable_records", "", records);
     }
 
+    /// A daemon sent a frame of a newer protocol.
+    pub(crate) fn unknown_frame(&self) {
+        self.counters.add("unknown_frames", "", 1);
+    }
+
+    /// A daemon sent a number that this version's enum does not have.
+    pub(crate) fn unknown_value(&self, of: &'static str) {
+        self.counters.add("unknown_values", of, 1);
+    }
+
     /// A task's record as it became durable, with the events that are new in it.
     pub(crate) fn published(
         &self,
