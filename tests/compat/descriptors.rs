@@ -1,0 +1,235 @@
+//! Within a version changes only add. What a release had must be there, with the same number, type and name.
+
+use std::fmt::Write as _;
+
+use prost_reflect::{
+    DescriptorPool, EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, ServiceDescriptor,
+};
+
+use crate::releases::{head, pool, releases};
+
+/// What `now` took away or changed of `then`, one sentence each.
+fn breaks(then: &DescriptorPool, now: &DescriptorPool) -> Vec<String> {
+    let mut found = Vec::new();
+    for message in then.all_messages().filter(|one| is_ours(one.full_name())) {
+        match now.get_message_by_name(message.full_name()) {
+            Some(same) => compare_messages(&message, &same, &mut found),
+            None => found.push(format!("message {} is gone", message.full_name())),
+        }
+    }
+    for values in then.all_enums().filter(|one| is_ours(one.full_name())) {
+        match now.get_enum_by_name(values.full_name()) {
+            Some(same) => compare_enums(&values, &same, &mut found),
+            None => found.push(format!("enum {} is gone", values.full_name())),
+        }
+    }
+    for service in then.services().filter(|one| is_ours(one.full_name())) {
+        match now.get_service_by_name(service.full_name()) {
+            Some(same) => compare_services(&service, &same, &mut found),
+            None => found.push(format!("service {} is gone", service.full_name())),
+        }
+    }
+    found
+}
+
+fn is_ours(name: &str) -> bool {
+    name.starts_with("baton.")
+}
+
+fn compare_messages(then: &MessageDescriptor, now: &MessageDescriptor, found: &mut Vec<String>) {
+    for field in then.fields() {
+        let was = shape(&field);
+        match now.get_field(field.number()).map(|same| shape(&same)) {
+            Some(is) if is == was => {}
+            Some(is) => found.push(format!("{}: {was} became {is}", then.full_name())),
+            None => found.push(format!("{}: {was} is gone", then.full_name())),
+        }
+    }
+    for field in now.fields() {
+        let is_new = then.get_field(field.number()).is_none();
+        let number = then
+            .reserved_ranges()
+            .any(|range| range.contains(&field.number()));
+        let name = then.reserved_names().any(|name| name == field.name());
+        // A reserved pair may come to life as what it was reserved for, and as nothing else.
+        if is_new && number != name {
+            let is = shape(&field);
+            found.push(format!(
+                "{}: {is} takes what was reserved",
+                then.full_name()
+            ));
+        }
+    }
+}
+
+/// Everything about a field that a peer relies on.
+fn shape(field: &FieldDescriptor) -> String {
+    let mut shape = String::new();
+    let oneof = field.containing_oneof();
+    if field.is_map() {
+        shape.push_str("map ");
+    } else if field.is_list() {
+        shape.push_str("repeated ");
+    } else if let Some(oneof) = &oneof {
+        // proto3's `optional` is a oneof of one.
+        let _ = write!(shape, "{} ", oneof.name());
+    }
+    let kind = match field.kind() {
+        Kind::Message(message) => message.full_name().to_owned(),
+        Kind::Enum(values) => values.full_name().to_owned(),
+        scalar => format!("{scalar:?}"),
+    };
+    let _ = write!(shape, "{kind} {} = {}", field.name(), field.number());
+    shape
+}
+
+fn compare_enums(then: &EnumDescriptor, now: &EnumDescriptor, found: &mut Vec<String>) {
+    for value in then.values() {
+        let same = now.get_value(value.number());
+        if same.as_ref().map(|same| same.name().to_owned()) != Some(value.name().to_owned()) {
+            let is = same.map_or_else(|| "gone".to_owned(), |same| same.name().to_owned());
+            found.push(format!(
+                "{} = {} is {is}",
+                value.full_name(),
+                value.number()
+            ));
+        }
+    }
+}
+
+fn compare_services(then: &ServiceDescriptor, now: &ServiceDescriptor, found: &mut Vec<String>) {
+    for method in then.methods() {
+        let same = now.methods().find(|same| same.name() == method.name());
+        let signature = |one: &prost_reflect::MethodDescriptor| {
+            (
+                one.input().full_name().to_owned(),
+                one.is_client_streaming(),
+                one.output().full_name().to_owned(),
+                one.is_server_streaming(),
+            )
+        };
+        if same.as_ref().map(signature) != Some(signature(&method)) {
+            found.push(format!("rpc {} is gone or changed", method.full_name()));
+        }
+    }
+}
+
+#[test]
+fn nothing_that_a_release_said_has_changed_its_number_type_or_name() {
+    let now = pool(head().clone());
+    for release in releases() {
+        let found = breaks(&release.pool, &now);
+        assert!(
+            found.is_empty(),
+            "peers of release {} would no longer be understood: {found:#?}",
+            release.name
+        );
+    }
+}
+
+/// What would break peers, each with what the comparison must say of it.
+mod mistakes {
+    use prost_types::field_descriptor_proto::Type;
+    use prost_types::{FieldDescriptorProto, FileDescriptorSet};
+
+    type Change = fn(&mut FileDescriptorSet);
+
+    pub(super) const ALL: [(&str, Change, &str); 7] = [
+        ("a removed field", remove, "slots = 9 is gone"),
+        (
+            "another number",
+            |files| edit(files, |it| it.number = Some(99)),
+            "slots = 9 is gone",
+        ),
+        (
+            "another type",
+            |files| edit(files, |it| it.r#type = Some(Type::Sint32.into())),
+            "became",
+        ),
+        (
+            "another name",
+            |files| edit(files, |it| rename(it, "places")),
+            "became",
+        ),
+        (
+            "a reserved number for something else",
+            reuse,
+            "takes what was reserved",
+        ),
+        (
+            "a renamed enum value",
+            rename_value,
+            "AGENT_KIND_COMMAND = 1 is AGENT_KIND_PROGRAM",
+        ),
+        ("a removed rpc", remove_rpc, "Tasks.Cancel is gone"),
+    ];
+
+    fn fields(files: &mut FileDescriptorSet) -> &mut Vec<FieldDescriptorProto> {
+        let mut messages = files
+            .file
+            .iter_mut()
+            .flat_map(|file| &mut file.message_type);
+        let hello = messages.find(|message| message.name() == "Hello");
+        &mut hello.expect("a message of the protocol").field
+    }
+
+    fn remove(files: &mut FileDescriptorSet) {
+        fields(files).retain(|field| field.name() != "slots");
+    }
+
+    fn edit(files: &mut FileDescriptorSet, change: fn(&mut FieldDescriptorProto)) {
+        let slots = fields(files)
+            .iter_mut()
+            .filter(|field| field.name() == "slots");
+        slots.for_each(change);
+    }
+
+    fn rename(field: &mut FieldDescriptorProto, name: &str) {
+        field.name = Some(name.to_owned());
+        field.json_name = None;
+    }
+
+    fn reuse(files: &mut FileDescriptorSet) {
+        let mut reused = fields(files)[0].clone();
+        rename(&mut reused, "other");
+        reused.number = Some(15);
+        let messages = files
+            .file
+            .iter_mut()
+            .flat_map(|file| &mut file.message_type);
+        for message in messages.filter(|message| message.name() == "Welcome") {
+            message.reserved_range.clear();
+            message.field.push(reused.clone());
+        }
+    }
+
+    fn rename_value(files: &mut FileDescriptorSet) {
+        let enums = files.file.iter_mut().flat_map(|file| &mut file.enum_type);
+        for one in enums.filter(|one| one.name() == "AgentKind") {
+            one.value[1].name = Some("AGENT_KIND_PROGRAM".to_owned());
+        }
+    }
+
+    fn remove_rpc(files: &mut FileDescriptorSet) {
+        let services = files.file.iter_mut().flat_map(|file| &mut file.service);
+        for one in services.filter(|one| one.name() == "Tasks") {
+            one.method.retain(|method| method.name() != "Cancel");
+        }
+    }
+}
+
+#[test]
+fn the_comparison_finds_what_breaks_peers_and_allows_what_does_not() {
+    let then = pool(head().clone());
+    for (what, change, said) in mistakes::ALL {
+        let mut files = head().clone();
+        change(&mut files);
+        let found = breaks(&then, &pool(files));
+        assert!(
+            found.iter().any(|line| line.contains(said)),
+            "{what}: {found:#?}"
+        );
+    }
+    let added = breaks(&then, crate::next::next());
+    assert!(added.is_empty(), "additions break nobody: {added:#?}");
+}

@@ -1,0 +1,216 @@
+//! Frames as a peer of some version sees them: by that version's descriptors, never by the code's own types.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
+
+pub(crate) const UP: &str = "baton.v1.DaemonFrame";
+pub(crate) const DOWN: &str = "baton.v1.RelayFrame";
+
+pub(crate) fn decode(pool: &DescriptorPool, name: &str, bytes: &[u8]) -> DynamicMessage {
+    let message = pool.get_message_by_name(name).expect("a known message");
+    DynamicMessage::decode(message, bytes).unwrap_or_else(|error| panic!("no {name}: {error}"))
+}
+
+pub(crate) fn encode(message: &DynamicMessage) -> Bytes {
+    message.encode_to_vec().into()
+}
+
+/// What is at the end of a path of field names, if everything on the way is set.
+pub(crate) fn at(message: &DynamicMessage, path: &[&str]) -> Option<Value> {
+    let (first, rest) = path.split_first()?;
+    let field = message.descriptor().get_field_by_name(first)?;
+    if !message.has_field(&field) && field.supports_presence() {
+        return None;
+    }
+    let value = message.get_field(&field).into_owned();
+    if rest.is_empty() {
+        Some(value)
+    } else {
+        at(value.as_message()?, rest)
+    }
+}
+
+pub(crate) fn number(message: &DynamicMessage, path: &[&str]) -> u64 {
+    at(message, path)
+        .and_then(|value| value.as_u64())
+        .unwrap_or(0)
+}
+
+pub(crate) fn text(message: &DynamicMessage, path: &[&str]) -> String {
+    let value = at(message, path);
+    let text = value.as_ref().and_then(Value::as_str);
+    text.unwrap_or_default().to_owned()
+}
+
+pub(crate) fn list(message: &DynamicMessage, path: &[&str]) -> Vec<DynamicMessage> {
+    let value = at(message, path);
+    let items = value.as_ref().and_then(Value::as_list).unwrap_or_default();
+    items
+        .iter()
+        .filter_map(|item| item.as_message().cloned())
+        .collect()
+}
+
+/// Changes what is at the end of a path that is set.
+pub(crate) fn change(message: &mut DynamicMessage, path: &[&str], set: impl FnOnce(&mut Value)) {
+    let Some((first, rest)) = path.split_first() else {
+        return;
+    };
+    let Some(value) = message.get_field_by_name_mut(first) else {
+        panic!("no field {first}");
+    };
+    if rest.is_empty() {
+        set(value);
+    } else {
+        let inner = value.as_message_mut().expect("a message on the way");
+        change(inner, rest, set);
+    }
+}
+
+pub(crate) fn set(message: &mut DynamicMessage, path: &[&str], to: Value) {
+    change(message, path, |value| *value = to);
+}
+
+/// Adds to the list at the end of a path.
+pub(crate) fn push(message: &mut DynamicMessage, path: &[&str], item: Value) {
+    change(message, path, |value| {
+        value.as_list_mut().expect("a list").push(item);
+    });
+}
+
+/// Changes every message of the list at the end of a path.
+pub(crate) fn each(
+    message: &mut DynamicMessage,
+    path: &[&str],
+    mut one: impl FnMut(&mut DynamicMessage),
+) {
+    change(message, path, |value| {
+        let items = value.as_list_mut().expect("a list").iter_mut();
+        items.filter_map(Value::as_message_mut).for_each(&mut one);
+    });
+}
+
+/// Which arm of a oneof is set; none also for one that this version does not know.
+pub(crate) fn arm(message: &DynamicMessage, oneof: &str) -> Option<String> {
+    let set = message.fields().find(|(field, _)| {
+        let of = field.containing_oneof();
+        of.is_some_and(|of| of.name() == oneof)
+    });
+    set.map(|(field, _)| field.name().to_owned())
+}
+
+/// What a frame is, for people and for matching: `hello`, `attempt/accepted`, `attempt/lifecycle/prompt_written`.
+pub(crate) fn kind(frame: &DynamicMessage) -> String {
+    let Some(outer) = arm(frame, "frame") else {
+        return "unknown".to_owned();
+    };
+    let inner = at(frame, &[&outer]);
+    let inner = inner.as_ref().and_then(Value::as_message);
+    let body = inner.and_then(|inner| arm(inner, "body"));
+    match (outer.as_str(), body) {
+        ("attempt", Some(body)) if body == "lifecycle" => {
+            let phase = at(frame, &["attempt", "lifecycle", "phase"]);
+            let phase = phase.and_then(|phase| phase.as_enum_number()).unwrap_or(0);
+            format!("attempt/lifecycle/{}", phase_name(frame, phase))
+        }
+        ("attempt", Some(body)) => format!("attempt/{body}"),
+        ("attempt", None) => "attempt/unknown".to_owned(),
+        (outer, _) => outer.to_owned(),
+    }
+}
+
+fn phase_name(frame: &DynamicMessage, number: i32) -> String {
+    let descriptor = frame.descriptor();
+    let phases = descriptor
+        .parent_pool()
+        .get_enum_by_name("baton.v1.LifecyclePhase");
+    let value = phases.and_then(|phases| phases.get_value(number));
+    value.map_or_else(
+        || number.to_string(),
+        |value| {
+            value
+                .name()
+                .trim_start_matches("LIFECYCLE_PHASE_")
+                .to_lowercase()
+        },
+    )
+}
+
+pub(crate) fn attempt_of(frame: &DynamicMessage) -> String {
+    text(frame, &["attempt", "ref", "attempt_id"])
+}
+
+/// Ids and tokens of a recording, and what stands for them now.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    texts: HashMap<String, String>,
+    tokens: HashMap<Bytes, Bytes>,
+}
+
+impl Names {
+    /// Walks the same message as it was recorded and as it came now.
+    pub(crate) fn learn(&mut self, recorded: &DynamicMessage, now: &DynamicMessage) {
+        for (field, was) in recorded.fields() {
+            if let Some(is) = now.get_field_by_number(field.number()) {
+                self.learn_value(was, &is);
+            }
+        }
+    }
+
+    fn learn_value(&mut self, was: &Value, is: &Value) {
+        match (was, is) {
+            (Value::String(was), Value::String(is)) if uuid::Uuid::parse_str(was).is_ok() => {
+                self.texts.entry(was.clone()).or_insert_with(|| is.clone());
+            }
+            (Value::Bytes(was), Value::Bytes(is)) if was.len() == 32 && is.len() == 32 => {
+                self.tokens.entry(was.clone()).or_insert_with(|| is.clone());
+            }
+            (Value::Message(was), Value::Message(is)) => self.learn(was, is),
+            (Value::List(was), Value::List(is)) => {
+                let pairs = was.iter().zip(is);
+                pairs.for_each(|(was, is)| self.learn_value(was, is));
+            }
+            (_, _) => {}
+        }
+    }
+
+    pub(crate) fn now<'a>(&'a self, recorded: &'a str) -> &'a str {
+        self.texts.get(recorded).map_or(recorded, String::as_str)
+    }
+
+    /// Puts what stands now for every recorded id and token.
+    pub(crate) fn put(&self, message: &mut DynamicMessage) {
+        message
+            .fields_mut()
+            .for_each(|(_, value)| self.put_value(value));
+    }
+
+    fn put_value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                if let Some(now) = self.texts.get(text) {
+                    text.clone_from(now);
+                }
+            }
+            Value::Bytes(bytes) => {
+                if let Some(now) = self.tokens.get(bytes) {
+                    bytes.clone_from(now);
+                }
+            }
+            Value::Message(message) => self.put(message),
+            Value::List(items) => items.iter_mut().for_each(|item| self.put_value(item)),
+            Value::Map(entries) => entries.values_mut().for_each(|item| self.put_value(item)),
+            Value::Bool(_)
+            | Value::I32(_)
+            | Value::I64(_)
+            | Value::U32(_)
+            | Value::U64(_)
+            | Value::F32(_)
+            | Value::F64(_)
+            | Value::EnumNumber(_) => {}
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Peers of other versions. Every release leaves its protocol and a recorded conversation in `releases/`; each is
+//! played both ways against the code as it stands: a daemon of that release against this relay, a relay of that release
+//! against this daemon. A synthetic next version, with more fields, arms, enum values and features than anyone knows
+//! yet, does the same. `README.md` says how a release is recorded.
+
+mod descriptors;
+mod frames;
+mod next;
+mod old_daemon;
+mod old_relay;
+mod record;
+mod releases;
+mod tape;
+mod unknown;
+
+use baton_tests::Baton;
+
+const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));

@@ -1,0 +1,82 @@
+//! The releases that were made, each a directory with its proto files and its tape, and the protocol as it stands.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use prost_reflect::DescriptorPool;
+use prost_types::FileDescriptorSet;
+
+use crate::tape::Tape;
+
+/// One release that peers may still run.
+#[derive(Debug)]
+pub(crate) struct Release {
+    pub(crate) name: String,
+    pub(crate) pool: DescriptorPool,
+    pub(crate) tape: Tape,
+}
+
+/// Every release, oldest first.
+pub(crate) fn releases() -> &'static [Release] {
+    static RELEASES: OnceLock<Vec<Release>> = OnceLock::new();
+    RELEASES.get_or_init(|| {
+        let entries = std::fs::read_dir(directory()).expect("releases are in the source");
+        let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        found.sort();
+        assert!(!found.is_empty(), "no release is recorded");
+        found.iter().map(|path| read(path)).collect()
+    })
+}
+
+fn read(path: &Path) -> Release {
+    let tape = std::fs::read_to_string(path.join("tape")).expect("a release has a tape");
+    Release {
+        name: path
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+        pool: pool(compile(path)),
+        tape: Tape::parse(&tape),
+    }
+}
+
+/// The protocol as it stands.
+pub(crate) fn head() -> &'static FileDescriptorSet {
+    static HEAD: OnceLock<FileDescriptorSet> = OnceLock::new();
+    HEAD.get_or_init(|| compile(&sources()))
+}
+
+pub(crate) fn pool(files: FileDescriptorSet) -> DescriptorPool {
+    DescriptorPool::from_file_descriptor_set(files).expect("a compiled protocol holds together")
+}
+
+/// Where the proto files of the code as it stands are.
+pub(crate) fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../proto")
+}
+
+pub(crate) fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("compat/releases")
+}
+
+/// All proto files under `root`, as paths below it.
+pub(crate) fn proto_files(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root.join("baton")];
+    while let Some(directory) = open.pop() {
+        let entries = std::fs::read_dir(&directory).expect("a directory of proto files");
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|end| end == "proto") {
+                let below = path.strip_prefix(root).expect("it is below its root");
+                found.push(below.to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn compile(root: &Path) -> FileDescriptorSet {
+    protox::compile(proto_files(root), [root]).expect("proto files of this repository compile")
+}

@@ -1,0 +1,204 @@
+//! A recorded conversation as text: one step a line, messages in hex behind their kind.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+/// Of a UUID as text.
+const ID_LENGTH: usize = 36;
+
+/// What happened, in its order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// A client's encoded SubmitRequest, and the SubmitResponse that it got.
+    Submit {
+        request: Vec<u8>,
+        response: Vec<u8>,
+    },
+    /// A client canceled a task.
+    Cancel {
+        task: String,
+    },
+    /// A client waited until the task had this state.
+    Until {
+        task: String,
+        state: String,
+    },
+    /// A file that a child waits for came to be, in the daemon's working directory.
+    Touch {
+        file: String,
+    },
+    /// The wire between daemon and relay broke, and was mended.
+    Cut,
+    Mend,
+    /// The daemon was told to stop.
+    Terminate,
+    /// A DaemonFrame. Hello opens a stream.
+    Up {
+        kind: String,
+        bytes: Vec<u8>,
+    },
+    /// A RelayFrame.
+    Down {
+        kind: String,
+        bytes: Vec<u8>,
+    },
+    /// How the task ended, with all its output.
+    End {
+        task: String,
+        state: String,
+        output: Vec<u8>,
+    },
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tape(pub(crate) Vec<Step>);
+
+impl Tape {
+    pub(crate) fn parse(text: &str) -> Self {
+        let lines = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        Self(lines.map(step).collect())
+    }
+
+    /// The same conversation about other attempts: two plays at one time must not sweep each other's processes. Ids
+    /// are text of one length wherever they stand.
+    pub(crate) fn with_fresh_ids(&self) -> Self {
+        let mut fresh = HashMap::new();
+        let mut replace = |bytes: &mut [u8]| {
+            let mut at = 0;
+            while let Some(window) = bytes.get_mut(at..at + ID_LENGTH) {
+                if uuid::Uuid::try_parse_ascii(window).is_ok() {
+                    let id = fresh
+                        .entry(window.to_vec())
+                        .or_insert_with(|| uuid::Uuid::now_v7().to_string());
+                    window.copy_from_slice(id.as_bytes());
+                    at += ID_LENGTH;
+                } else {
+                    at += 1;
+                }
+            }
+        };
+        let mut tape = self.clone();
+        for step in &mut tape.0 {
+            match step {
+                Step::Submit { request, response } => {
+                    replace(request);
+                    replace(response);
+                }
+                Step::Up { bytes, .. } | Step::Down { bytes, .. } => replace(bytes),
+                Step::Cancel { task } | Step::Until { task, .. } | Step::End { task, .. } => {
+                    let mut id = std::mem::take(task).into_bytes();
+                    replace(&mut id);
+                    *task = String::from_utf8(id).expect("an id is text");
+                }
+                Step::Touch { .. } | Step::Cut | Step::Mend | Step::Terminate => {}
+            }
+        }
+        tape
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        for step in &self.0 {
+            let _ = writeln!(text, "{}", line(step));
+        }
+        text
+    }
+}
+
+fn line(step: &Step) -> String {
+    match step {
+        Step::Submit { request, response } => format!("submit {} {}", hex(request), hex(response)),
+        Step::Cancel { task } => format!("cancel {task}"),
+        Step::Until { task, state } => format!("until {task} {state}"),
+        Step::Touch { file } => format!("touch {file}"),
+        Step::Cut => "cut".to_owned(),
+        Step::Mend => "mend".to_owned(),
+        Step::Terminate => "terminate".to_owned(),
+        Step::Up { kind, bytes } => format!("up {kind} {}", hex(bytes)),
+        Step::Down { kind, bytes } => format!("down {kind} {}", hex(bytes)),
+        Step::End {
+            task,
+            state,
+            output,
+        } => format!("end {task} {state} {}", hex(output)),
+    }
+}
+
+fn step(line: &str) -> Step {
+    let mut words = line.split(' ');
+    let verb = words.next().unwrap_or_default();
+    let mut word = || {
+        let word = words.next();
+        word.unwrap_or_else(|| panic!("a tape's line lacks a word: {line}"))
+            .to_owned()
+    };
+    match verb {
+        "submit" => Step::Submit {
+            request: bytes(&word()),
+            response: bytes(&word()),
+        },
+        "cancel" => Step::Cancel { task: word() },
+        "until" => Step::Until {
+            task: word(),
+            state: word(),
+        },
+        "touch" => Step::Touch { file: word() },
+        "cut" => Step::Cut,
+        "mend" => Step::Mend,
+        "terminate" => Step::Terminate,
+        "up" => Step::Up {
+            kind: word(),
+            bytes: bytes(&word()),
+        },
+        "down" => Step::Down {
+            kind: word(),
+            bytes: bytes(&word()),
+        },
+        "end" => Step::End {
+            task: word(),
+            state: word(),
+            output: bytes(&word()),
+        },
+        other => panic!("a tape knows no {other:?}"),
+    }
+}
+
+/// Empty bytes are a dash, so that every line has its words.
+fn hex(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return "-".to_owned();
+    }
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    if hex == "-" {
+        return Vec::new();
+    }
+    let digits = hex.as_bytes().chunks(2);
+    let byte = |pair: &[u8]| {
+        let pair = std::str::from_utf8(pair).expect("hex is ASCII");
+        u8::from_str_radix(pair, 16).expect("a tape's bytes are hex")
+    };
+    digits.map(byte).collect()
+}
+
+#[test]
+fn a_tape_is_read_as_it_was_written() {
+    let up = Step::Up {
+        kind: "hello".to_owned(),
+        bytes: vec![0, 255, 16],
+    };
+    let end = Step::End {
+        task: "t".to_owned(),
+        state: "completed".to_owned(),
+        output: Vec::new(),
+    };
+    let tape = Tape(vec![up, Step::Cut, Step::Mend, end]);
+    assert_eq!(Tape::parse(&tape.text()), tape);
+}
