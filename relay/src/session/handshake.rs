@@ -25,6 +25,8 @@ pub(super) enum Turned {
     Away(LinkFault),
     /// Too many come at once: the last word, which says when to come back.
     Later(Box<v1::RelayFrame>),
+    /// By itself, before it was its turn.
+    Left,
 }
 
 impl From<LinkFault> for Turned {
@@ -45,7 +47,12 @@ pub(super) async fn greet(
     unknown::count_in_hello(&shell.telemetry, &sent);
     let daemon = daemon_id(&sent, &principal, &shell)?;
     let mut hello = hello::decode(sent, daemon, &principal)?;
-    await_turn(Caller::with(!hello.active.is_empty()), &shell).await?;
+    let caller = Caller::with(!hello.active.is_empty());
+    tokio::select! {
+        turn = await_turn(caller, &shell) => turn?,
+        // It dialed again meanwhile, or gave up: its turn is not worth a write.
+        () = wire.closed() => return Err(Turned::Left),
+    }
     let reader = shell.reader.clone();
     // Thousands of finished attempts may be listed: the disk is read here and not by the dispatcher.
     let hello = tokio::task::spawn_blocking(move || {

@@ -85,6 +85,7 @@ pub(crate) fn serve(
                     .send(Err(crate::api::status::status(&fault.into())))
                     .await; // The peer may have gone.
             }
+            Err(Turned::Left) => tracing::debug!("a daemon left before it was its turn"),
             Err(Turned::Later(goodbye)) => {
                 let _ = wire.send(Ok(*goodbye)).await; // The peer may have gone.
             }
