@@ -59,8 +59,10 @@ enum Outcome {
     NotReached(Pause),
     /// Somebody else speaks for this daemon now.
     Superseded(Pause),
+    /// The credential is not taken, or not any more.
     Refused {
         message: String,
+        welcomed: bool,
     },
     Version {
         message: String,
@@ -117,7 +119,8 @@ impl Link {
                         ..pause
                     }
                 }
-                Outcome::Refused { message } if was_welcome => {
+                Outcome::Refused { message, welcomed } if was_welcome || welcomed => {
+                    was_welcome = true;
                     warn!(
                         message,
                         "the relay no longer takes this token; waiting for a new one"
@@ -127,7 +130,7 @@ impl Link {
                     self.await_new_token().await;
                     continue;
                 }
-                Outcome::Refused { message } => {
+                Outcome::Refused { message, .. } => {
                     return self.give_up(LinkError::Refused { message }).await;
                 }
                 Outcome::Version { message } => {
@@ -365,7 +368,7 @@ fn on_status(status: &Status, welcomed: bool) -> Outcome {
         return Outcome::Version { message };
     }
     match status.code() {
-        Code::Unauthenticated | Code::PermissionDenied => Outcome::Refused { message },
+        Code::Unauthenticated | Code::PermissionDenied => Outcome::Refused { message, welcomed },
         _ => {
             let pause = Pause {
                 why: format!("the stream ended: {message}"),
@@ -385,6 +388,7 @@ fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
     match goodbye.code() {
         GoodbyeCode::AuthExpired => Outcome::Refused {
             message: goodbye.message.clone(),
+            welcomed,
         },
         GoodbyeCode::VersionUnsupported => Outcome::Version {
             message: goodbye.message.clone(),

@@ -253,6 +253,8 @@ impl Supervisor {
             "lost the stream; attempts go on under their leases"
         );
         self.live = None;
+        // Until the link knows more.
+        "the stream broke".clone_into(&mut self.trouble);
         for held in self.held.values() {
             held.balance(false);
         }

@@ -198,6 +198,27 @@ async fn a_second_hello_ends_the_stream_and_another_instance_supersedes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_second_stream_of_the_same_process_replaces_the_first_without_a_word() {
+    let relay = Relay::start().await;
+    let client = fresh(&relay).await;
+    let mut first = ScriptedDaemon::connect(&client, hello(&["again"])).await;
+    let task = relay.admin().submit(for_agent("again")).await;
+    let mut attempt = first.running().await;
+    first.acked(&attempt).await;
+    let again = hello_with(&first, &attempt);
+    let second = ScriptedDaemon::connect(&client, again).await;
+    drop(first.ended().await);
+    let goodbye = |frame: &RelayFrame| matches!(frame.frame, Some(relay_frame::Frame::Goodbye(_)));
+    let heard = first.unexpected();
+    assert!(!heard.iter().any(goodbye), "{heard:?}");
+    // The old stream is of the past, also for what it might still say; the new one carries on.
+    second.takes_over(&mut attempt);
+    attempt.complete("on the second stream").await;
+    let completed = TaskState::Completed;
+    relay.admin().until_state(&task.task_id, completed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_cut_wire_loses_no_output_and_ends_no_attempt() {
     let relay = Relay::start().await;
     let tap = baton_tests::Tap::start(relay.url()).await;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use baton_daemon::Clock;
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
-    DaemonFrame, GoodbyeCode, LifecyclePhase, RelayFrame, Role, TaskEventKind, TaskSpec, TaskState,
-    WatchTaskRequest, daemon_frame, relay_frame,
+    DaemonFrame, GoodbyeCode, LifecyclePhase, RelayFrame, RevokeTokenRequest, Role, TaskEventKind,
+    TaskSpec, TaskState, WatchTaskRequest, daemon_frame, relay_frame,
 };
 use baton_tests::{
     BentClock, Client, DaemonProcess, Gateway, Passing, RelayProcess, Tap, Taped, Wire, command,
@@ -201,6 +201,39 @@ async fn a_deaf_daemon_fails_its_own_health_check_and_gets_no_work() {
         .await;
     let (code, said) = health(&daemon).await;
     assert_eq!(code, Some(0), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_that_is_replaced_in_place_costs_nothing() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (old, secret) = client.make_token("", Role::Daemon).await;
+    let dir = tempfile::tempdir().unwrap();
+    let daemon = DaemonProcess::start(BATON, dir.path(), "rotated", client.url(), &secret).await;
+    let go_on = dir.path().join("go-on");
+    let task = client.submit(quiet_until(&go_on, "rotated")).await.task_id;
+    client.until_state(&task, TaskState::Running).await;
+    let request = RevokeTokenRequest {
+        token_id: old.token_id,
+    };
+    let revoked = client.operator().revoke_token(request).await;
+    revoked.expect("an administrator revokes tokens");
+    let why = within("the daemon to know", async {
+        loop {
+            let (code, said) = health(&daemon).await;
+            if code == Some(1) && !said.contains("the stream broke") {
+                return said;
+            }
+        }
+    })
+    .await;
+    assert!(why.contains("no longer takes this token"), "{why}");
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    std::fs::write(daemon.data.join("credential"), secret).unwrap();
+    std::fs::write(&go_on, "").unwrap();
+    client.until_state(&task, TaskState::Completed).await;
+    assert_eq!(client.get(&task).await.attempts.len(), 1);
+    assert_eq!(health(&daemon).await.0, Some(0));
 }
 
 /// How often the daemon said Hello, and was told that somebody else took its place.

@@ -256,12 +256,17 @@ impl ScriptedDaemon {
         hello.active = attempts.iter().map(|attempt| active(attempt)).collect();
         let again = Self::connect(client, hello).await;
         for attempt in attempts {
-            attempt.moved_to(again.outgoing.clone());
-            lock(&again.beat)
-                .held
-                .insert(attempt.id().to_owned(), attempt.token());
+            again.takes_over(attempt);
         }
         again
+    }
+
+    /// What the attempt says goes over this stream from here on, and it is renewed there.
+    pub fn takes_over(&self, attempt: &mut ScriptedAttempt) {
+        attempt.moved_to(self.outgoing.clone());
+        lock(&self.beat)
+            .held
+            .insert(attempt.id().to_owned(), attempt.token());
     }
 
     /// The same daemon comes back with an attempt that has finished meanwhile; the relay must want its end.
