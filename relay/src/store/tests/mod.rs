@@ -37,6 +37,9 @@ enum Syncs {
 struct Gate {
     syncs: Mutex<Syncs>,
     changed: Condvar,
+    /// Whether a sync ever had to wait.
+    held: Mutex<bool>,
+    arrived: Condvar,
 }
 
 impl Gate {
@@ -45,8 +48,20 @@ impl Gate {
         self.changed.notify_all();
     }
 
+    /// Returns once a sync waits at the gate.
+    fn await_held(&self) {
+        let held = self.held.lock().unwrap();
+        drop(self.arrived.wait_while(held, |held| !*held).unwrap());
+    }
+
     fn sync(&self) -> io::Result<()> {
-        let waits = |syncs: &mut Syncs| *syncs == Syncs::Wait;
+        let waits = |syncs: &mut Syncs| {
+            if *syncs == Syncs::Wait {
+                *self.held.lock().unwrap() = true;
+                self.arrived.notify_all();
+            }
+            *syncs == Syncs::Wait
+        };
         match *self
             .changed
             .wait_while(self.syncs.lock().unwrap(), waits)
