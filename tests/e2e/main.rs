@@ -21,6 +21,7 @@ mod processes;
 mod profiles;
 mod restart;
 mod storm;
+mod systemd;
 mod tenancy;
 mod tidy;
 mod tracing;
