@@ -246,8 +246,8 @@ impl Link {
             .map_err(|_| silent("the relay did not answer", patience.connect))?
             .map_err(|error| {
                 let error = full(&error);
-                debug!(error, "the relay cannot be reached");
-                not_reached(format!("the relay cannot be reached: {error}"))
+                let hint = hint(&error);
+                not_reached(format!("the relay cannot be reached: {error}{hint}"))
             })?;
         let greeted = tokio::time::timeout(patience.answer, greet(channel, token, hello, outgoing));
         greeted
@@ -402,6 +402,15 @@ fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
         | GoodbyeCode::Busy
         | GoodbyeCode::Disconnected
         | GoodbyeCode::Restarting => ended(welcomed, pause),
+    }
+}
+
+/// What to look at, where the cause tells.
+fn hint(error: &str) -> &'static str {
+    if error.contains("certificate") {
+        "; see whether --ca names the authority of the relay's certificate, and --relay the host it was made for"
+    } else {
+        ""
     }
 }
 

@@ -10,7 +10,7 @@ use baton_proto::v1::{Hello, RejectCode, RelayFrame};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::DaemonError;
 use crate::agents::{Agents, Refusal};
@@ -235,7 +235,13 @@ impl Supervisor {
                     self.on_down();
                 }
             }
-            LinkEvent::Trouble(why) => self.trouble = why,
+            LinkEvent::Trouble(why) => {
+                // Each reason once: the link tries for ever.
+                if why != self.trouble {
+                    warn!(why, "no stream to the relay");
+                }
+                self.trouble = why;
+            }
             LinkEvent::GivenUp(error) => {
                 error!(error = %error, "the relay will not have this daemon");
                 self.given_up = Some(error);

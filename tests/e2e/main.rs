@@ -24,6 +24,7 @@ mod storm;
 mod systemd;
 mod tenancy;
 mod tidy;
+mod tls;
 mod tracing;
 mod up;
 mod wire;

@@ -17,7 +17,7 @@ use baton_proto::v1::{
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
 use crate::patience::within;
@@ -52,6 +52,20 @@ impl Client {
     /// Connects when the first call is made, and again after the relay was away.
     pub fn new(url: &str, token: &str) -> Self {
         let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        Self {
+            url: url.to_owned(),
+            token: token.to_owned(),
+            channel: endpoint.tcp_nodelay(true).connect_lazy(),
+        }
+    }
+
+    /// The same over TLS, with the authority that certified the relay.
+    pub fn over_tls(url: &str, token: &str, ca: &str) -> Self {
+        let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
+        let endpoint = endpoint
+            .tls_config(tls)
+            .expect("tests make good authorities");
         Self {
             url: url.to_owned(),
             token: token.to_owned(),

@@ -22,6 +22,7 @@ mod scripted;
 mod small_disk;
 mod specs;
 mod tap;
+mod tls_authority;
 mod watching;
 mod wire;
 
@@ -43,5 +44,6 @@ pub use scripted::{Heard, ScriptedDaemon, active, hello};
 pub use small_disk::SmallDisk;
 pub use specs::{command, for_agent};
 pub use tap::{Tap, Taped};
+pub use tls_authority::{Authority, Certified};
 pub use watching::{Watch, recorded_ms};
 pub use wire::{Passing, Wire};

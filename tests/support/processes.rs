@@ -233,6 +233,18 @@ pub struct DaemonProcess {
 impl DaemonProcess {
     /// Files go under `dir`, which outlives the daemon.
     pub async fn start(baton: Baton, dir: &Path, name: &str, url: &str, token: &str) -> Self {
+        Self::start_with(baton, dir, name, url, token, &[]).await
+    }
+
+    /// With more on its command line.
+    pub async fn start_with(
+        baton: Baton,
+        dir: &Path,
+        name: &str,
+        url: &str,
+        token: &str,
+        more: &[&str],
+    ) -> Self {
         let data = dir.join(name);
         std::fs::create_dir_all(&data).expect("a directory can be made");
         let token_file = data.join("credential");
@@ -241,7 +253,8 @@ impl DaemonProcess {
             command
                 .args(["daemon", "--relay", url, "--name", name, "--slots", "4"])
                 .args(["--allow-command", "--drain", "5s", "--token-file"])
-                .arg(&token_file);
+                .arg(&token_file)
+                .args(more);
         })
         .await
     }

@@ -1,0 +1,134 @@
+//! Relay, daemon and command line over TLS, with an authority of the test's own.
+
+use baton_proto::v1::{Role, TaskState};
+use baton_tests::{
+    Authority, Baton, Certified, Client, DaemonProcess, RelayProcess, Said, command, marked_gone,
+    within,
+};
+use tempfile::TempDir;
+
+use crate::BATON;
+
+const HOST: &str = "127.0.0.1";
+
+struct Scene {
+    dir: TempDir,
+    authority: Authority,
+    relay: RelayProcess,
+    url: String,
+}
+
+impl Scene {
+    async fn start(host: &str) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let authority = Authority::new(dir.path());
+        let Certified { cert, key } = authority.certify(host);
+        let [cert, key] = [cert, key].map(|path| path.display().to_string());
+        let relay =
+            RelayProcess::start_with(BATON, &["--tls-cert", &cert, "--tls-key", &key]).await;
+        let url = relay.admin().url().replace("http://", "https://");
+        Self {
+            dir,
+            authority,
+            relay,
+            url,
+        }
+    }
+
+    fn admin(&self) -> Client {
+        Client::over_tls(
+            &self.url,
+            self.relay.admin().secret(),
+            &self.authority.pem(),
+        )
+    }
+
+    /// The command line as a person of the relay's machine uses it.
+    async fn baton(&self, ca: &str, arguments: &[&str]) -> Said {
+        let mut all = arguments.to_vec();
+        all.extend(["--relay", &self.url, "--ca", ca]);
+        BATON.run(self.relay.data(), &all).await
+    }
+
+    async fn daemon(&self, name: &str, secret: &str, ca: &str) -> DaemonProcess {
+        DaemonProcess::start_with(
+            BATON,
+            self.dir.path(),
+            name,
+            &self.url,
+            secret,
+            &["--ca", ca],
+        )
+        .await
+    }
+}
+
+/// What `baton health` says of a daemon that cannot connect, once it says this.
+async fn ailing(baton: Baton, daemon: &DaemonProcess, word: &str) -> String {
+    let data = daemon.data.display().to_string();
+    within(&format!("the daemon to say {word:?}"), async {
+        loop {
+            let said = baton.run(&daemon.data, &["health", "--data", &data]).await;
+            let text = format!("{}{}", said.stdout, said.stderr);
+            if text.contains(word) {
+                assert_eq!(said.code, Some(1), "{said:?}");
+                return text;
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relay_daemon_and_command_line_work_over_tls() {
+    let scene = Scene::start(HOST).await;
+    let ca = scene.authority.file().display().to_string();
+    let client = scene.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let mut daemon = scene.daemon("over-tls", &secret, &ca).await;
+    let task = client
+        .submit(command("sh", &["-c", "echo over tls"], "tls"))
+        .await;
+    client
+        .until_state(&task.task_id, TaskState::Completed)
+        .await;
+    assert_eq!(client.output(&task.task_id).await, b"over tls\n");
+    let listed = scene.baton(&ca, &["tasks", "--json"]).await;
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    assert!(listed.stdout.contains(&task.task_id), "{listed:?}");
+    // Nothing speaks in the clear on this port.
+    let plain = scene.relay.admin().try_get(&task.task_id).await;
+    assert!(plain.is_err(), "{plain:?}");
+    marked_gone("tls").await;
+    assert_eq!(daemon.terminate().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_another_authority_certified_is_refused_with_the_reason() {
+    let scene = Scene::start(HOST).await;
+    let client = scene.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let elsewhere = tempfile::tempdir().unwrap();
+    let stranger = Authority::new(elsewhere.path());
+    let ca = stranger.file().display().to_string();
+    let refused = scene.baton(&ca, &["tasks"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    for word in ["certificate", "--ca"] {
+        assert!(refused.stderr.contains(word), "{refused:?}");
+    }
+    let mut daemon = scene.daemon("misled", &secret, &ca).await;
+    let why = ailing(BATON, &daemon, "certificate").await;
+    assert!(why.contains("--ca"), "{why}");
+    assert_eq!(daemon.terminate().await.code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_name_is_refused_with_the_reason() {
+    let scene = Scene::start("relay.example").await;
+    let ca = scene.authority.file().display().to_string();
+    let refused = scene.baton(&ca, &["tasks"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    for word in ["certificate", "relay.example"] {
+        assert!(refused.stderr.contains(word), "{refused:?}");
+    }
+}

@@ -1,0 +1,67 @@
+//! A certificate authority of a test's own.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
+
+/// Signs for whatever name it is asked to.
+#[derive(Debug)]
+pub struct Authority {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    dir: PathBuf,
+}
+
+/// PEM files of one server.
+#[derive(Clone, Debug)]
+pub struct Certified {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Authority {
+    /// Its files go into `dir`, which is the caller's.
+    pub fn new(dir: &Path) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let key = KeyPair::generate().expect("a key can be made");
+        let issuer = CertifiedIssuer::self_signed(params, key);
+        let authority = Self {
+            issuer: issuer.expect("an authority can sign itself"),
+            dir: dir.to_owned(),
+        };
+        write(&authority.file(), &authority.pem());
+        authority
+    }
+
+    /// What peers check certificates against.
+    pub fn pem(&self) -> String {
+        let certificate: &rcgen::Certificate = self.issuer.as_ref();
+        certificate.pem()
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.dir.join("ca.pem")
+    }
+
+    /// A certificate for a host name or an address.
+    pub fn certify(&self, host: &str) -> Certified {
+        let params = CertificateParams::new(vec![host.to_owned()]).expect("a host's name");
+        let key = KeyPair::generate().expect("a key can be made");
+        let certificate = params.signed_by(&key, &self.issuer);
+        let certified = Certified {
+            cert: self.dir.join(format!("{host}.pem")),
+            key: self.dir.join(format!("{host}.key")),
+        };
+        write(
+            &certified.cert,
+            &certificate.expect("the authority signs").pem(),
+        );
+        write(&certified.key, &key.serialize_pem());
+        certified
+    }
+}
+
+fn write(file: &Path, text: &str) {
+    std::fs::write(file, text).expect("a file can be written");
+}
