@@ -58,8 +58,12 @@ pub(super) fn clear(data: &Path) -> Result<(), ImportError> {
 }
 
 fn take_over(data: &Path, incoming: &Path) -> Result<(), ImportError> {
-    // Nobody else may be using, or just about to use, what is put away.
-    let _lock = store::lock_directory(&data.join("store"))?;
+    // Nobody else may be using what is put away, or be putting it away too. A crash may have left only one of them.
+    let stores = [data.join("store"), incoming.join("store")];
+    let there = stores.iter().filter(|store| store.exists());
+    let _locks = there
+        .map(|store| store::lock_directory(store))
+        .collect::<Result<Vec<_>, _>>()?;
     let name = fs::read_to_string(incoming.join(IMPORTED))
         .map_err(io_error("read", &incoming.join(IMPORTED)))?;
     let before = data.join(format!("before-import-{}", name.trim()));
