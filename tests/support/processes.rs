@@ -148,6 +148,12 @@ impl RelayProcess {
         status.expect("a child can be waited for");
     }
 
+    /// Waits until it has ended by itself.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let status = within("the relay to end by itself", self.child.wait()).await;
+        status.expect("a child can be waited for")
+    }
+
     /// Starts it again where it was.
     pub async fn revive(&mut self) {
         let (data, arguments) = (self.dir.path(), &self.arguments);

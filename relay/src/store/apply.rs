@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::careful::careful;
 use super::committer::Shared;
 use super::disk::write_failed;
 use super::overlay::Slot;
@@ -49,22 +50,21 @@ impl Applier {
     pub(super) fn cycle(&mut self, durable: CommitSeq) -> Result<(), Fatal> {
         if durable <= self.applied {
             // A reader may have let go of the journal since.
-            return self.cut_journal().map_err(|error| write_failed(&error));
+            return careful(|| self.cut_journal()).map_err(|error| write_failed(&error));
         }
         let due = self.shared.overlay.due(durable);
         for batch in due.changes.chunks(BATCH) {
             if self.shared.progress.failed() {
                 return Ok(());
             }
-            self.write(batch).map_err(|error| write_failed(&error))?;
+            careful(|| self.write(batch)).map_err(|error| write_failed(&error))?;
         }
         self.shared.disk.make_durable()?;
         // A value that was passed over for a newer one must be in the journal before the older is cut from it.
         if !self.shared.progress.wait_for(due.superseded_by) {
             return Ok(());
         }
-        self.note_applied(durable)
-            .map_err(|error| write_failed(&error))?;
+        careful(|| self.note_applied(durable)).map_err(|error| write_failed(&error))?;
         self.shared.overlay.forget(durable);
         self.shared.made_room();
         Ok(())
@@ -76,9 +76,12 @@ impl Applier {
         self.cycle(head)?;
         let key = Key::Meta(MetaKey::Incarnation).encode();
         let identity = start.incarnation.as_bytes().to_vec().into();
-        let put = self.shared.disk.records.put(&key, start.base, &identity);
-        put.and_then(|()| self.note_applied(start.base))
-            .map_err(|error| write_failed(&error))
+        let jumped = careful(|| {
+            let records = &self.shared.disk.records;
+            records.put(&key, start.base, &identity)?;
+            self.note_applied(start.base)
+        });
+        jumped.map_err(|error| write_failed(&error))
     }
 
     fn write(&self, batch: &[(bytes::Bytes, Slot)]) -> sled::Result<()> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
+use super::careful::careful;
 use super::config::StoreConfig;
 use super::disk::{Disk, write_failed};
 use super::journal::Encoder;
@@ -86,8 +87,7 @@ impl Committer {
         for change in group.iter().flat_map(|append| &append.changes) {
             entry.push(change);
         }
-        entry
-            .write(&self.shared.disk.journal, first)
+        careful(|| entry.write(&self.shared.disk.journal, first))
             .map_err(|error| write_failed(&error))?;
         self.shared.disk.make_durable()?;
         let bytes: usize = group.iter().map(|append| append.bytes).sum();

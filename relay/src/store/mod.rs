@@ -4,6 +4,7 @@
 //! that the append returned. Nothing may leave the relay that depends on a change which is not durable.
 
 mod apply;
+mod careful;
 mod committer;
 mod config;
 mod disk;

@@ -8,6 +8,7 @@ use std::thread;
 use tokio::sync::{Notify, watch};
 
 use super::apply::Applier;
+use super::careful::careful;
 use super::committer::{Committer, Shared};
 use super::config::SCHEMA;
 use super::disk::write_failed;
@@ -148,9 +149,11 @@ fn take_over(
     start: &Start,
 ) -> Result<Applier, Fatal> {
     let tree = &shared.disk.journal;
-    journal::remove(tree, CommitSeq(0), applied)
-        .and_then(|()| journal::remove(tree, CommitSeq(tail.head.0 + 1), CommitSeq(u64::MAX)))
-        .map_err(|error| write_failed(&error))?;
+    let removed = careful(|| {
+        journal::remove(tree, CommitSeq(0), applied)?;
+        journal::remove(tree, CommitSeq(tail.head.0 + 1), CommitSeq(u64::MAX))
+    });
+    removed.map_err(|error| write_failed(&error))?;
     let mut applier = Applier {
         shared: Arc::clone(shared),
         applied,

@@ -4,6 +4,7 @@
 use bytes::{Bytes, BytesMut};
 use sled::IVec;
 
+use super::careful::careful;
 use super::value::{Chunk, chunk_key, chunks, split_chunk_key};
 use super::{CommitSeq, Unreadable};
 
@@ -118,7 +119,7 @@ impl Records {
     }
 
     fn piece(&self, raw_key: &[u8]) -> sled::Result<Result<Option<IVec>, Unreadable>> {
-        match self.tree.get(raw_key) {
+        match careful(|| self.tree.get(raw_key)) {
             Ok(value) => Ok(Ok(value)),
             Err(sled::Error::Corruption { .. }) => Ok(Err(Unreadable::Page)),
             Err(other) => Err(other),

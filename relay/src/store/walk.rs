@@ -6,6 +6,8 @@ use std::ops::Bound;
 
 use sled::IVec;
 
+use super::careful::careful;
+
 /// Ends the search for a page's edge. Each step halves a gap between keys, and keys have at most 263 bytes.
 const MOST_STEPS: u32 = 8 * 300;
 
@@ -42,13 +44,17 @@ impl<'a> Walk<'a> {
         let Some(iter) = &mut self.iter else {
             return Ok(None);
         };
-        match if self.reverse {
-            iter.next_back()
-        } else {
-            iter.next()
-        } {
-            None => Ok(None),
-            Some(Ok((key, value))) => {
+        let reverse = self.reverse;
+        match careful(|| {
+            if reverse {
+                iter.next_back()
+            } else {
+                iter.next()
+            }
+            .transpose()
+        }) {
+            Ok(None) => Ok(None),
+            Ok(Some((key, value))) => {
                 let passed = Bound::Excluded(key.to_vec());
                 *(if self.reverse {
                     &mut self.high
@@ -57,11 +63,11 @@ impl<'a> Walk<'a> {
                 }) = passed;
                 Ok(Some(Ok((key, value))))
             }
-            Some(Err(sled::Error::Corruption { .. })) => {
+            Err(sled::Error::Corruption { .. }) => {
                 self.step_past()?;
                 Ok(Some(Err(DamagedPage)))
             }
-            Some(Err(other)) => Err(other),
+            Err(other) => Err(other),
         }
     }
 
@@ -156,15 +162,18 @@ impl<'a> Walk<'a> {
     /// Whether the walk could go on from `key`. Between the last key that was read and the damaged page there is none
     /// other, so every place before the page leads into it and only places behind it do not.
     fn readable(&self, key: &[u8]) -> sled::Result<bool> {
-        let next = if self.reverse {
-            self.tree.range(..=key).next_back()
-        } else {
-            self.tree.range(key..).next()
+        let next = || {
+            let next = if self.reverse {
+                self.tree.range(..=key).next_back()
+            } else {
+                self.tree.range(key..).next()
+            };
+            next.transpose()
         };
-        match next {
-            Some(Err(sled::Error::Corruption { .. })) => Ok(false),
-            Some(Err(other)) => Err(other),
-            Some(Ok(_)) | None => Ok(true),
+        match careful(next) {
+            Err(sled::Error::Corruption { .. }) => Ok(false),
+            Err(other) => Err(other),
+            Ok(_) => Ok(true),
         }
     }
 }

@@ -112,7 +112,11 @@ impl Rig {
     }
 
     fn refusal(&self) -> OpenError {
-        Store::open(self.config()).expect_err("this start is refused")
+        match Store::open(self.config()) {
+            Err(refusal) => refusal,
+            // What was opened may be large; nobody wants to see all of it.
+            Ok(opened) => panic!("this start is not refused: {:?}", opened.recovery),
+        }
     }
 
     /// Ends like a crash: `last` is written and flushed, but its sync fails, so it is never acknowledged, and nothing
