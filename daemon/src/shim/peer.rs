@@ -31,6 +31,8 @@ pub(super) struct Peer {
     decoder: Decoder,
     out: BytesMut,
     owed: BTreeSet<Owed>,
+    /// It reads no more. What it said last may still be there to hear, and counts.
+    deaf: bool,
     /// When it came.
     pub(super) since: Moment,
     /// What both speak, once that is known.
@@ -49,6 +51,7 @@ impl Peer {
             decoder: Decoder::default(),
             out: BytesMut::new(),
             owed: BTreeSet::new(),
+            deaf: false,
             since: now,
             version: 0,
         })
@@ -77,7 +80,7 @@ impl Peer {
 
     /// What can be said now: nothing while earlier words are still on their way.
     pub(super) fn due(&mut self) -> Option<Owed> {
-        if self.out.is_empty() {
+        if self.out.is_empty() && !self.deaf {
             self.owed.pop_first()
         } else {
             None
@@ -91,17 +94,19 @@ impl Peer {
         }
     }
 
-    /// Sends what the connection takes. False when the daemon is gone.
-    pub(super) fn flush(&mut self) -> bool {
+    /// Sends what the connection takes.
+    pub(super) fn flush(&mut self) {
         while !self.out.is_empty() {
             match self.stream.write(&self.out) {
                 Ok(length) => self.out.advance(length),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
+                Err(_) => {
+                    self.deaf = true;
+                    self.out.clear();
+                }
             }
         }
-        true
     }
 
     pub(super) fn has_unsent(&self) -> bool {

@@ -355,10 +355,7 @@ impl Shim {
 
     fn speak(&mut self) {
         while let Some(peer) = &mut self.peer {
-            if !peer.flush() {
-                self.peer = None;
-                return;
-            }
+            peer.flush();
             let Some(owed) = peer.due() else {
                 return;
             };
@@ -375,9 +372,11 @@ impl Shim {
         self.speak();
         if let Some(peer) = &mut self.peer {
             peer.say(&said(from_shim::Message::Report(report)));
-            while peer.flush() && peer.has_unsent() && self.clock.now() < until {
+            peer.flush();
+            while peer.has_unsent() && self.clock.now() < until {
                 let mut fds = [PollFd::from_borrowed_fd(peer.fd(), PollFlags::OUT)];
                 let _ = poll(&mut fds, Some(&pause()));
+                peer.flush();
             }
         }
         kept

@@ -197,3 +197,17 @@ fn a_shim_that_breaks_takes_everybody_with_it_and_reports_nothing() {
     assert!(pids.iter().all(|pid| is_dead(*pid)));
     assert_eq!(shim.report_on_disk(), None);
 }
+
+#[test]
+fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
+    let mut shim = Shim::run("while :; do echo x; done");
+    shim.wire.grown();
+    let longer = lease(Duration::from_secs(3_000), Duration::from_secs(3_001));
+    // The shim may find that it cannot speak any more before it comes to listen.
+    shim.wire.lease(longer);
+    shim.hang_up();
+    shim.wire = shim.connect();
+    assert_eq!(shim.wire.greet().lease, Some(longer));
+    shim.wire.stop(Duration::ZERO);
+    shim.report();
+}
