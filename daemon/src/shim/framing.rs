@@ -8,8 +8,6 @@ use prost::Message;
 pub const LARGEST_MESSAGE: usize = 2 * 1024 * 1024 + 64 * 1024;
 
 const LENGTH: usize = 4;
-/// A buffer that grew beyond this for one message is let go after it.
-const KEPT: usize = 16 * 1024;
 
 /// What comes in is not this protocol; the connection is of no more use.
 #[derive(Debug, thiserror::Error)]
@@ -61,11 +59,14 @@ impl Decoder {
             return Err(FramingError::TooLong(length));
         }
         if self.buffer.len() < LENGTH + length {
+            // Once and no more than it takes: growing by doubling would leave memory behind.
+            self.buffer.reserve(LENGTH + length - self.buffer.len());
             return Ok(None);
         }
         self.buffer.advance(LENGTH);
         let body = self.buffer.split_to(length).freeze();
-        if self.buffer.is_empty() && length > KEPT {
+        if self.buffer.is_empty() {
+            // It may have grown for a prompt of a mebibyte, and a connection is quiet most of the time.
             self.buffer = BytesMut::new();
         }
         Ok(Some(M::decode(body)?))

@@ -36,11 +36,12 @@ pub use report::read_report;
 /// First argument of a call that is meant for the shim. Not for people; further arguments are there for `ps`.
 pub const ARGUMENT: &str = "__shim";
 
-/// What a shim is started with in addition: words to the executable's allocator, which expects a busy server and would
-/// begin with two pages of 2 MiB.
-pub const ENVIRONMENT: [(&str, &str); 2] = [
+/// What a shim is started with in addition: words to the executable's allocator, which expects a busy server. It would
+/// begin with two pages of 2 MiB, and keep what a large prompt took.
+pub const ENVIRONMENT: [(&str, &str); 3] = [
     ("MIMALLOC_ALLOW_THP", "0"),
     ("MIMALLOC_ARENA_RESERVE", "8MiB"),
+    ("MIMALLOC_PURGE_DELAY", "0"),
 ];
 
 /// Where it listens, in the attempt's directory.
