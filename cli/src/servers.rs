@@ -9,7 +9,8 @@ use std::time::Duration;
 pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, Checkup, Daemon, DaemonConfig, check_health, read_agents,
+    ANY_COMMAND, AgentConfig, Checkup, Daemon, DaemonConfig, KERNEL_BOOT_ID, ShimProgram,
+    check_health, read_agents,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 use baton_relay::config::{RelayConfig, TlsFiles};
@@ -19,12 +20,14 @@ use tokio_util::sync::CancellationToken;
 use crate::discovery::RELAY_URL_FILE;
 use crate::errors::{CliError, Story};
 
-/// What the two servers read time from.
+/// What the two servers read time from, and which boot of the machine this is.
 #[derive(Clone, Debug)]
 pub struct Clocks {
     pub relay: baton_relay::clock::Clock,
     /// The shims of its attempts read the same.
     pub daemon: baton_daemon::Clock,
+    /// Holds the boot id that the daemon tells.
+    pub boot_id_file: PathBuf,
 }
 
 /// The system's.
@@ -33,6 +36,7 @@ impl Default for Clocks {
         Self {
             relay: baton_relay::clock::Clock::system(),
             daemon: baton_daemon::Clock::boot(),
+            boot_id_file: KERNEL_BOOT_ID.into(),
         }
     }
 }
@@ -235,6 +239,8 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         work_dir,
         drain: plan.drain,
         health: plan.health,
+        shim: ShimProgram::own(),
+        boot_id_file: clocks.boot_id_file.clone(),
         adopt_orphans: true,
         clock: clocks.daemon.clone(),
     })

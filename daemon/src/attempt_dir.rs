@@ -24,7 +24,7 @@ const META: &str = "attempt";
 /// Frames that the relay has not acknowledged.
 const OUTBOX: &str = "outbox";
 /// How long the shim may have, for when it cannot be asked.
-const LEASE: &str = "lease";
+pub(crate) const LEASE: &str = "lease";
 /// Half-written successors of the files above.
 const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "report.new"];
 const SEGMENT_DIGITS: usize = 20;
@@ -115,6 +115,7 @@ impl AttemptDir {
         self.path.join(SPOOL)
     }
 
+    #[cfg(test)]
     pub(crate) fn report(&self) -> PathBuf {
         self.path.join(REPORT)
     }

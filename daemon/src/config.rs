@@ -10,9 +10,13 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::clock::Clock;
+use crate::shim::client::ShimProgram;
 
 /// Name of the agent that runs whatever command a task brings. Off unless it is allowed.
 pub const ANY_COMMAND: &str = "command";
+
+/// Says which boot of the machine this is.
+pub const KERNEL_BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
@@ -36,6 +40,10 @@ pub struct DaemonConfig {
     pub drain: Duration,
     /// Answers health checks here too; over a Unix socket in the data directory it always does.
     pub health: Option<SocketAddr>,
+    /// Holds on to one attempt's child, whatever happens to the daemon. See [`ShimProgram::own`].
+    pub shim: ShimProgram,
+    /// Where the kernel tells which boot this is. See [`KERNEL_BOOT_ID`].
+    pub boot_id_file: PathBuf,
     /// Orphans of attempts become children of this process. Only for a process that has no other children.
     pub adopt_orphans: bool,
     pub clock: Clock,

@@ -66,7 +66,6 @@ impl Control {
         }
     }
 
-    #[expect(dead_code, reason = "for attempts that a daemon takes over")]
     /// The last word about its attempt, and the receipt in it: nothing runs any more.
     pub(crate) fn last_word(&self) -> Option<TerminationReceipt> {
         let receipt = match self.body.as_ref()? {
@@ -269,6 +268,21 @@ pub(crate) fn wire_phase(phase: OncePhase) -> LifecyclePhase {
     }
 }
 
+/// The phase behind [`wire_phase`]; none for those that may come again.
+pub(crate) fn once_phase(phase: LifecyclePhase) -> Option<OncePhase> {
+    let all = [
+        OncePhase::Started,
+        OncePhase::AgentStarted,
+        OncePhase::PromptWritten,
+        OncePhase::FirstEventSeen,
+        OncePhase::FirstVisibleEventSeen,
+        OncePhase::Streaming,
+        OncePhase::CleanupStarted,
+        OncePhase::CleanupFinished,
+    ];
+    all.into_iter().find(|once| wire_phase(*once) == phase)
+}
+
 /// The receipt of an attempt whose process was never started.
 pub(crate) fn nothing_ran(wall: SystemTime) -> TerminationReceipt {
     TerminationReceipt {
@@ -285,6 +299,8 @@ pub(crate) fn receipt(ending: &Ending, wall: SystemTime) -> TerminationReceipt {
         Some(Exit::Signal(signal)) => (None, Some(signal)),
         Some(Exit::Unseen) | None => (None, None),
     };
+    // The shim saw the end; this may be read much later.
+    let wall = ending.ended.map_or(wall, |ended| ended.wall);
     TerminationReceipt {
         exit_code,
         signal,
@@ -329,7 +345,7 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
         } => Some(Body::Error(TaskError {
             final_offset,
             receipt: Some(receipt),
-            failure_code: (*code).to_owned(),
+            failure_code: code.clone(),
             message: message.clone(),
             user_message: message.clone(),
             stderr_tail: redact(stderr_tail),
@@ -387,7 +403,7 @@ pub(crate) fn contract_unmet(message: &str, closing: Closing) -> Body {
     })
 }
 
-fn wire_timer(kind: DeadlineKind) -> TimerKind {
+pub(crate) fn wire_timer(kind: DeadlineKind) -> TimerKind {
     match kind {
         DeadlineKind::ProcessStart => TimerKind::ProcessStart,
         DeadlineKind::PromptWrite => TimerKind::PromptWrite,
@@ -397,6 +413,20 @@ fn wire_timer(kind: DeadlineKind) -> TimerKind {
         DeadlineKind::ToolIdle => TimerKind::ToolIdle,
         DeadlineKind::Total => TimerKind::Total,
     }
+}
+
+/// The deadline behind [`wire_timer`]; none for timers that only the relay has.
+pub(crate) fn deadline_kind(timer: TimerKind) -> Option<DeadlineKind> {
+    let all = [
+        DeadlineKind::ProcessStart,
+        DeadlineKind::PromptWrite,
+        DeadlineKind::FirstEvent,
+        DeadlineKind::FirstVisibleEvent,
+        DeadlineKind::StreamIdle,
+        DeadlineKind::ToolIdle,
+        DeadlineKind::Total,
+    ];
+    all.into_iter().find(|kind| wire_timer(*kind) == timer)
 }
 
 fn millis(span: Duration) -> u64 {

@@ -5,28 +5,32 @@ use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase, RenewEntry,
+    ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase,
     TerminationReceipt,
 };
-use tokio::sync::watch;
+use bytes::Bytes;
 
 use crate::agents::Refusal;
-use crate::attempt::{AttemptEvent, AttemptPlan, Stop};
+use crate::attempt::AttemptPlan;
+use crate::attempt_dir::AttemptId;
 use crate::clock::{Clock, Moment};
-use crate::frames::{self, Control, PhaseReport};
+use crate::frames::{self, Control};
 use crate::lease::LeaseClock;
 use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox};
 
 mod ending;
+mod events;
+mod lease;
 mod place;
+mod reins;
+mod restored;
 
 pub(crate) use place::Place;
+pub(crate) use reins::{Bits, Reach};
+pub(crate) use restored::Remains;
 
-/// Unacknowledged output at which a connected child is held back, and at which it goes on.
-const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
-const GO_ON_BELOW: usize = OUTPUT_LIMIT / 4;
-/// Bytes on their way to the disk at which a child is held back.
-const UNWRITTEN_MOST: usize = 1024 * 1024;
+use reins::Reins;
+
 /// Complaints about one gap come in bunches: one for each frame that was in flight.
 const REPLAY_PAUSE: Duration = Duration::from_millis(500);
 
@@ -45,6 +49,8 @@ pub(crate) struct Held {
     stopping: Option<StopWhy>,
     /// When it last replayed because the relay missed something; what was in flight then is no news.
     replayed_at: Option<Moment>,
+    /// What the fold must remember, as it was said last.
+    snapshot: Bytes,
     /// Its id waits in the supervisor's queue of attempts with something to send.
     pub(crate) is_queued: bool,
 }
@@ -56,10 +62,8 @@ enum Stage {
         accepted_at: Moment,
         confirm_by: Moment,
     },
-    Running {
-        stop: watch::Sender<Option<Stop>>,
-        hold_back: watch::Sender<bool>,
-    },
+    /// A task drives its shim.
+    Running(Reins),
     /// Nothing runs. Kept until the relay has acknowledged `last_seq`.
     Finished {
         last_seq: u64,
@@ -104,8 +108,10 @@ pub(crate) struct Offer {
 /// What starts once the lease is confirmed.
 pub(crate) struct Start {
     pub(crate) plan: AttemptPlan,
-    pub(crate) stop: watch::Receiver<Option<Stop>>,
-    pub(crate) hold_back: watch::Receiver<bool>,
+    pub(crate) token: LeaseToken,
+    /// Where its shim works.
+    pub(crate) dir: AttemptId,
+    pub(crate) bits: Bits,
 }
 
 impl Held {
@@ -127,7 +133,7 @@ impl Held {
         let mut held = Self {
             outbox: Outbox::new(OUTPUT_LIMIT),
             place,
-            ..Self::new(attempt, token, stage, cleanup_term)
+            ..Self::new(attempt, Some(token), stage, cleanup_term)
         };
         held.say(frames::accepted(), clock);
         held
@@ -143,7 +149,7 @@ impl Held {
             last_seq: 0,
             receipt: frames::nothing_ran(clock.wall()),
         };
-        let mut held = Self::new(attempt, token, stage, Duration::ZERO);
+        let mut held = Self::new(attempt, Some(token), stage, Duration::ZERO);
         held.finish(
             frames::rejected(refusal),
             frames::nothing_ran(clock.wall()),
@@ -152,10 +158,15 @@ impl Held {
         held
     }
 
-    fn new(attempt: AttemptRef, token: LeaseToken, stage: Stage, cleanup_term: Duration) -> Self {
+    fn new(
+        attempt: AttemptRef,
+        token: Option<LeaseToken>,
+        stage: Stage,
+        cleanup_term: Duration,
+    ) -> Self {
         Self {
             attempt,
-            token: Some(token),
+            token,
             outbox: Outbox::in_memory(OUTPUT_LIMIT),
             place: Place::Memory,
             stage,
@@ -165,14 +176,16 @@ impl Held {
             phase: LifecyclePhase::Accepted,
             stopping: None,
             replayed_at: None,
+            snapshot: Bytes::new(),
             is_queued: false,
         }
     }
 
-    /// Whether it takes up one of the daemon's slots.
+    /// Whether it takes up one of the daemon's slots: something runs, or may.
     pub(crate) fn holds_slot(&self) -> bool {
-        match self.stage {
-            Stage::Accepted { .. } | Stage::Running { .. } => true,
+        match &self.stage {
+            Stage::Accepted { .. } => true,
+            Stage::Running(reins) => reins.reach != Reach::Over,
             Stage::Finished { .. } => false,
         }
     }
@@ -181,7 +194,7 @@ impl Held {
     pub(crate) fn is_settled(&self) -> bool {
         match self.stage {
             Stage::Finished { .. } => self.ends_with(self.outbox.acked().control_seq),
-            Stage::Accepted { .. } | Stage::Running { .. } => false,
+            Stage::Accepted { .. } | Stage::Running(_) => false,
         }
     }
 
@@ -189,12 +202,8 @@ impl Held {
     pub(crate) fn ends_with(&self, seq: u64) -> bool {
         match self.stage {
             Stage::Finished { last_seq, .. } => seq >= last_seq,
-            Stage::Accepted { .. } | Stage::Running { .. } => false,
+            Stage::Accepted { .. } | Stage::Running(_) => false,
         }
-    }
-
-    pub(crate) fn lease(&self) -> Option<LeaseClock> {
-        self.lease.filter(|_| self.holds_slot())
     }
 
     /// The relay repeats an offer that stands, so the daemon repeats its answer.
@@ -230,22 +239,17 @@ impl Held {
             self.give_back(&Refusal::not_confirmed(), clock);
             return None;
         }
+        let (token, dir) = (self.token.clone()?, self.place.on_disk()?);
         self.lease = Some(lease);
         let plan = (**plan).clone();
-        let (stop, stop_rx) = watch::channel(None);
-        let (hold_back, hold_back_rx) = watch::channel(false);
-        self.stage = Stage::Running { stop, hold_back };
+        let (reins, bits) = Reins::new(Some(lease), Reach::Linked, 0);
+        self.stage = Stage::Running(reins);
         Some(Start {
             plan,
-            stop: stop_rx,
-            hold_back: hold_back_rx,
+            token,
+            dir,
+            bits,
         })
-    }
-
-    pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
-        if let Some(lease) = &mut self.lease {
-            lease.renew(sent_at, granted);
-        }
     }
 
     pub(crate) fn cancel(&mut self, reason: CancelReason, grace: Option<Duration>, clock: &Clock) {
@@ -255,7 +259,7 @@ impl Held {
                 let closing = self.closing(receipt.clone());
                 self.finish(frames::canceled(reason, closing), receipt, clock);
             }
-            Stage::Running { .. } => {
+            Stage::Running(_) => {
                 let grace = grace.unwrap_or(self.cleanup_term);
                 self.order_stop(StopWhy::Canceled(reason), clock.now().after(grace));
             }
@@ -280,109 +284,24 @@ impl Held {
         }
     }
 
-    /// When time alone changes something here.
-    pub(crate) fn next_wake(&self) -> Option<Moment> {
-        match &self.stage {
-            Stage::Accepted { confirm_by, .. } => Some(*confirm_by),
-            Stage::Running { .. } if self.stopping < Some(StopWhy::LeaseEnded) => {
-                self.lease.map(|lease| lease.term_at(self.cleanup_term))
-            }
-            Stage::Running { .. } | Stage::Finished { .. } => None,
-        }
-    }
-
-    /// Lets time do its part: an offer that nobody confirmed, a lease that nobody renewed.
-    pub(crate) fn on_time(&mut self, clock: &Clock) {
-        let now = clock.now();
-        if self.next_wake().is_none_or(|at| at > now) {
-            return;
-        }
-        match (&self.stage, self.lease) {
-            (Stage::Accepted { .. }, _) => {
-                self.give_back(&Refusal::not_confirmed(), clock);
-            }
-            (Stage::Running { .. }, Some(lease)) => {
-                self.order_stop(StopWhy::LeaseEnded, lease.kill_at());
-            }
-            (Stage::Running { .. } | Stage::Finished { .. }, _) => {}
-        }
-    }
-
-    pub(crate) fn on_event(&mut self, event: AttemptEvent, clock: &Clock) {
-        let fenced = self.stopping == Some(StopWhy::Fenced);
-        match event {
-            AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
-            AttemptEvent::Entered { .. } | AttemptEvent::Output(_) if fenced => {}
-            AttemptEvent::Output(chunk) => {
-                self.outbox
-                    .push_output(chunk.kind, chunk.bytes, clock.wall());
-            }
-            AttemptEvent::Entered {
-                phase,
-                pid,
-                next_deadline,
-            } => {
-                let now = clock.now();
-                let started_at = *self.started_at.get_or_insert(now);
-                let wall = clock.wall();
-                self.phase = frames::wire_phase(phase);
-                let report = PhaseReport {
-                    phase,
-                    pid,
-                    deadline_at: next_deadline.map(|at| wall + now.until(at)),
-                    elapsed: started_at.until(now),
-                    wall,
-                };
-                self.say(frames::phase(&report), clock);
-            }
-        }
-    }
-
-    /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
-    /// so the child runs on and the outbox cuts.
-    pub(crate) fn balance(&self, connected: bool) {
-        let Stage::Running { hold_back, .. } = &self.stage else {
-            return;
-        };
-        let unacked = self.outbox.held();
-        let unwritten = self.outbox.log().unwritten() > UNWRITTEN_MOST;
-        hold_back.send_if_modified(|held| {
-            let limit = if *held { GO_ON_BELOW } else { HOLD_BACK_ABOVE };
-            let wanted = unwritten || (connected && unacked > limit);
-            std::mem::replace(held, wanted) != wanted
-        });
-    }
-
-    /// For a heartbeat: everything that the relay may still count as leased.
-    pub(crate) fn renew_entry(&self, now: Moment) -> Option<RenewEntry> {
-        let leased = match &self.stage {
-            Stage::Accepted { .. } => true,
-            // A finished one too: its terminal frame may still be queued behind its output.
-            Stage::Running { .. } | Stage::Finished { .. } => {
-                self.lease.is_some_and(|lease| !lease.left(now).is_zero())
-            }
-        };
-        (leased && self.stopping < Some(StopWhy::LeaseEnded)).then(|| RenewEntry {
-            attempt_id: self.attempt.attempt_id.clone(),
-            token: self.token.clone(),
-            phase: self.phase.into(),
-        })
-    }
-
     /// For Hello.
     pub(crate) fn active(&self) -> ActiveAttempt {
-        let running = self.holds_slot();
+        let state = match &self.stage {
+            Stage::Accepted { .. } => ActiveState::Running,
+            Stage::Running(reins) => match reins.reach {
+                Reach::Linked => ActiveState::Running,
+                Reach::Unreachable => ActiveState::Unreachable,
+                // How it ended is known, and is told as soon as its output is.
+                Reach::Over => ActiveState::Finished,
+            },
+            Stage::Finished { .. } => ActiveState::Finished,
+        };
         let acked = self.outbox.acked().control_seq;
         let last = self.outbox.last_control_seq();
         ActiveAttempt {
             r#ref: Some(self.attempt.clone()),
-            token: self.token.clone().filter(|_| running),
-            state: if running {
-                ActiveState::Running
-            } else {
-                ActiveState::Finished
-            }
-            .into(),
+            token: self.token.clone().filter(|_| state == ActiveState::Running),
+            state: state.into(),
             last_control_seq: last,
             oldest_control_seq: if acked < last { acked + 1 } else { 0 },
             output_end: self.outbox.end_offset(),
@@ -399,21 +318,19 @@ impl Held {
     }
 
     fn order_stop(&mut self, why: StopWhy, kill_at: Moment) {
-        // Of equals the first counts: a second cancel changes nothing.
+        self.raise_stop(why);
+        if let Stage::Running(reins) = &self.stage {
+            reins.order_stop(kill_at);
+        }
+    }
+
+    /// Of equals the first counts: a second cancel changes nothing.
+    fn raise_stop(&mut self, why: StopWhy) {
         if self
             .stopping
             .is_none_or(|standing| standing.rank() < why.rank())
         {
             self.stopping = Some(why);
-        }
-        if let Stage::Running { stop, .. } = &self.stage {
-            stop.send_if_modified(|order| {
-                let sooner = order.is_none_or(|order| kill_at < order.kill_at);
-                if sooner {
-                    *order = Some(Stop { kill_at });
-                }
-                sooner
-            });
         }
     }
 

@@ -13,7 +13,6 @@ use crate::whole_file;
 
 const ID_FILE: &str = "daemon-id";
 const LOCK_FILE: &str = "daemon.lock";
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 #[derive(Debug)]
 pub(crate) struct Identity {
@@ -38,7 +37,7 @@ pub enum IdentityError {
 }
 
 impl Identity {
-    pub(crate) fn open(data_dir: &Path) -> Result<Self, IdentityError> {
+    pub(crate) fn open(data_dir: &Path, boot_id_file: &Path) -> Result<Self, IdentityError> {
         let failed = |source| IdentityError::Directory {
             path: data_dir.to_owned(),
             source,
@@ -63,7 +62,7 @@ impl Identity {
             data_dir: data_dir.to_owned(),
             daemon_id,
             instance_id: Uuid::now_v7().to_string(),
-            boot_id: fs::read_to_string(BOOT_ID)
+            boot_id: fs::read_to_string(boot_id_file)
                 .unwrap_or_default()
                 .trim()
                 .to_owned(),
@@ -101,16 +100,17 @@ impl Drop for Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::KERNEL_BOOT_ID;
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn the_id_survives_a_restart_and_the_directory_belongs_to_one_daemon() {
         let dir = tempfile::tempdir().unwrap();
-        let mut first = Identity::open(dir.path()).unwrap();
+        let mut first = Identity::open(dir.path(), Path::new(KERNEL_BOOT_ID)).unwrap();
         assert_eq!(first.daemon_id(), "");
         first.keep("d-1").unwrap();
         assert!(matches!(
-            Identity::open(dir.path()),
+            Identity::open(dir.path(), Path::new(KERNEL_BOOT_ID)),
             Err(IdentityError::Locked { .. })
         ));
         let mode = fs::metadata(dir.path().join(ID_FILE))
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let instance = first.instance_id.clone();
         drop(first);
-        let second = Identity::open(dir.path()).unwrap();
+        let second = Identity::open(dir.path(), Path::new(KERNEL_BOOT_ID)).unwrap();
         assert_eq!(second.daemon_id(), "d-1");
         assert_ne!(second.instance_id, instance);
     }

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use baton_proto::worker;
+
 use crate::clock::Moment;
 
 /// Part of the final stretch kept for KILL itself, so that it is done by the limit and not begun there.
@@ -23,6 +25,21 @@ impl LeaseClock {
         Self {
             limit: sent_at.after(granted),
             granted,
+        }
+    }
+
+    /// As another daemon left it, with its shim or on disk.
+    pub(crate) fn adopted(limit: Moment, granted: Duration) -> Self {
+        Self { limit, granted }
+    }
+
+    /// As its shim counts it.
+    pub(crate) fn message(&self, cleanup_term: Duration) -> worker::Lease {
+        worker::Lease {
+            term_at_ms: self.term_at(cleanup_term).as_millis(),
+            kill_at_ms: self.kill_at().as_millis(),
+            limit_ms: self.limit.as_millis(),
+            granted_ms: u64::try_from(self.granted.as_millis()).unwrap_or(u64::MAX),
         }
     }
 
@@ -86,5 +103,14 @@ mod tests {
         assert_eq!(short.term_at(Duration::from_secs(2)), ms(600));
         assert_eq!(short.kill_at(), ms(700));
         assert!(short.term_at(Duration::ZERO) >= short.kill_at());
+    }
+
+    #[test]
+    fn the_next_daemon_counts_as_the_one_before_did() {
+        let lease = LeaseClock::granted(ms(5_000), Duration::from_secs(30));
+        let told = lease.message(Duration::from_secs(2));
+        assert_eq!((told.term_at_ms, told.kill_at_ms), (33_000, 34_800));
+        let granted = Duration::from_millis(told.granted_ms);
+        assert_eq!(LeaseClock::adopted(ms(told.limit_ms), granted), lease);
     }
 }

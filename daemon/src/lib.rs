@@ -9,10 +9,6 @@
 
 mod agents;
 mod attempt;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "for attempts that a daemon takes over")
-)]
 mod attempt_dir;
 mod backoff;
 mod checked;
@@ -26,10 +22,6 @@ mod held;
 mod identity;
 mod lease;
 mod link;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "for attempts that a daemon takes over")
-)]
 mod outbox;
 mod phases;
 mod process;
@@ -43,6 +35,7 @@ mod supervisor;
 mod timers;
 mod whole_file;
 
+use std::collections::BTreeSet;
 use std::io;
 
 use tokio::sync::{mpsc, watch};
@@ -50,20 +43,24 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 pub use clock::{Clock, Moment};
-pub use config::{ANY_COMMAND, AgentConfig, ConfigError, DaemonConfig, read_agents};
+pub use config::{
+    ANY_COMMAND, AgentConfig, ConfigError, DaemonConfig, KERNEL_BOOT_ID, read_agents,
+};
 pub use disk::DiskState;
 pub use health::{Checkup, HealthError, check as check_health};
 pub use identity::IdentityError;
 pub use link::LinkError;
+pub use shim::client::ShimProgram;
 pub use status::{Ailment, DaemonStatus, Heard};
 pub use storage::StorageError;
 
+use attempt::Workshop;
 use health::HealthChecks;
 use identity::Identity;
 use link::Link;
-use process::{DAEMON_MARKER, Spawner, adopt_orphans, kill_marked};
+use process::{adopt_orphans, kill_strangers};
 use storage::Storage;
-use supervisor::Supervisor;
+use supervisor::{Supervisor, adoption};
 
 /// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
 const LINK_EVENTS: usize = 64;
@@ -108,7 +105,7 @@ impl Daemon {
         config.check()?;
         let endpoint = link::endpoint(&config)?;
         link::read_token(&config.token_file)?;
-        let identity = Identity::open(&config.data_dir)?;
+        let identity = Identity::open(&config.data_dir, &config.boot_id_file)?;
         let storage = Storage::open(&config.data_dir)?;
         let health = HealthChecks::bind(&config.data_dir, config.health)?;
         let now = config.clock.now();
@@ -133,7 +130,8 @@ impl Daemon {
         self.status.subscribe()
     }
 
-    /// See [`run`]. Dropping the future kills what still runs.
+    /// See [`run`]. Dropping the future leaves what still runs to its shims, as killing the daemon does: the next one
+    /// on the same directory takes it over, and without one it ends with its lease.
     pub async fn run(self, stop: CancellationToken) -> Result<(), DaemonError> {
         let Self {
             config,
@@ -147,7 +145,15 @@ impl Daemon {
         if config.adopt_orphans {
             adopt_orphans()?;
         }
-        clear_leftovers(&identity, &config.clock).await;
+        let workshop = Workshop {
+            shim: config.shim.clone(),
+            daemon_id: identity.daemon_id().to_owned(),
+            instance_id: identity.instance_id.clone(),
+            clock: config.clock.clone(),
+        };
+        let attempts = storage.attempts.clone();
+        let inherited = adoption::take_over(attempts, &identity.boot_id, &workshop).await?;
+        end_strangers(&workshop, &inherited.known).await;
         let (events, link_events) = mpsc::channel(LINK_EVENTS);
         let (shortest, shortest_lease) = watch::channel(None);
         let finish = CancellationToken::new();
@@ -159,8 +165,9 @@ impl Daemon {
             shortest_lease,
             finish: finish.clone(),
         };
-        let spawner = Spawner::start()?;
-        let supervisor = Supervisor::new(&config, identity, storage, spawner, shortest, status)?;
+        let mut supervisor =
+            Supervisor::new(&config, identity, storage, workshop, shortest, status)?;
+        supervisor.adopt_all(inherited.attempts);
         let supervised = async {
             let result = supervisor.run(link_events, stop).await;
             finish.cancel();
@@ -175,16 +182,16 @@ impl Daemon {
     }
 }
 
-/// A daemon that was killed could not clear up after itself.
-async fn clear_leftovers(identity: &Identity, clock: &Clock) {
-    if identity.daemon_id().is_empty() {
+/// Processes of this daemon whose attempts have no directory any more: nobody will ever ask for them.
+async fn end_strangers(workshop: &Workshop, known: &BTreeSet<String>) {
+    if workshop.daemon_id.is_empty() {
         return;
     }
-    let cleared = kill_marked(DAEMON_MARKER, identity.daemon_id(), clock).await;
+    let cleared = kill_strangers(&workshop.daemon_id, known, &workshop.clock).await;
     if cleared.killed {
         warn!(
             killed = cleared.swept,
-            "killed processes that an earlier run of this daemon left behind"
+            "killed processes of attempts that this daemon knows nothing of"
         );
     }
 }

@@ -139,6 +139,10 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
     }
 
     /// Stores how far the transcript is folded, also where that came to no frame.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for adapters that skip what an agent says")
+    )]
     pub(crate) fn store_progress(&mut self) {
         if self.log.lacks(&self.progress) {
             self.commit(Entry::Advanced, Leaves::Written);

@@ -14,25 +14,27 @@ use tracing::{error, info, warn};
 
 use crate::DaemonError;
 use crate::agents::{Agents, Refusal};
-use crate::attempt::{self, AttemptEvent, Lines};
-use crate::attempt_dir::AttemptId;
+use crate::attempt::{AttemptEvent, Workshop};
+use crate::attempt_dir::{AttemptId, Attempts};
 use crate::clock::{Clock, Moment};
 use crate::config::DaemonConfig;
 use crate::disk::Disk;
 use crate::epoch::RelayEpochs;
-use crate::held::{Held, Start};
+use crate::held::Held;
 use crate::identity::Identity;
 use crate::link::LinkError;
 use crate::outbox::Writer;
-use crate::process::{Spawner, reap_orphans};
+use crate::process::reap_orphans;
 use crate::session::{Heartbeats, Session};
 use crate::status::{DaemonStatus, Heard};
 use crate::storage::Storage;
 
+pub(crate) mod adoption;
 mod course;
 mod duties;
 mod heartbeat;
 mod orders;
+mod running;
 mod sending;
 mod storing;
 
@@ -48,6 +50,8 @@ const REMEMBERED: usize = 1024;
 const REAP_EVERY: Duration = Duration::from_secs(5);
 /// The loop turns at least this often, whatever happens.
 const TURN_EVERY: Duration = Duration::from_secs(5);
+/// How long after its start a daemon counts on a relay that is there.
+const AWAITED: Duration = Duration::from_secs(30);
 /// After the last process is gone, how long the relay is waited for to take what is unacknowledged.
 const LEAVE: Duration = Duration::from_secs(5);
 
@@ -95,7 +99,8 @@ pub(crate) struct Supervisor {
     drain: Duration,
     agents: Agents,
     identity: Identity,
-    spawner: Spawner,
+    workshop: Workshop,
+    attempts: Attempts,
     clock: Clock,
     held: BTreeMap<String, Held>,
     /// Attempts with something unsent, each once; served in turn.
@@ -119,6 +124,8 @@ pub(crate) struct Supervisor {
     duties: HashMap<tokio::task::Id, Duty>,
     events: mpsc::Sender<(String, AttemptEvent)>,
     incoming: mpsc::Receiver<(String, AttemptEvent)>,
+    /// Until then the relay counts as about to come: nothing is cut because it is not there yet.
+    awaited_until: Moment,
     reap_at: Moment,
     /// Earliest lease limit, for the link's backoff.
     shortest_lease: watch::Sender<Option<Moment>>,
@@ -130,7 +137,7 @@ impl Supervisor {
         config: &DaemonConfig,
         identity: Identity,
         storage: Storage,
-        spawner: Spawner,
+        workshop: Workshop,
         shortest_lease: watch::Sender<Option<Moment>>,
         status: watch::Sender<DaemonStatus>,
     ) -> io::Result<Self> {
@@ -145,7 +152,9 @@ impl Supervisor {
             drain: config.drain,
             agents: Agents::new(config.agents.clone(), config.work_dir.clone()),
             identity,
-            spawner,
+            workshop,
+            attempts: storage.attempts.clone(),
+            awaited_until: config.clock.now().after(AWAITED),
             reap_at: config.clock.now().after(REAP_EVERY),
             clock: config.clock.clone(),
             held: BTreeMap::new(),
@@ -261,39 +270,9 @@ impl Supervisor {
         self.live = None;
         // Until the link knows more.
         "the stream broke".clone_into(&mut self.trouble);
-        for held in self.held.values() {
-            held.balance(false);
-        }
-    }
-
-    fn on_attempt(&mut self, id: &str, event: AttemptEvent) {
-        if let Some(held) = self.held.get_mut(id) {
-            held.on_event(event, &self.clock);
-            held.balance(self.live.is_some());
-            self.enqueue(id);
-        }
-    }
-
-    fn start(&mut self, start: Start) {
-        let Start {
-            plan,
-            stop,
-            hold_back,
-        } = start;
-        info!(attempt_id = %plan.attempt_id, "lease confirmed; starting");
-        let lines = Lines {
-            stop,
-            hold_back,
-            events: self.events.clone(),
-        };
-        let id = plan.attempt_id.clone();
-        let life = attempt::run(plan, lines, self.spawner.clone(), self.clock.clone());
-        let task = self.tasks.spawn(life).id();
-        self.duties.insert(task, Duty::Run(id));
-        let now = self.clock.now();
-        let shortest = self.shortest_ttl();
-        if let Some((live, ttl)) = self.live.as_mut().zip(shortest) {
-            live.heartbeats.keep_alive(ttl, now);
+        let keeping_up = self.is_keeping_up();
+        for held in self.held.values_mut() {
+            held.balance(keeping_up);
         }
     }
 

@@ -7,7 +7,7 @@ use baton_tests::{
     DaemonProcess, RelayProcess, ScriptedDaemon, command, for_agent, hello, marked_gone, poll_until,
 };
 
-use crate::{BATON, STANDIN};
+use crate::BATON;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
@@ -110,32 +110,4 @@ async fn a_child_runs_on_while_its_relay_is_away_and_is_run_once() {
         Some(0),
         "a stopped relay ends cleanly"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_stopping_daemon_gives_back_or_finishes_its_work_and_a_killed_one_leaves_no_process() {
-    let relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let (_, secret) = client.make_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().unwrap();
-    let mut daemon = DaemonProcess::start(BATON, dir.path(), "one", client.url(), &secret).await;
-    let task = client
-        .submit(command(
-            STANDIN,
-            &["print", "1", "orphan", "pause"],
-            "kill9",
-        ))
-        .await;
-    let mut watch = client.watch(&task.task_id).await;
-    watch
-        .until("output", |event| {
-            event.state() == baton_proto::v1::AttemptState::Streaming
-        })
-        .await;
-    daemon.kill().await;
-    // The child dies with the daemon; what escaped it is swept when the daemon starts again.
-    let mut daemon = DaemonProcess::start(BATON, dir.path(), "one", client.url(), &secret).await;
-    marked_gone("kill9").await;
-    watch.until_state(TaskState::NeedsAttention).await;
-    assert_eq!(daemon.terminate().await.code(), Some(0));
 }

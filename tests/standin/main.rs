@@ -1,6 +1,6 @@
 //! The child program of the tests: behaves as its arguments say, in their order, and never busy-waits.
 //!
-//! `print N` lines, `flood BYTES`, `fail-once FILE`, `count FILE`, `env`, `read` (all of stdin, echoed), `note-term FILE`,
+//! `print N` lines, `tick N MS` (lines with a pause after each), `flood BYTES`, `fail-once FILE`, `count FILE`, `env`, `read` (all of stdin, echoed), `note-term FILE`,
 //! `ignore-term`, `grandchild` (in a session of its own), `orphan` (the same, double-forked), `nap MS`, `pause` (until
 //! killed), `exit CODE`. Grandchildren hold stdout open. Without `read`, stdin is never read.
 
@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         let mut value = || words.next().unwrap_or_default();
         match verb.as_str() {
             "print" => print_lines(number(&value())),
+            "tick" => tick(number(&value()), number(&value())),
             "flood" => flood(number(&value())),
             "count" => append(
                 &value(),
@@ -72,6 +73,13 @@ fn say(line: &str) {
 
 fn print_lines(count: u64) {
     (1..=count).for_each(|line| say(&format!("line {line}")));
+}
+
+fn tick(count: u64, ms: u64) {
+    for line in 1..=count {
+        say(&format!("line {line}"));
+        nap(ms);
+    }
 }
 
 fn flood(bytes: u64) {

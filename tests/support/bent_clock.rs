@@ -11,6 +11,7 @@ use std::time::Duration;
 use baton_cli::Clocks;
 use tempfile::TempDir;
 
+use crate::bent_boot::BOOT_FILE;
 use crate::processes::Baton;
 
 /// Names the file. Only the executable under test knows it.
@@ -95,18 +96,18 @@ impl Default for BentClock {
     }
 }
 
-/// What the executable under test runs on: the system's clocks, unless its environment names a file of offsets.
+/// What the executable under test runs on: the system's clocks and boot, unless its environment names files for them.
 pub fn clocks_under_test() -> Clocks {
-    match std::env::var_os(CLOCK_FILE) {
-        None => Clocks::default(),
-        Some(file) => {
-            FILE.get_or_init(|| file.into());
-            Clocks {
-                relay: baton_relay::clock::Clock::offset(boot_ahead_ms, wall_ahead_ms),
-                daemon: baton_daemon::Clock::offset(boot_ahead_ms, wall_ahead_ms),
-            }
-        }
+    let mut clocks = Clocks::default();
+    if let Some(file) = std::env::var_os(CLOCK_FILE) {
+        FILE.get_or_init(|| file.into());
+        clocks.relay = baton_relay::clock::Clock::offset(boot_ahead_ms, wall_ahead_ms);
+        clocks.daemon = baton_daemon::Clock::offset(boot_ahead_ms, wall_ahead_ms);
     }
+    if let Some(file) = std::env::var_os(BOOT_FILE) {
+        clocks.boot_id_file = file.into();
+    }
+    clocks
 }
 
 static FILE: OnceLock<PathBuf> = OnceLock::new();

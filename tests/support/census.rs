@@ -22,7 +22,27 @@ pub struct Process {
 
 /// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
 pub fn marked(mark: &str) -> Vec<Process> {
-    let wanted = format!("{MARK}={}", own(mark));
+    with_variable(&format!("{MARK}={}", own(mark)))
+}
+
+/// Living processes of an attempt, its shim among them.
+pub fn of_attempt(attempt_id: &str) -> Vec<Process> {
+    with_variable(&format!("BATON_ATTEMPT_ID={attempt_id}"))
+}
+
+/// The shim of an attempt: the one of its processes that has nothing of the task's environment.
+pub fn shim_of(attempt_id: &str) -> Option<Process> {
+    let is_shim = |process: &Process| {
+        let environment = fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
+        let mark = format!("{MARK}=");
+        !environment
+            .split(|byte| *byte == 0)
+            .any(|entry| entry.starts_with(mark.as_bytes()))
+    };
+    of_attempt(attempt_id).into_iter().find(is_shim)
+}
+
+fn with_variable(wanted: &str) -> Vec<Process> {
     let carries = |path: &PathBuf| {
         let environment = fs::read(path.join("environ")).unwrap_or_default();
         environment

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
 
-use baton_daemon::{ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus};
+use baton_daemon::{
+    ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus, KERNEL_BOOT_ID,
+    ShimProgram,
+};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -19,6 +22,18 @@ pub struct RealDaemon {
     running: JoinHandle<()>,
     /// Removed last.
     _dir: TempDir,
+}
+
+/// The executable under test, which cargo builds beside the tests: this process is none that a shim could be made of.
+fn shim_program() -> ShimProgram {
+    let tests = std::env::current_exe().expect("a program knows its path");
+    let built = tests.parent().and_then(std::path::Path::parent);
+    ShimProgram {
+        program: built
+            .expect("tests are built in a directory")
+            .join("baton-under-test"),
+        args: vec![baton_daemon::shim::ARGUMENT.into()],
+    }
 }
 
 impl RealDaemon {
@@ -57,6 +72,8 @@ impl RealDaemon {
             work_dir: dir.path().to_owned(),
             drain: Duration::from_secs(5),
             health: None,
+            shim: shim_program(),
+            boot_id_file: KERNEL_BOOT_ID.into(),
             // This process has children of its own.
             adopt_orphans: false,
             clock: Clock::boot(),

@@ -5,6 +5,7 @@
 //! checked is the tests' business, but a watch checks by itself that revisions have no gap.
 
 mod attempt;
+mod bent_boot;
 mod bent_clock;
 mod census;
 mod client;
@@ -27,8 +28,9 @@ mod watching;
 mod wire;
 
 pub use attempt::{ScriptedAttempt, receipt};
+pub use bent_boot::BentBoot;
 pub use bent_clock::{BentClock, clocks_under_test};
-pub use census::{MARK, Process, marked, marked_gone, zombies_of};
+pub use census::{MARK, Process, marked, marked_gone, of_attempt, shim_of, zombies_of};
 pub use client::{Client, code_of};
 pub use collector::{Collector, attribute};
 pub use daemon::RealDaemon;

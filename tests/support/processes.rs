@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::bent_boot::BOOT_FILE;
 use crate::bent_clock::CLOCK_FILE;
 use crate::client::Client;
 use crate::patience::within;
@@ -21,6 +22,8 @@ pub struct Baton {
     program: &'static str,
     /// Holds what a test adds to the system's clocks.
     clock: Option<&'static Path>,
+    /// Holds the boot id in place of the kernel's.
+    boot: Option<&'static Path>,
 }
 
 /// What a command printed and how it ended.
@@ -44,6 +47,15 @@ impl Baton {
         Self {
             program,
             clock: None,
+            boot: None,
+        }
+    }
+
+    pub(crate) fn on_boot(self, file: PathBuf) -> Self {
+        let file: &'static PathBuf = Box::leak(Box::new(file));
+        Self {
+            boot: Some(file),
+            ..self
         }
     }
 
@@ -69,6 +81,7 @@ impl Baton {
             .env_clear()
             .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
             .envs(self.clock.map(|file| (CLOCK_FILE, file)))
+            .envs(self.boot.map(|file| (BOOT_FILE, file)))
             .env("HOME", data)
             .env("BATON_DATA", data)
             .env(

@@ -121,30 +121,32 @@ pub(super) fn problem(config: &AgentConfig) -> Option<&'static str> {
 pub(crate) enum Verdict {
     Complete,
     Failed {
-        code: &'static str,
+        code: String,
         message: String,
         deadline: Option<DeadlineKind>,
     },
-    /// Ended by an order; whoever gave it knows what it means.
+    /// Ended from outside: there is no result to tell.
     Stopped,
 }
 
 pub(crate) fn judge(ending: &Ending) -> Verdict {
-    let failed = |code, message| Verdict::Failed {
-        code,
+    let failed = |code: &str, message: String| Verdict::Failed {
+        code: code.to_owned(),
         message,
         deadline: None,
     };
     match &ending.cause {
         Cause::Exited(Exit::Code(0)) => Verdict::Complete,
         Cause::Exited(exit) => failed(codes::AGENT_EXIT, format!("the command ended with {exit}")),
-        Cause::NotStarted(error) => failed(error.failure_code(), error.to_string()),
+        Cause::NotStarted { code, message } => failed(code, message.clone()),
         Cause::Deadline(kind) => Verdict::Failed {
-            code: kind.failure_code(),
+            code: kind.failure_code().to_owned(),
             message: format!("the {} deadline passed", kind.name()),
             deadline: Some(*kind),
         },
-        Cause::Stopped => Verdict::Stopped,
+        Cause::Disk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
+        // Whoever ended it knows what it means; of a lost one nobody does.
+        Cause::Stopped | Cause::LeaseEnded | Cause::Lost => Verdict::Stopped,
         Cause::Broken => failed(
             codes::SPAWN_FAILED,
             "the daemon failed while it ran this attempt and ended its processes; see its log"

@@ -4,9 +4,9 @@
 use baton_proto::v1::TerminationReceipt;
 use baton_proto::v1::attempt_frame::Body;
 
-use super::{Held, REPLAY_PAUSE, Stage, StopWhy};
+use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
 use crate::agents::judge;
-use crate::attempt::Ending;
+use crate::attempt::{Cause, Ending};
 use crate::clock::Clock;
 use crate::frames::{self, Closing, Control};
 
@@ -14,7 +14,9 @@ impl Held {
     /// The relay says that it has no right to go on: kill, drop its frames, send a receipt.
     pub(crate) fn fence(&mut self, clock: &Clock) {
         match &self.stage {
-            Stage::Running { .. } => {
+            // Nothing is left to kill, and its last word may be a result that is still wanted.
+            Stage::Running(reins) if reins.reach == Reach::Over => {}
+            Stage::Running(_) => {
                 self.outbox.drop_unacked();
                 self.order_stop(StopWhy::Fenced, clock.now().after(self.cleanup_term));
             }
@@ -30,6 +32,9 @@ impl Held {
     }
 
     pub(super) fn on_ended(&mut self, ending: &Ending, clock: &Clock) {
+        if matches!(ending.cause, Cause::LeaseEnded) {
+            self.raise_stop(StopWhy::LeaseEnded);
+        }
         let receipt = frames::receipt(ending, clock.wall());
         let only_receipt = Body::Receipt(receipt.clone());
         let closing = self.closing(receipt.clone());
@@ -53,7 +58,10 @@ impl Held {
                     .unwrap_or_else(|| frames::canceled(reason, closing))
             }
         };
-        self.finish(body, receipt, clock);
+        let within_lease = ending
+            .ended
+            .map_or_else(|| self.is_within_lease(clock), |ended| ended.within_lease);
+        self.finish_with(body, receipt, within_lease, clock);
     }
 
     /// The relay refused the completion for good: the process is gone and cannot make up for it.
@@ -85,7 +93,7 @@ impl Held {
                 self.outbox.restart_at(expected);
                 self.finish(Body::Receipt(receipt.clone()), receipt, clock);
             }
-            (Stage::Accepted { .. } | Stage::Running { .. } | Stage::Finished { .. }, _, _) => {
+            (Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. }, _, _) => {
                 self.outbox.rewind();
             }
         }
@@ -98,8 +106,23 @@ impl Held {
         }
     }
 
+    /// As of now: where nobody saw an end that was earlier.
+    fn is_within_lease(&self, clock: &Clock) -> bool {
+        self.lease.is_some_and(|lease| clock.now() < lease.limit())
+    }
+
     pub(super) fn finish(&mut self, body: Body, receipt: TerminationReceipt, clock: &Clock) {
-        let within_lease = self.lease.is_some_and(|lease| clock.now() < lease.limit());
+        let within_lease = self.is_within_lease(clock);
+        self.finish_with(body, receipt, within_lease, clock);
+    }
+
+    fn finish_with(
+        &mut self,
+        body: Body,
+        receipt: TerminationReceipt,
+        within_lease: bool,
+        clock: &Clock,
+    ) {
         let control = Control {
             body: Some(body),
             within_lease,

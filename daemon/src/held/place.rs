@@ -17,10 +17,6 @@ pub(crate) enum Place {
         meta: Box<AttemptMeta>,
     },
     /// Its directory is another daemon's.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for attempts that are taken over")
-    )]
     Found {
         id: AttemptId,
         found: Found,
@@ -109,7 +105,7 @@ impl Held {
     pub(crate) fn fail_for_disk(&mut self, clock: &Clock) {
         match &self.stage {
             Stage::Accepted { .. } => self.give_back(&Refusal::disk_full(), clock),
-            Stage::Running { .. } => {
+            Stage::Running(_) => {
                 self.order_stop(StopWhy::DiskFull, clock.now().after(self.cleanup_term));
             }
             // It has said everything, and says it from memory.

@@ -35,15 +35,13 @@ pub(crate) enum SpawnError {
         program: OsString,
         source: io::Error,
     },
-    #[error("the daemon is stopping and starts nothing more")]
-    Stopping,
 }
 
 impl SpawnError {
     pub(crate) fn failure_code(&self) -> &'static str {
         match self {
             Self::BadCwd { .. } => codes::BAD_CWD,
-            Self::NotStarted { .. } | Self::Stopping => codes::SPAWN_FAILED,
+            Self::NotStarted { .. } => codes::SPAWN_FAILED,
         }
     }
 }

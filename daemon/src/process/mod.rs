@@ -1,31 +1,25 @@
-//! Child processes of attempts: starting them, their pipes, finding every descendant, ending all of
-//! them. Knows nothing of frames, leases or the relay. The shim process of a later version takes over
-//! what is in here and runs it outside the daemon.
+//! What daemon and shim know about processes: how a child is started, who is who in /proc, signals that hit nobody
+//! else, orphans, and the daemon's last line, the sweep. Knows nothing of frames, leases or the relay. What happens to
+//! a child between its start and its end is the shim's.
 
 mod before_exec;
 mod child;
 mod coalesce;
-mod descendants;
 mod environment;
-mod ladder;
 mod reaper;
 mod signal;
-mod spawn;
 mod stat;
-mod stdio;
+mod sweep;
 
 use std::fmt;
 
 pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
 pub(crate) use coalesce::{Chunk, Coalescer};
-pub(crate) use descendants::Family;
 pub(crate) use environment::{Owner, child_environment};
-pub(crate) use ladder::{Cleared, clear, kill_marked};
-pub(crate) use reaper::{adopt_orphans, reap_orphans};
+pub(crate) use reaper::{DirectChild, adopt_orphans, reap_orphans};
 pub(crate) use signal::signal_one;
-pub(crate) use spawn::{Spawned, Spawner};
-pub(crate) use stat::{ProcessStat, process_table, read as read_stat};
-pub(crate) use stdio::{PipeEvent, Pipes};
+pub(crate) use stat::{ProcessStat, identity_of, process_table, read as read_stat};
+pub(crate) use sweep::{Cleared, kill_marked, kill_strangers};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.
 pub(crate) const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";
@@ -69,6 +63,3 @@ impl fmt::Display for Exit {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -31,8 +31,15 @@ pub(crate) fn reap_orphans() {
     }
 }
 
+/// The same with a table that was just read.
+pub(super) fn reap_orphans_in(table: &[ProcessStat]) {
+    if ADOPTS.load(Ordering::Acquire) {
+        reap(table);
+    }
+}
+
 /// Reaps those of `dead` that are this process's own to wait for.
-pub(super) fn reap(dead: &[ProcessStat]) {
+fn reap(dead: &[ProcessStat]) {
     let own = std::process::id().cast_signed();
     // Held over the waits: a pid cannot become a registered child in between.
     let direct = registered();
@@ -57,13 +64,13 @@ fn registered() -> MutexGuard<'static, BTreeSet<i32>> {
 
 /// Keeps one child out of the reaper's hands for as long as it lives.
 #[derive(Debug)]
-pub(super) struct DirectChild {
+pub(crate) struct DirectChild {
     pid: i32,
 }
 
 impl DirectChild {
     /// Starts a child and registers it in one step, so that it is never taken for an orphan.
-    pub(super) fn register<T, E>(
+    pub(crate) fn register<T, E>(
         start: impl FnOnce() -> Result<(i32, T), E>,
     ) -> Result<(Self, T), E> {
         let mut direct = registered();

@@ -38,15 +38,18 @@ pub(crate) fn read(pid: i32) -> Option<ProcessStat> {
     parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Whether the process was started with `name=value` in its environment.
-pub(crate) fn has_variable(pid: i32, name: &str, value: &str) -> bool {
-    let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else {
-        return false;
-    };
-    environ.split(|byte| *byte == 0).any(|variable| {
-        let rest = variable.strip_prefix(name.as_bytes());
-        rest.and_then(|rest| rest.strip_prefix(b"=")) == Some(value.as_bytes())
-    })
+/// The process that has this number now.
+pub(crate) fn identity_of(pid: i32) -> Option<ProcessId> {
+    read(pid).map(|stat| stat.id)
+}
+
+/// What the process was started with under this name. Of the dead nobody knows.
+pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
+    let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let value = environ
+        .split(|byte| *byte == 0)
+        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    Some(String::from_utf8_lossy(value).into_owned())
 }
 
 /// The name in parentheses may hold spaces, parentheses, newlines and bytes that are not UTF-8, so

@@ -71,6 +71,8 @@ impl Charge {
         let (id, pipes) = start(spec).map_err(|error| failed(error.failure_code(), &error))?;
         let [stdin, stdout, stderr] = pipes;
         early.attach(stdin);
+        // What fits goes in at once: a quick child may be gone before the first wait.
+        early.write();
         Ok(Self {
             // A copy: the bytes of the launch are the message's whole buffer.
             token: launch.token.map(|token| LeaseToken {

@@ -8,6 +8,7 @@
 //! part of the daemon but the transcript, the clock and what knows about processes: it needs neither runtime nor relay.
 
 mod charge;
+pub(crate) mod client;
 mod course;
 mod descendants;
 pub mod framing;

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 
-pub use reader::{Reader, Upto};
+pub use reader::{Reader, Upto, oldest};
 pub use record::LARGEST_CHUNK;
 pub use writer::Writer;
 

@@ -195,6 +195,11 @@ fn read_whole(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<bool> {
     }
 }
 
+/// Position of the first byte that is still there.
+pub fn oldest(directory: &Path) -> io::Result<Option<u64>> {
+    Ok(segment::list(directory)?.first().copied())
+}
+
 fn unreadable(directory: &Path, source: io::Error) -> SpoolError {
     SpoolError::Unreadable {
         path: directory.to_owned(),

@@ -346,7 +346,7 @@ impl Supervisor {
         self.on_down();
     }
 
-    fn forget_if_settled(&mut self, id: &str) {
+    pub(super) fn forget_if_settled(&mut self, id: &str) {
         if self.held.get(id).is_some_and(Held::is_settled) {
             self.forget(id);
         }

@@ -65,10 +65,11 @@ impl Supervisor {
     pub(super) fn on_report(&mut self, report: Report) {
         match report {
             Report::Stored { id, durable } => {
-                let id = id.to_string();
+                let (id, keeping_up) = (id.to_string(), self.is_keeping_up());
                 if let Some(held) = self.held.get_mut(&id) {
                     held.outbox.log_mut().on_durable(durable);
-                    held.balance(self.live.is_some());
+                    held.on_stored();
+                    held.balance(keeping_up);
                     self.enqueue(&id);
                 }
             }

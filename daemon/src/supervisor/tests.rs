@@ -1,4 +1,5 @@
-//! The supervisor without a relay: a task of an attempt dies in the middle of its work.
+//! The supervisor without a relay: a task of an attempt dies in the middle of its work. In place of a shim runs what
+//! never answers one.
 
 use std::path::Path;
 
@@ -8,14 +9,26 @@ use bytes::Bytes;
 
 use super::*;
 use crate::attempt::AttemptPlan;
+use crate::config::KERNEL_BOOT_ID;
 use crate::held::Offer;
 use crate::outbox::Record;
-use crate::process::{ATTEMPT_MARKER, ChildSpec};
+use crate::process::ChildSpec;
+use crate::shim::client::ShimProgram;
 use crate::timers::Deadlines;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn supervisor(dir: &Path) -> Supervisor {
+fn supervisor(dir: &Path, shim: &str) -> Supervisor {
+    let clock = Clock::boot();
+    let workshop = Workshop {
+        shim: ShimProgram {
+            program: "sh".into(),
+            args: vec!["-c".into(), shim.into()],
+        },
+        daemon_id: String::new(),
+        instance_id: String::new(),
+        clock: clock.clone(),
+    };
     let config = DaemonConfig {
         relay: "http://127.0.0.1:1".into(),
         token_file: dir.join("token"),
@@ -29,14 +42,16 @@ fn supervisor(dir: &Path) -> Supervisor {
         work_dir: dir.to_owned(),
         drain: Duration::from_secs(15),
         health: None,
+        shim: workshop.shim.clone(),
+        boot_id_file: KERNEL_BOOT_ID.into(),
         adopt_orphans: false,
-        clock: Clock::boot(),
+        clock,
     };
     Supervisor::new(
         &config,
-        Identity::open(dir).unwrap(),
+        Identity::open(dir, Path::new(KERNEL_BOOT_ID)).unwrap(),
         Storage::open(dir).unwrap(),
-        Spawner::start().unwrap(),
+        workshop,
         watch::Sender::new(None),
         watch::Sender::new(DaemonStatus::new("", 1, Moment::from_millis(0))),
     )
@@ -44,19 +59,14 @@ fn supervisor(dir: &Path) -> Supervisor {
 }
 
 /// Each attempt has an id of its own: the sweep finds processes by it, also those of other tests.
-fn plan(script: &str) -> AttemptPlan {
-    let attempt_id = uuid::Uuid::now_v7().to_string();
-    let environment = BTreeMap::from([
-        ("PATH".into(), std::env::var_os("PATH").unwrap_or_default()),
-        (ATTEMPT_MARKER.into(), attempt_id.clone().into()),
-    ]);
+fn plan() -> AttemptPlan {
     AttemptPlan {
-        attempt_id,
+        attempt_id: uuid::Uuid::now_v7().to_string(),
         child: ChildSpec {
-            program: "sh".into(),
-            args: vec!["-c".into(), script.into()],
+            program: "true".into(),
+            args: Vec::new(),
             cwd: "/".into(),
-            environment,
+            environment: BTreeMap::new(),
         },
         prompt: Bytes::new(),
         deadlines: Deadlines::default(),
@@ -93,12 +103,21 @@ async fn begin(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
     id
 }
 
-async fn next_event(supervisor: &mut Supervisor) -> bool {
+async fn next_event(supervisor: &mut Supervisor) {
     let event = tokio::time::timeout(PATIENCE, supervisor.incoming.recv());
     let (id, event) = event.await.expect("nothing happens").unwrap();
-    let is_output = matches!(event, AttemptEvent::Output(_));
     supervisor.on_attempt(&id, event);
-    is_output
+}
+
+async fn until_there(path: &Path) {
+    let there = async {
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, there)
+        .await
+        .expect("it was not started");
 }
 
 async fn kill_task(supervisor: &mut Supervisor) {
@@ -136,11 +155,15 @@ async fn last_word(supervisor: &mut Supervisor, id: &str) -> TaskError {
 #[tokio::test]
 async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let mut supervisor = supervisor(dir.path());
-    // The escapee left the group, so only its marker leads to it.
-    let escapee = "setsid sh -c 'echo up; sleep 600; true' & wait";
-    let id = begin(&mut supervisor, plan(escapee)).await;
-    while !next_event(&mut supervisor).await {}
+    let up = dir.path().join("up");
+    // Only its marker leads to the escapee.
+    let script = format!(
+        "setsid sh -c 'touch {}; sleep 600; true' & wait",
+        up.display()
+    );
+    let mut supervisor = supervisor(dir.path(), &script);
+    let id = begin(&mut supervisor, plan()).await;
+    until_there(&up).await;
     kill_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 0, "nothing is known to be dead");
     while supervisor.held[&id].holds_slot() {
@@ -157,8 +180,12 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
 #[tokio::test]
 async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
     let dir = tempfile::tempdir().unwrap();
-    let mut supervisor = supervisor(dir.path());
-    let id = begin(&mut supervisor, plan("sleep 600")).await;
+    let up = dir.path().join("up");
+    // Nobody ends it, so it ends by itself when the test is over.
+    let script = format!("touch {}; while [ -e {0} ]; do sleep 1; done", up.display());
+    let mut supervisor = supervisor(dir.path(), &script);
+    let id = begin(&mut supervisor, plan()).await;
+    until_there(&up).await;
     kill_task(&mut supervisor).await;
     kill_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 1);

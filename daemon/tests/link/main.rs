@@ -1,5 +1,8 @@
-//! The daemon against a scripted relay over real gRPC, with real children.
+//! The daemon against a scripted relay over real gRPC, with real shims and children.
 
+mod adoption;
+mod children;
+mod daemon;
 mod relay;
 mod running;
 mod stopping;

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use baton_daemon::{AgentConfig, Clock, Daemon, DaemonConfig, DaemonError, DaemonStatus};
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::daemon_frame::Frame as Up;
 use baton_proto::v1::daemon_link_server::{DaemonLink, DaemonLinkServer};
@@ -14,10 +13,9 @@ use baton_proto::v1::{
     LeaseToken, LifecyclePhase, OutputKind, RelayFrame, RenewResult, Renewed, Revoked, Settlement,
     TurnKind, Welcome, attempt_command, renew_result, settlement,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tokio_util::sync::CancellationToken;
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -29,6 +27,8 @@ type Sender = mpsc::Sender<Result<RelayFrame, Status>>;
 
 pub(crate) struct Relay {
     pub(crate) url: String,
+    /// One for each relay: daemons find what they left by it, and tests run side by side.
+    pub(crate) daemon_id: String,
     streams: mpsc::Receiver<(String, Streaming<DaemonFrame>, Sender)>,
     server: JoinHandle<()>,
 }
@@ -84,6 +84,7 @@ impl Relay {
         });
         Self {
             url,
+            daemon_id: format!("daemon-{}", uuid::Uuid::now_v7()),
             streams,
             server,
         }
@@ -107,6 +108,7 @@ impl Relay {
         let renewal = Some(Duration::from_secs(30));
         (
             Session {
+                daemon_id: self.daemon_id.clone(),
                 up,
                 down,
                 epoch: 1,
@@ -133,6 +135,7 @@ impl Drop for Relay {
 }
 
 pub(crate) struct Session {
+    daemon_id: String,
     up: Streaming<DaemonFrame>,
     down: Sender,
     pub(crate) epoch: u64,
@@ -161,7 +164,7 @@ impl Session {
     pub(crate) async fn welcome_every(&mut self, beat: Duration, settlements: Vec<Settlement>) {
         self.send(Down::Welcome(Welcome {
             relay_id: "relay-1".into(),
-            daemon_id: "daemon-1".into(),
+            daemon_id: self.daemon_id.clone(),
             protocol_version: 1,
             heartbeat_ms: beat.as_millis() as u64,
             settlements,
@@ -209,6 +212,9 @@ impl Session {
             .ok()
             .flatten()?
             .frame?;
+        if let Up::Attempt(frame) = &frame {
+            self.tap.push(frame.clone());
+        }
         if let Up::Heartbeat(heartbeat) = &frame {
             self.heartbeats.push(heartbeat.clone());
             if let Some(granted) = self.renewal {
@@ -267,7 +273,6 @@ impl Session {
             loop {
                 let frame = self.frame().await.expect("the daemon closed the stream");
                 if let Up::Attempt(frame) = frame {
-                    self.tap.push(frame.clone());
                     return frame;
                 }
             }
@@ -294,6 +299,19 @@ impl Session {
         self.until(|body| matches!(body, Body::Stream(_))).await
     }
 
+    /// Acknowledges what comes, as a relay does, until the attempt's last word.
+    pub(crate) async fn until_terminal_acking(&mut self, attempt: &AttemptRef) -> AttemptFrame {
+        loop {
+            let control_seq = self.tap.iter().map(|frame| frame.control_seq).max();
+            let offset = self.output_bytes() as u64;
+            self.ack(attempt, control_seq.unwrap_or(0), offset).await;
+            let frame = self.attempt_frame().await;
+            if frame.body.as_ref().is_some_and(is_terminal) {
+                return frame;
+            }
+        }
+    }
+
     /// Reads on until the daemon ends the stream.
     pub(crate) async fn until_closed(&mut self) {
         while self.frame().await.is_some() {}
@@ -316,6 +334,21 @@ impl Session {
             _ => None,
         });
         chunks.flatten().collect()
+    }
+
+    pub(crate) fn output_bytes(&self) -> usize {
+        self.chunk_lengths().sum()
+    }
+
+    pub(crate) fn largest_chunk(&self) -> usize {
+        self.chunk_lengths().max().unwrap_or(0)
+    }
+
+    fn chunk_lengths(&self) -> impl Iterator<Item = usize> {
+        self.tap.iter().filter_map(|frame| match &frame.body {
+            Some(Body::Stream(stream)) => Some(stream.chunk.len()),
+            _ => None,
+        })
     }
 
     /// Control frames after `seq`, by number.
@@ -415,79 +448,4 @@ pub(crate) fn shell(script: &str) -> Dispatch {
         default_cleanup_term_ms: 500,
         ..Dispatch::default()
     }
-}
-
-/// A daemon under test, in this process.
-pub(crate) struct Running {
-    pub(crate) stop: CancellationToken,
-    pub(crate) status: watch::Receiver<DaemonStatus>,
-    pub(crate) ended: JoinHandle<Result<(), DaemonError>>,
-    _dir: tempfile::TempDir,
-}
-
-impl Running {
-    pub(crate) fn start(url: &str) -> Self {
-        Self::start_with(url, |_| {})
-    }
-
-    pub(crate) fn start_with(url: &str, change: impl FnOnce(&mut DaemonConfig)) -> Self {
-        let dir = tempfile::tempdir().expect("the test can set itself up");
-        let token_file = dir.path().join("token");
-        std::fs::write(&token_file, "btn_test\n").expect("the test can set itself up");
-        let mut config = DaemonConfig {
-            relay: url.to_owned(),
-            token_file,
-            ca_file: None,
-            data_dir: dir.path().join("data"),
-            name: "worker".into(),
-            slots: 2,
-            labels: [("zone".to_owned(), "a".to_owned())].into(),
-            capabilities: vec!["fast".into()],
-            agents: [(
-                baton_daemon::ANY_COMMAND.to_owned(),
-                AgentConfig::AnyCommand,
-            )]
-            .into(),
-            work_dir: dir.path().to_owned(),
-            drain: Duration::from_secs(15),
-            health: None,
-            adopt_orphans: true,
-            clock: Clock::boot(),
-        };
-        change(&mut config);
-        let daemon = Daemon::open(config).expect("the test can set itself up");
-        let stop = CancellationToken::new();
-        let status = daemon.status();
-        let ended = tokio::spawn(daemon.run(stop.clone()));
-        Self {
-            stop,
-            status,
-            ended,
-            _dir: dir,
-        }
-    }
-
-    pub(crate) async fn until(&mut self, wanted: impl FnMut(&DaemonStatus) -> bool) {
-        let reached = tokio::time::timeout(PATIENCE, self.status.wait_for(wanted)).await;
-        drop(
-            reached
-                .expect("the daemon does not get there")
-                .expect("the test can set itself up"),
-        );
-    }
-
-    pub(crate) async fn end(self) -> Result<(), DaemonError> {
-        tokio::time::timeout(PATIENCE, self.ended)
-            .await
-            .expect("the daemon does not end")
-            .expect("the test can set itself up")
-    }
-}
-
-/// Whether a process is there and not only waiting to be reaped.
-pub(crate) fn is_alive(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')')
-        .next()
-        .is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
 }

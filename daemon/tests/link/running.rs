@@ -10,7 +10,8 @@ use baton_proto::v1::{
     TimerKind, attempt_command,
 };
 
-use crate::relay::{Relay, Running, attempt, shell};
+use crate::daemon::Running;
+use crate::relay::{Relay, attempt, shell};
 
 #[tokio::test]
 async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt() {
@@ -61,7 +62,7 @@ async fn a_command_runs_after_its_confirmation_and_every_frame_names_its_attempt
         .ack(&attempt, last.control_seq, complete.final_offset)
         .await;
     daemon
-        .until(|status| status.running == 0 && status.daemon_id == "daemon-1")
+        .until(|status| status.running == 0 && status.daemon_id == relay.daemon_id)
         .await;
     daemon.stop.cancel();
     session.until_closed().await;

@@ -12,7 +12,8 @@ use baton_proto::v1::{
     RejectCode, attempt_command,
 };
 
-use crate::relay::{self, PATIENCE, Relay, Running, attempt, is_alive, shell};
+use crate::daemon::{Running, is_alive};
+use crate::relay::{self, PATIENCE, Relay, attempt, shell};
 
 #[tokio::test]
 async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream() {

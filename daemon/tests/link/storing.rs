@@ -7,7 +7,8 @@ use std::time::Duration;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptRef, Dispatch, RejectCode};
 
-use crate::relay::{PATIENCE, Relay, Running, attempt, shell};
+use crate::daemon::Running;
+use crate::relay::{PATIENCE, Relay, attempt, shell};
 
 /// Between two looks at the disk, which sends no event.
 const LOOK: Duration = Duration::from_millis(10);

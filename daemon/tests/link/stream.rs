@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use baton_daemon::{Ailment, Clock, Moment};
+use baton_daemon::{Ailment, Clock};
 use baton_proto::codes::refusals;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame as Down;
@@ -11,7 +11,8 @@ use baton_proto::v1::{
     Abandon, ActiveState, Adopt, Goodbye, GoodbyeCode, Hello, Keep, attempt_command,
 };
 
-use crate::relay::{Relay, Running, attempt, shell};
+use crate::daemon::Running;
+use crate::relay::{Relay, attempt, shell};
 
 #[tokio::test]
 async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
@@ -29,7 +30,7 @@ async fn a_lost_stream_ends_nothing_and_what_was_not_acked_comes_again() {
     drop(session);
 
     let (mut session, hello) = relay.accept().await;
-    assert_eq!(hello.daemon_id, "daemon-1");
+    assert_eq!(hello.daemon_id, relay.daemon_id);
     let active = &hello.active[0];
     assert_eq!(active.r#ref.as_ref(), Some(&attempt));
     assert_eq!(active.state(), ActiveState::Running);
@@ -196,6 +197,11 @@ async fn back_after(relay: &mut Relay, clock: &Clock) -> (Duration, crate::relay
     }
 }
 
+/// Shims count on the kernel's clock, so a clock that moves by hand starts there.
+fn hand_driven() -> Clock {
+    Clock::manual(Clock::boot().now())
+}
+
 /// Runs a child under a lease of 20 s, by a clock that stands still.
 async fn run_a_while(session: &mut crate::relay::Session) {
     let mut dispatch = shell("sleep 600");
@@ -216,7 +222,7 @@ fn goodbye(code: GoodbyeCode, retry_after: Duration) -> Down {
 #[tokio::test]
 async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out() {
     let mut relay = Relay::start().await;
-    let clock = Clock::manual(Moment::from_millis(1_000_000));
+    let clock = hand_driven();
     let mut daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
     let mut session = relay.welcome().await;
     run_a_while(&mut session).await;
@@ -243,7 +249,7 @@ async fn a_superseded_daemon_stays_away_for_a_minute_though_its_lease_runs_out()
 #[tokio::test]
 async fn a_wish_to_wait_is_kept_and_beaten_by_a_lease() {
     let mut relay = Relay::start().await;
-    let clock = Clock::manual(Moment::from_millis(1_000_000));
+    let clock = hand_driven();
     let mut daemon = Running::start_with(&relay.url, |config| config.clock = clock.clone());
     let mut session = relay.welcome().await;
     let wait = || goodbye(GoodbyeCode::Shutdown, Duration::from_secs(20));

@@ -1,0 +1,295 @@
+//! How an attempt ended, from its shim's report, or from what was found where there is none. A report is the one
+//! truth: without it there is no result, only the word that nothing is left.
+
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use baton_proto::codes;
+use baton_proto::worker::{EndedBy, NotStarted, Report, report};
+use tracing::{error, warn};
+
+use super::{Attempt, AttemptEvent, PROMPT, Parting};
+use crate::clock::Moment;
+use crate::phases::OncePhase;
+use crate::process::{Cleared, Exit};
+use crate::shim;
+use crate::shim::REPORT;
+use crate::timers::DeadlineKind;
+
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) cause: Cause,
+    /// How the child itself ended; absent when it never started or nobody saw it.
+    pub(crate) exit: Option<Exit>,
+    pub(crate) cleared: Cleared,
+    pub(crate) process_started: bool,
+    pub(crate) stderr_tail: String,
+    /// When the child ended; absent where only the present moment is known.
+    pub(crate) ended: Option<EndedAt>,
+}
+
+/// When the child ended, as its shim saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndedAt {
+    pub(crate) wall: SystemTime,
+    /// Before the limit of the lease as it stood then.
+    pub(crate) within_lease: bool,
+}
+
+/// What ended the attempt: the first of these that happened.
+#[derive(Debug)]
+pub(crate) enum Cause {
+    /// There was never a child. The code is a failure code of the protocol.
+    NotStarted {
+        code: String,
+        message: String,
+    },
+    Exited(Exit),
+    Deadline(DeadlineKind),
+    /// The worker's disk does not take what the child says.
+    Disk {
+        message: String,
+    },
+    Stopped,
+    /// The shim ended it at the end of its lease.
+    LeaseEnded,
+    /// The shim was killed, or was stuck and was killed: how the child ended is not known.
+    Lost,
+    /// The daemon's own fault: the task that ran the attempt died.
+    Broken,
+}
+
+impl Ending {
+    /// Nobody knows how far it came, so it counts as started.
+    pub(crate) fn broken(cleared: Cleared) -> Self {
+        Self {
+            cause: Cause::Broken,
+            exit: None,
+            cleared,
+            process_started: true,
+            stderr_tail: String::new(),
+            ended: None,
+        }
+    }
+
+    pub(super) fn not_started(error: &io::Error) -> Self {
+        let message = format!(
+            "the daemon cannot start the process that supervises an attempt: {error}; see its log"
+        );
+        Self {
+            cause: Cause::NotStarted {
+                code: codes::SPAWN_FAILED.to_owned(),
+                message,
+            },
+            exit: None,
+            cleared: Cleared {
+                empty: true,
+                ..Cleared::default()
+            },
+            process_started: false,
+            stderr_tail: String::new(),
+            ended: None,
+        }
+    }
+
+    fn reported(report: &Report, decided: Option<Cause>) -> Self {
+        let exit = exit(report);
+        let cause = match (&report.how, report.ended_by()) {
+            (Some(report::How::NotStarted(NotStarted { code, message })), _) => Cause::NotStarted {
+                code: code.clone(),
+                message: message.clone(),
+            },
+            (_, EndedBy::Child) => Cause::Exited(exit.unwrap_or(Exit::Unseen)),
+            (_, EndedBy::Lease) => Cause::LeaseEnded,
+            (_, EndedBy::Order | EndedBy::Unspecified) => decided.unwrap_or(Cause::Stopped),
+        };
+        let process_started = !matches!(cause, Cause::NotStarted { .. });
+        Self {
+            cause,
+            exit,
+            cleared: Cleared {
+                empty: report.empty,
+                terminated: report.terminated,
+                killed: report.killed,
+                swept: report.swept,
+            },
+            process_started,
+            stderr_tail: String::new(),
+            ended: process_started.then(|| ended_at(report)),
+        }
+    }
+
+    /// The shim said nothing. What was decided before stands: it is dead now, whoever killed it.
+    fn unreported(cleared: Cleared, decided: Option<Cause>) -> Self {
+        Self {
+            cause: decided.unwrap_or(Cause::Lost),
+            ..Self::broken(cleared)
+        }
+    }
+}
+
+fn exit(report: &Report) -> Option<Exit> {
+    match &report.how {
+        Some(report::How::ExitCode(code)) => Some(Exit::Code(*code)),
+        Some(report::How::Signal(signal)) => Some(Exit::Signal(*signal)),
+        Some(report::How::Unseen(_)) => Some(Exit::Unseen),
+        Some(report::How::NotStarted(_)) | None => None,
+    }
+}
+
+fn ended_at(report: &Report) -> EndedAt {
+    let limit = report.lease.as_ref().map_or(0, |lease| lease.limit_ms);
+    EndedAt {
+        wall: SystemTime::UNIX_EPOCH + Duration::from_millis(report.exited_wall_ms),
+        within_lease: Moment::from_millis(report.exited_at_ms) < Moment::from_millis(limit),
+    }
+}
+
+impl Attempt {
+    /// From the end of the shim to the last word about the attempt.
+    pub(super) async fn conclude(&mut self, parting: Parting) -> Ending {
+        let (report, cleared) = self.findings(parting).await;
+        self.tell(AttemptEvent::Over).await;
+        let decided = self.cause.take();
+        let mut ending = match &report {
+            Some(report) => Ending::reported(report, decided),
+            None => Ending::unreported(cleared, decided),
+        };
+        if report
+            .as_ref()
+            .is_some_and(|report| report.stdin_done >= PROMPT)
+        {
+            self.enter(OncePhase::PromptWritten, None);
+        }
+        // A quick child is over before its first words are read: their phases come before the cleanup's.
+        let missing = self.drain(report.as_ref()).await;
+        self.fold.close(missing);
+        self.deliver_all().await;
+        if ending.process_started {
+            self.enter(OncePhase::CleanupStarted, None);
+            self.enter(OncePhase::CleanupFinished, None);
+            self.deliver_all().await;
+        }
+        ending.stderr_tail = self.fold.stderr_tail();
+        ending
+    }
+
+    async fn findings(&mut self, parting: Parting) -> (Option<Report>, Cleared) {
+        match parting {
+            Parting::Reported(report) => (Some(*report), Cleared::default()),
+            Parting::Closed => match self.read_report() {
+                Some(report) => (Some(report), Cleared::default()),
+                None => {
+                    warn!(attempt_id = %self.id, "the shim died without a report; ending what it left");
+                    (None, self.sweep().await)
+                }
+            },
+            Parting::Stuck => {
+                let cleared = self.sweep().await;
+                // It may have been quicker after all.
+                (self.read_report(), cleared)
+            }
+            Parting::Rebooted => {
+                let nothing_left = Cleared {
+                    empty: true,
+                    ..Cleared::default()
+                };
+                (self.read_report(), nothing_left)
+            }
+        }
+    }
+
+    fn read_report(&self) -> Option<Report> {
+        let read = shim::read_report(&self.directory.join(REPORT));
+        let report = read.unwrap_or_else(|error| {
+            error!(attempt_id = %self.id, error = %error, "cannot read the shim's report");
+            None
+        });
+        // A shim that was never launched does not know whose it is.
+        report.filter(|report| report.attempt_id.is_empty() || report.attempt_id == self.id)
+    }
+
+    /// Reads the transcript to its end, at the relay's pace; returns how much of it is gone. Deadlines are for what
+    /// runs, and nothing does.
+    async fn drain(&mut self, report: Option<&Report>) -> u64 {
+        match report {
+            Some(report) => self.transcript.grown(report.transcript_end),
+            None => self.transcript.read_all(),
+        }
+        while self.transcript.has_more() {
+            self.advance(self.fold.due_at()).await;
+        }
+        let missing = self.transcript.unread() + report.map_or(0, |report| report.lost_bytes);
+        if missing > 0 {
+            warn!(attempt_id = %self.id, missing, "output is missing");
+        }
+        missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::worker::Lease;
+
+    use super::*;
+
+    fn ended(exited_at_ms: u64, by: EndedBy) -> Report {
+        Report {
+            how: Some(report::How::ExitCode(0)),
+            ended_by: by.into(),
+            exited_at_ms,
+            over_at_ms: exited_at_ms + 5_000,
+            lease: Some(Lease {
+                limit_ms: 1_000,
+                ..Lease::default()
+            }),
+            empty: true,
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn a_result_counts_by_when_the_child_ended_and_not_by_when_it_was_read() {
+        let within = |at| {
+            Ending::reported(&ended(at, EndedBy::Child), None)
+                .ended
+                .unwrap()
+        };
+        assert!(within(999).within_lease);
+        assert!(!within(1_000).within_lease);
+    }
+
+    #[test]
+    fn an_exit_wins_over_an_order_and_the_lease_over_both() {
+        let decided = || Some(Cause::Deadline(DeadlineKind::Total));
+        let cause = |by| Ending::reported(&ended(1, by), decided()).cause;
+        assert!(matches!(
+            cause(EndedBy::Child),
+            Cause::Exited(Exit::Code(0))
+        ));
+        assert!(matches!(
+            cause(EndedBy::Order),
+            Cause::Deadline(DeadlineKind::Total)
+        ));
+        assert!(matches!(cause(EndedBy::Lease), Cause::LeaseEnded));
+        let unknown = Ending::reported(&ended(1, EndedBy::Order), None);
+        assert!(matches!(unknown.cause, Cause::Stopped));
+    }
+
+    #[test]
+    fn without_a_report_there_is_no_result_and_what_never_started_had_no_effect() {
+        let ending = Ending::unreported(Cleared::default(), None);
+        assert!(matches!(ending.cause, Cause::Lost) && ending.process_started);
+        let refused = NotStarted {
+            code: codes::BAD_CWD.into(),
+            message: "no".into(),
+        };
+        let report = Report {
+            how: Some(report::How::NotStarted(refused)),
+            ..ended(1, EndedBy::Unspecified)
+        };
+        let ending = Ending::reported(&report, None);
+        assert!(!ending.process_started && ending.ended.is_none());
+        assert!(matches!(ending.cause, Cause::NotStarted { code, .. } if code == "bad_cwd"));
+    }
+}

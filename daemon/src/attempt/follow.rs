@@ -1,0 +1,338 @@
+//! While a shim is connected: its messages come in, orders, renewals and positions go out, and the transcript is
+//! folded as it grows. Nothing in here waits for a single thing, so that neither a full queue nor a shim that
+//! does not read can keep a renewal or an order back.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use baton_proto::v1::LeaseToken;
+use baton_proto::worker::from_shim::Message;
+use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
+use tracing::{error, warn};
+
+use super::{Attempt, AttemptPlan, Cause, Found, LeaseFile, PROMPT, Parting};
+use crate::clock::Moment;
+use crate::lease::LeaseClock;
+use crate::phases::OncePhase;
+use crate::process::{ATTEMPT_MARKER, ProcessId, kill_marked};
+use crate::shim::client::Connection;
+use crate::spool::{Chunk, SpoolError};
+
+/// What a shim may take from KILL to its report: the sweep, the drain, a busy machine.
+const REPORT: Duration = Duration::from_secs(8);
+/// The same after the limit of the lease, when this side has swept by itself.
+const REPORT_AFTER_LIMIT: Duration = Duration::from_secs(2);
+
+/// Output on its way to the supervisor at which reading stops.
+const UNHEARD: u64 = 1024 * 1024;
+
+/// What the shim was told last, and what was done in its place.
+#[derive(Default)]
+struct Told {
+    lease: Option<LeaseClock>,
+    kill_at: Option<Moment>,
+    consumed: u64,
+    /// The limit at which everything but the shim was killed.
+    swept_at: Option<Moment>,
+}
+
+/// What a shim needs to start the child.
+pub(super) fn launch(plan: AttemptPlan, token: LeaseToken, lease: Option<Lease>) -> Launch {
+    let bytes = |text: OsString| text.into_vec().into();
+    Launch {
+        attempt_id: plan.attempt_id,
+        program: bytes(plan.child.program),
+        args: plan.child.args.into_iter().map(bytes).collect(),
+        cwd: bytes(plan.child.cwd.into_os_string()),
+        environment: plan
+            .child
+            .environment
+            .into_iter()
+            .map(|(name, value)| Variable {
+                name: bytes(name),
+                value: bytes(value),
+            })
+            .collect(),
+        lease,
+        token: Some(token),
+        cleanup_term_ms: millis(plan.cleanup_term),
+    }
+}
+
+impl Attempt {
+    /// Goes on where the daemon before stopped.
+    pub(super) fn take_over(&mut self, found: Found) -> Connection {
+        let Found {
+            mut connection,
+            presence,
+        } = found;
+        self.transcript.grown(presence.transcript_end);
+        if let Some(started) = presence.started {
+            self.on_started(started);
+        }
+        if presence.stdin_done >= PROMPT {
+            self.enter(OncePhase::PromptWritten, None);
+        }
+        if let Some(failed) = presence.spool_failed {
+            self.on_spool_failed(&failed);
+        }
+        // It was ending: the order may not have reached the shim.
+        if self.fold.reached(OncePhase::CleanupStarted) {
+            self.decide(self.fold.deadline().map_or(Cause::Stopped, Cause::Deadline));
+        }
+        connection.consumed(*self.lines.consumed.borrow());
+        connection
+    }
+
+    /// Until the shim has reported, is gone, or is given up.
+    pub(super) async fn follow(&mut self, connection: &mut Connection) -> Parting {
+        let mut told = Told::default();
+        loop {
+            self.obey();
+            self.pass_on(connection, &mut told);
+            let now = self.workshop.clock.now();
+            let give_up = self.give_up_at();
+            if give_up.is_some_and(|at| at <= now) {
+                error!(attempt_id = %self.id, "the shim is stuck; killing it and what it started");
+                return Parting::Stuck;
+            }
+            let limit = self.sweep_at(&told);
+            if limit.is_some_and(|at| at <= now) {
+                told.swept_at = limit;
+                self.sweep_all_but(connection.shim());
+            }
+            let wake = [self.fold.wake_at(), give_up, self.sweep_at(&told)];
+            tokio::select! {
+                message = connection.next() => match message {
+                    Ok(Some(Message::Report(report))) => return Parting::Reported(Box::new(report)),
+                    Ok(Some(message)) => self.on_message(message),
+                    Ok(None) => return Parting::Closed,
+                    Err(error) => {
+                        warn!(attempt_id = %self.id, error = %error, "lost the shim");
+                        return Parting::Closed;
+                    }
+                },
+                () = self.advance(wake.into_iter().flatten().min()) => {}
+            }
+        }
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Started(started) => self.on_started(started),
+            Message::Grown(grown) => self.transcript.grown(grown.end),
+            // A child that wants no more of the prompt has as much as it will ever have.
+            Message::StdinDone(done) if done.id >= PROMPT => {
+                self.enter(OncePhase::PromptWritten, None);
+            }
+            Message::SpoolFailed(failed) => self.on_spool_failed(&failed),
+            // A launched shim is of this version; its presence has no news, and its report ends the loop.
+            Message::StdinDone(_) | Message::Presence(_) | Message::Report(_) => {}
+            Message::Refused(_) => {
+                warn!(attempt_id = %self.id, "the shim speaks no common version");
+            }
+        }
+    }
+
+    fn on_started(&mut self, started: Started) {
+        self.enter(OncePhase::AgentStarted, Some(started.pid));
+    }
+
+    fn on_spool_failed(&mut self, failed: &SpoolFailed) {
+        let message = format!(
+            "the worker's disk does not take the output: {}; free space in the daemon's data directory",
+            failed.message
+        );
+        self.decide(Cause::Disk { message });
+    }
+
+    /// The first decision counts. The shim's report says whether the child was quicker.
+    fn decide(&mut self, cause: Cause) {
+        if self.cause.is_some() {
+            return;
+        }
+        if let Cause::Deadline(kind) = &cause {
+            self.fold.ended_by(*kind);
+        }
+        self.cause = Some(cause);
+        self.enter(OncePhase::CleanupStarted, None);
+        let by_grace = self.workshop.clock.now().after(self.cleanup_term);
+        self.kill_at.get_or_insert(by_grace);
+    }
+
+    /// Takes note of orders and of deadlines that have passed.
+    fn obey(&mut self) {
+        let ordered = *self.lines.stop.borrow_and_update();
+        if let Some(stop) = ordered {
+            self.kill_at = Some(self.kill_at.map_or(stop.kill_at, |at| at.min(stop.kill_at)));
+            self.decide(Cause::Stopped);
+        }
+        let expired = self.fold.expired(self.workshop.clock.now());
+        if let Some(kind) = expired {
+            self.decide(Cause::Deadline(kind));
+        }
+    }
+
+    fn pass_on(&mut self, connection: &mut Connection, told: &mut Told) {
+        let lease = *self.lines.lease.borrow_and_update();
+        if let Some(lease) = lease.filter(|_| told.lease != lease) {
+            told.lease = Some(lease);
+            let message = lease.message(self.cleanup_term);
+            connection.renew(message);
+            self.note_lease(lease);
+        }
+        if let Some(kill_at) = self.kill_at.filter(|_| told.kill_at != self.kill_at) {
+            told.kill_at = Some(kill_at);
+            connection.stop(StopOrder {
+                kill_at_ms: kill_at.as_millis(),
+            });
+        }
+        let consumed = *self.lines.consumed.borrow_and_update();
+        if consumed > told.consumed {
+            told.consumed = consumed;
+            connection.consumed(consumed);
+        }
+        let limit = connection.lease_told().map(Moment::from_millis);
+        self.lines
+            .told
+            .send_if_modified(|old| std::mem::replace(old, limit) != limit);
+    }
+
+    /// Moves on what needs no shim: the transcript into the fold, and events out of it. Returns after one step,
+    /// when an order has come, or when it is time. Cancel safe.
+    pub(super) async fn advance(&mut self, wake: Option<Moment>) {
+        let now = self.workshop.clock.now();
+        if self.pending.is_none() {
+            self.pending = self.fold.next(now);
+        }
+        let held = *self.lines.hold_back.borrow_and_update() || self.is_far_ahead();
+        self.fold.hold_back(held, now);
+        let reading = !held && self.pending.is_none() && self.transcript.has_more();
+        let batch = tokio::select! {
+            room = self.lines.events.reserve(), if self.pending.is_some() => {
+                if let (Ok(room), Some(event)) = (room, self.pending.take()) {
+                    room.send((self.id.clone(), event));
+                }
+                None
+            }
+            batch = self.transcript.next(), if reading => Some(batch),
+            Ok(()) = self.lines.hold_back.changed() => None,
+            Ok(()) = self.lines.stop.changed() => None,
+            Ok(()) = self.lines.lease.changed() => None,
+            Ok(()) = self.lines.heard.changed() => None,
+            Ok(()) = self.lines.consumed.changed() => None,
+            () = self.workshop.clock.sleep_until_some(wake) => None,
+        };
+        if let Some(batch) = batch {
+            self.take_in(batch);
+        }
+    }
+
+    /// What the supervisor has not taken in is in memory, and it says too late that the relay cannot keep up.
+    fn is_far_ahead(&mut self) -> bool {
+        let heard = *self.lines.heard.borrow_and_update();
+        self.fold.position().saturating_sub(heard) > UNHEARD
+    }
+
+    fn take_in(&mut self, batch: Result<Vec<Chunk>, SpoolError>) {
+        let now = self.workshop.clock.now();
+        match batch {
+            Ok(batch) => {
+                for chunk in batch {
+                    self.fold.take_in(chunk.kind, &chunk.bytes, now);
+                }
+            }
+            Err(error) => {
+                error!(attempt_id = %self.id, error = %error, "the transcript cannot be read");
+                let message = format!("the worker's disk has lost output: {error}");
+                self.decide(Cause::Disk { message });
+            }
+        }
+    }
+
+    /// Everything that is due now goes out.
+    pub(super) async fn deliver_all(&mut self) {
+        loop {
+            let next = self.pending.take();
+            let Some(event) = next.or_else(|| self.fold.next(self.workshop.clock.now())) else {
+                return;
+            };
+            self.tell(event).await;
+        }
+    }
+
+    pub(super) fn lease(&self) -> Option<Lease> {
+        let lease = *self.lines.lease.borrow();
+        lease.map(|lease| lease.message(self.cleanup_term))
+    }
+
+    /// The shim ends the child by its limit. When it does not, this side does.
+    fn sweep_at(&self, told: &Told) -> Option<Moment> {
+        let limit = self.lines.lease.borrow().map(|lease| lease.limit());
+        limit.filter(|_| told.swept_at != limit)
+    }
+
+    /// When there must have been a report.
+    fn give_up_at(&self) -> Option<Moment> {
+        let limit = self.lines.lease.borrow().map(|lease| lease.limit());
+        let by_lease = limit.map(|limit| limit.after(REPORT_AFTER_LIMIT));
+        let by_order = self.kill_at.map(|kill_at| kill_at.after(REPORT));
+        [by_lease, by_order].into_iter().flatten().min()
+    }
+
+    fn sweep_all_but(&self, shim: Option<ProcessId>) {
+        let (id, clock) = (self.id.clone(), self.workshop.clock.clone());
+        tokio::spawn(async move {
+            let cleared = kill_marked(ATTEMPT_MARKER, &id, shim, &clock).await;
+            if cleared.killed {
+                warn!(
+                    attempt_id = id,
+                    killed = cleared.swept,
+                    "the shim had not ended everything by the limit of the lease"
+                );
+            }
+        });
+    }
+
+    /// Written before the child may run.
+    pub(super) async fn store_lease(&mut self) -> io::Result<()> {
+        let lease = *self.lines.lease.borrow();
+        let directory = self.directory.clone();
+        let stored = tokio::task::spawn_blocking(move || {
+            let file = LeaseFile::open(&directory)?;
+            lease.map_or(Ok(()), |lease| file.write(lease))?;
+            Ok::<_, io::Error>(file)
+        });
+        let file = stored.await.expect("writing a file does not panic")?;
+        self.lease_file = Some(Arc::new(file));
+        Ok(())
+    }
+
+    /// Later, and without waiting: a limit that is too early on disk ends nothing too late.
+    fn note_lease(&mut self, lease: LeaseClock) {
+        let (known, directory) = (self.lease_file.clone(), self.directory.clone());
+        let file = match known {
+            Some(file) => file,
+            None => match LeaseFile::open(&directory) {
+                Ok(file) => Arc::clone(self.lease_file.insert(Arc::new(file))),
+                Err(error) => {
+                    warn!(attempt_id = %self.id, error = %error, "cannot note the lease");
+                    return;
+                }
+            },
+        };
+        let id = self.id.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = file.write(lease) {
+                warn!(attempt_id = id, error = %error, "cannot note the lease");
+            }
+        });
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

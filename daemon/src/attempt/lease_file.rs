@@ -1,0 +1,105 @@
+//! The lease on disk, beside the attempt: how long a shim may have that does not answer the next daemon. Never the
+//! token. The shim itself counts with what it was told; this is only for when it cannot be asked.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::attempt_dir::LEASE;
+use crate::clock::Moment;
+use crate::lease::LeaseClock;
+
+const MAGIC: [u8; 8] = *b"BTLEASE1";
+/// Magic, limit, grant, checksum of the three.
+const SIZE: usize = MAGIC.len() + 8 + 8 + 4;
+
+/// Writes may overtake each other on the way here; the latest limit stays.
+#[derive(Debug)]
+pub(crate) struct LeaseFile {
+    file: File,
+    written: Mutex<Option<Moment>>,
+}
+
+impl LeaseFile {
+    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(directory.join(LEASE))?;
+        Ok(Self {
+            file,
+            written: Mutex::new(None),
+        })
+    }
+
+    /// Not synced: after a reboot no shim is left that it could speak of.
+    pub(crate) fn write(&self, lease: LeaseClock) -> io::Result<()> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        if *written >= Some(lease.limit()) {
+            return Ok(());
+        }
+        self.file.write_all_at(&encode(lease), 0)?;
+        *written = Some(lease.limit());
+        Ok(())
+    }
+}
+
+/// The lease that was written last; `None` where there is none that can be read.
+pub(crate) fn read_lease(directory: &Path) -> Option<LeaseClock> {
+    decode(&std::fs::read(directory.join(LEASE)).ok()?)
+}
+
+fn encode(lease: LeaseClock) -> [u8; SIZE] {
+    let mut block = [0; SIZE];
+    let (body, checksum) = block.split_at_mut(SIZE - 4);
+    let granted = u64::try_from(lease.ttl().as_millis()).unwrap_or(u64::MAX);
+    let words = [lease.limit().as_millis(), granted].map(u64::to_be_bytes);
+    body[..8].copy_from_slice(&MAGIC);
+    body[8..].copy_from_slice(words.as_flattened());
+    checksum.copy_from_slice(&crc32fast::hash(body).to_be_bytes());
+    block
+}
+
+fn decode(block: &[u8]) -> Option<LeaseClock> {
+    let block: &[u8; SIZE] = block.try_into().ok()?;
+    let word = |at: usize| Some(u64::from_be_bytes(*block[at..].first_chunk::<8>()?));
+    let limit = Moment::from_millis(word(8)?);
+    let lease = LeaseClock::adopted(limit, Duration::from_millis(word(16)?));
+    (*block == encode(lease)).then_some(lease)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(limit: u64) -> LeaseClock {
+        LeaseClock::adopted(Moment::from_millis(limit), Duration::from_secs(30))
+    }
+
+    #[test]
+    fn the_latest_limit_stays_and_a_torn_file_says_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(read_lease(dir.path()), None);
+        let file = LeaseFile::open(dir.path()).unwrap();
+        assert_eq!(read_lease(dir.path()), None);
+        for (limit, read) in [(500, 500), (900, 900), (700, 900)] {
+            file.write(lease(limit)).unwrap();
+            assert_eq!(read_lease(dir.path()), Some(lease(read)));
+        }
+        let reopened = LeaseFile::open(dir.path()).unwrap();
+        assert_eq!(read_lease(dir.path()), Some(lease(900)));
+        reopened.write(lease(950)).unwrap();
+        let whole = std::fs::read(dir.path().join(LEASE)).unwrap();
+        for cut in 0..whole.len() {
+            assert_eq!(decode(&whole[..cut]), None);
+            let mut torn = whole.clone();
+            torn[cut] ^= 1;
+            assert_eq!(decode(&torn), None);
+        }
+    }
+}

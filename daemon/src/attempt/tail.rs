@@ -1,0 +1,38 @@
+//! The end of standard error, kept for the failure report.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+const LIMIT: usize = 16 * 1024;
+
+#[derive(Debug, Default)]
+pub(super) struct Tail(VecDeque<u8>);
+
+impl Tail {
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        let fresh = &bytes[bytes.len().saturating_sub(LIMIT)..];
+        let surplus = (self.0.len() + fresh.len()).saturating_sub(LIMIT);
+        self.0.drain(..surplus.min(self.0.len()));
+        self.0.extend(fresh);
+    }
+
+    pub(super) fn bytes(&self) -> Bytes {
+        self.0.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_16_kib_stay_however_they_come() {
+        let text: Vec<u8> = (0..40_000_u32).map(|n| n as u8).collect();
+        for step in [1, 100, LIMIT, 40_000] {
+            let mut tail = Tail::default();
+            text.chunks(step).for_each(|bytes| tail.push(bytes));
+            assert_eq!(tail.bytes(), text[text.len() - LIMIT..], "{step}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What the attempt's task tells becomes frames, and what stands between it and the relay holds it back.
+
+use super::{Held, Reach, Stage, StopWhy};
+use crate::attempt::AttemptEvent;
+use crate::clock::{Clock, Moment};
+use crate::frames::{self, PhaseReport};
+use crate::outbox::{CutWhy, OUTPUT_LIMIT};
+use crate::phases::OncePhase;
+
+/// Unacknowledged output at which a connected child is held back, and at which it goes on.
+const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
+const GO_ON_BELOW: usize = OUTPUT_LIMIT / 4;
+/// Bytes on their way to the disk at which a child is held back.
+const UNWRITTEN_MOST: usize = 1024 * 1024;
+
+impl Held {
+    pub(crate) fn on_event(&mut self, event: AttemptEvent, clock: &Clock) {
+        let fenced = self.stopping == Some(StopWhy::Fenced);
+        if let (Stage::Running(reins), Some(progress)) = (&self.stage, event.progress()) {
+            reins.hear(progress);
+        }
+        match event {
+            AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
+            AttemptEvent::Reached { .. } => self.on_reached(event),
+            AttemptEvent::Over => {
+                if let Stage::Running(reins) = &mut self.stage {
+                    reins.reach = Reach::Over;
+                }
+            }
+            // Nobody wants to hear it.
+            AttemptEvent::Entered { .. }
+            | AttemptEvent::Output { .. }
+            | AttemptEvent::Missed { .. }
+                if fenced => {}
+            AttemptEvent::Output { chunk, progress } => {
+                self.advance(progress);
+                self.outbox
+                    .push_output(chunk.kind, chunk.bytes, clock.wall());
+            }
+            AttemptEvent::Missed { length, progress } => {
+                self.advance(progress);
+                self.outbox
+                    .push_cut(length, CutWhy::WorkerCrash, clock.wall());
+            }
+            AttemptEvent::Entered {
+                phase,
+                pid,
+                next_deadline,
+                progress,
+            } => {
+                self.advance(progress);
+                self.enter(phase, pid, next_deadline, clock);
+            }
+        }
+    }
+
+    fn enter(
+        &mut self,
+        phase: OncePhase,
+        pid: Option<i32>,
+        next_deadline: Option<Moment>,
+        clock: &Clock,
+    ) {
+        let (now, wall) = (clock.now(), clock.wall());
+        let started_at = *self.started_at.get_or_insert(now);
+        self.phase = frames::wire_phase(phase);
+        let report = PhaseReport {
+            phase,
+            pid,
+            deadline_at: next_deadline.map(|at| wall + now.until(at)),
+            elapsed: started_at.until(now),
+            wall,
+        };
+        self.say(frames::phase(&report), clock);
+    }
+
+    /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
+    /// so the child runs on and the outbox cuts; but what has ended stays on the disk until it can be told.
+    pub(crate) fn balance(&mut self, connected: bool) {
+        let (unacked, unwritten) = (self.outbox.held(), self.outbox.log().unwritten());
+        let Stage::Running(reins) = &mut self.stage else {
+            return;
+        };
+        let limit = if reins.is_behind {
+            GO_ON_BELOW
+        } else {
+            HOLD_BACK_ABOVE
+        };
+        reins.is_behind = (connected || reins.reach == Reach::Over) && unacked > limit;
+        reins.hold_back(reins.is_behind || unwritten > UNWRITTEN_MOST);
+    }
+}

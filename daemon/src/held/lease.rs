@@ -1,0 +1,86 @@
+//! An attempt's lease in the supervisor's hands: what renews it, what its shim is told of it, and what its end does.
+
+use std::time::Duration;
+
+use baton_proto::v1::RenewEntry;
+
+use super::{Held, Reach, Stage, StopWhy};
+use crate::agents::Refusal;
+use crate::clock::{Clock, Moment};
+use crate::lease::LeaseClock;
+
+impl Held {
+    /// Of what may still run.
+    pub(crate) fn lease(&self) -> Option<LeaseClock> {
+        self.lease.filter(|_| self.holds_slot())
+    }
+
+    /// Counted from the send of what the relay answered. The shim learns of it at once.
+    pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
+        if let Some(lease) = &mut self.lease {
+            lease.renew(sent_at, granted);
+            if let Stage::Running(reins) = &self.stage {
+                reins.renew(*lease);
+            }
+        }
+    }
+
+    /// Whether its shim, if it has one that can be told, has the lease as it stands now.
+    #[expect(dead_code, reason = "for the hand-over to the next daemon")]
+    pub(crate) fn has_told_lease(&self) -> bool {
+        match (&self.stage, self.lease) {
+            (Stage::Running(reins), Some(lease)) if reins.reach == Reach::Linked => {
+                reins.has_told(lease)
+            }
+            (Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. }, _) => true,
+        }
+    }
+
+    /// When time alone changes something here.
+    pub(crate) fn next_wake(&self) -> Option<Moment> {
+        match &self.stage {
+            Stage::Accepted { confirm_by, .. } => Some(*confirm_by),
+            Stage::Running(reins)
+                if reins.reach != Reach::Over && self.stopping < Some(StopWhy::LeaseEnded) =>
+            {
+                self.lease.map(|lease| lease.term_at(self.cleanup_term))
+            }
+            Stage::Running(_) | Stage::Finished { .. } => None,
+        }
+    }
+
+    /// Lets time do its part: an offer that nobody confirmed, a lease that nobody renewed. The shim counts the same
+    /// lease and may be quicker.
+    pub(crate) fn on_time(&mut self, clock: &Clock) {
+        let now = clock.now();
+        if self.next_wake().is_none_or(|at| at > now) {
+            return;
+        }
+        match (&self.stage, self.lease) {
+            (Stage::Accepted { .. }, _) => {
+                self.give_back(&Refusal::not_confirmed(), clock);
+            }
+            (Stage::Running(_), Some(lease)) => {
+                self.order_stop(StopWhy::LeaseEnded, lease.kill_at());
+            }
+            (Stage::Running(_) | Stage::Finished { .. }, _) => {}
+        }
+    }
+
+    /// For a heartbeat: everything that the relay may still count as leased and that can be proved.
+    pub(crate) fn renew_entry(&self, now: Moment) -> Option<RenewEntry> {
+        let leased = match &self.stage {
+            Stage::Accepted { .. } => true,
+            // A finished one too: its terminal frame may still be queued behind its output.
+            Stage::Running(_) | Stage::Finished { .. } => {
+                self.lease.is_some_and(|lease| !lease.left(now).is_zero())
+            }
+        };
+        let token = self.token.clone()?;
+        (leased && self.stopping < Some(StopWhy::LeaseEnded)).then(|| RenewEntry {
+            attempt_id: self.attempt.attempt_id.clone(),
+            token: Some(token),
+            phase: self.phase.into(),
+        })
+    }
+}

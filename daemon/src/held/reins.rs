@@ -1,0 +1,163 @@
+//! What the supervisor holds of a running attempt: the lines to its task, and what that task has said of its shim.
+
+use std::collections::VecDeque;
+
+use tokio::sync::watch;
+
+use crate::attempt::{Progress, Stop};
+use crate::clock::Moment;
+use crate::lease::LeaseClock;
+
+/// How the attempt's shim stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It is there, or is being started.
+    Linked,
+    /// An earlier daemon started it, and it does not answer: it may be alive, and is not renewed.
+    Unreachable,
+    /// Nothing runs any more. The rest of the output is on its way, and then the last word.
+    Over,
+}
+
+pub(super) struct Reins {
+    stop: watch::Sender<Option<Stop>>,
+    hold_back: watch::Sender<bool>,
+    lease: watch::Sender<Option<LeaseClock>>,
+    heard: watch::Sender<u64>,
+    consumed: watch::Sender<u64>,
+    told: watch::Receiver<Option<Moment>>,
+    pub(super) reach: Reach,
+    /// The relay has not acknowledged half of what is kept, and must come far below that before the child goes on.
+    pub(super) is_behind: bool,
+    /// Positions that are not stored yet, each with what the shim may forget when more than it is.
+    unstored: VecDeque<(u64, u64)>,
+}
+
+/// The other ends, for the attempt's task.
+#[derive(Debug)]
+pub(crate) struct Bits {
+    pub(crate) stop: watch::Receiver<Option<Stop>>,
+    pub(crate) hold_back: watch::Receiver<bool>,
+    pub(crate) lease: watch::Receiver<Option<LeaseClock>>,
+    pub(crate) heard: watch::Receiver<u64>,
+    pub(crate) consumed: watch::Receiver<u64>,
+    pub(crate) told: watch::Sender<Option<Moment>>,
+}
+
+impl Reins {
+    /// `position` is where the fold begins.
+    pub(super) fn new(lease: Option<LeaseClock>, reach: Reach, position: u64) -> (Self, Bits) {
+        let (stop, stop_bit) = watch::channel(None);
+        let (hold_back, hold_back_bit) = watch::channel(false);
+        let (lease, lease_bit) = watch::channel(lease);
+        let (heard, heard_bit) = watch::channel(position);
+        let (consumed, consumed_bit) = watch::channel(0);
+        let (told_bit, told) = watch::channel(None);
+        let reins = Self {
+            stop,
+            hold_back,
+            lease,
+            heard,
+            consumed,
+            told,
+            reach,
+            is_behind: false,
+            unstored: VecDeque::new(),
+        };
+        let bits = Bits {
+            stop: stop_bit,
+            hold_back: hold_back_bit,
+            lease: lease_bit,
+            heard: heard_bit,
+            consumed: consumed_bit,
+            told: told_bit,
+        };
+        (reins, bits)
+    }
+
+    /// A later order can only bring KILL forward.
+    pub(super) fn order_stop(&self, kill_at: Moment) {
+        self.stop.send_if_modified(|order| {
+            let sooner = order.is_none_or(|order| kill_at < order.kill_at);
+            if sooner {
+                *order = Some(Stop { kill_at });
+            }
+            sooner
+        });
+    }
+
+    pub(super) fn renew(&self, lease: LeaseClock) {
+        self.lease.send_replace(Some(lease));
+    }
+
+    /// Whether the shim has this lease, so that the daemon may go.
+    pub(super) fn has_told(&self, lease: LeaseClock) -> bool {
+        *self.told.borrow() >= Some(lease.limit())
+    }
+
+    pub(super) fn hold_back(&self, wanted: bool) {
+        self.hold_back
+            .send_if_modified(|held| std::mem::replace(held, wanted) != wanted);
+    }
+
+    /// An event that consumed the transcript so far has come: the task may read on.
+    pub(super) fn hear(&self, progress: &Progress) {
+        self.heard.send_replace(progress.position);
+    }
+
+    /// It is on its way to the disk.
+    pub(super) fn advance(&mut self, progress: &Progress) {
+        let step = (progress.position, progress.keep_from);
+        let latest = self.unstored.back().copied();
+        if latest.is_none_or(|(_, keep_from)| keep_from < progress.keep_from) {
+            self.unstored.push_back(step);
+        }
+    }
+
+    /// Everything up to this position is stored. Of the position itself the state may not be, so what ends right
+    /// there is kept until more is stored.
+    pub(super) fn stored(&mut self, position: u64) {
+        let mut forget = None;
+        while let Some((_, keep_from)) = self.unstored.pop_front_if(|(at, _)| *at < position) {
+            forget = Some(keep_from);
+        }
+        if let Some(keep_from) = forget {
+            self.consumed.send_if_modified(|consumed| {
+                let more = keep_from > *consumed;
+                *consumed = keep_from.max(*consumed);
+                more
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(position: u64, keep_from: u64) -> Progress {
+        Progress {
+            position,
+            keep_from,
+            snapshot: None,
+        }
+    }
+
+    #[test]
+    fn the_shim_forgets_only_what_lies_before_a_stored_state() {
+        let (mut reins, bits) = Reins::new(None, Reach::Linked, 0);
+        // Output, then stderr from 10 on that only the snapshot at 40 covers.
+        for (position, keep_from) in [(10, 10), (20, 10), (30, 10), (40, 40), (50, 50)] {
+            reins.advance(&progress(position, keep_from));
+        }
+        let consumed = |reins: &mut Reins, position| {
+            reins.stored(position);
+            *bits.consumed.borrow()
+        };
+        assert_eq!(consumed(&mut reins, 10), 0);
+        assert_eq!(consumed(&mut reins, 30), 10);
+        assert_eq!(consumed(&mut reins, 40), 10);
+        assert_eq!(consumed(&mut reins, 41), 40);
+        assert_eq!(consumed(&mut reins, 1_000), 50);
+    }
+}

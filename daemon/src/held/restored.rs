@@ -1,0 +1,173 @@
+//! An attempt that an earlier daemon held, as its directory shows it: what it has to say, how far its transcript is
+//! folded, and whose wish it was that it stops.
+
+use baton_proto::v1::{CancelReason, LeaseToken, LifecyclePhase, TerminationReceipt};
+use baton_proto::worker::{FoldSnapshot, StopOrder};
+use prost::Message;
+
+use super::reins::{Bits, Reach, Reins};
+use super::{Held, Place, Stage, StopWhy};
+use crate::agents::Refusal;
+use crate::attempt::{AttemptEvent, Progress};
+use crate::attempt_dir::{AttemptId, AttemptMeta};
+use crate::clock::{Clock, Moment};
+use crate::frames;
+use crate::lease::LeaseClock;
+use crate::outbox::{self, Stored};
+
+/// What is left of an attempt on disk.
+pub(crate) struct Remains {
+    pub(crate) id: AttemptId,
+    pub(crate) meta: AttemptMeta,
+    pub(crate) stored: Stored,
+}
+
+impl Remains {
+    /// State of the fold as it was stored last. What cannot be decoded was written by nobody we know: then the fold
+    /// begins anew at the stored position.
+    pub(crate) fn snapshot(&self) -> FoldSnapshot {
+        let snapshot = self.stored.outbox.progress().snapshot.clone();
+        FoldSnapshot::decode(snapshot).unwrap_or_default()
+    }
+
+    /// Its last word is on disk.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.last_word().is_some()
+    }
+
+    /// It was said that a process is being started.
+    pub(crate) fn has_begun(&self) -> bool {
+        !self.snapshot().phases.is_empty()
+    }
+
+    fn last_word(&self) -> Option<TerminationReceipt> {
+        self.stored.last_control.as_ref()?.last_word()
+    }
+}
+
+impl Held {
+    /// Nothing runs, and its last word is on disk until the relay has it.
+    pub(crate) fn finished(remains: Remains) -> Self {
+        let receipt = remains.last_word().unwrap_or_default();
+        let last_seq = remains.stored.outbox.last_control_seq();
+        let stage = Stage::Finished { last_seq, receipt };
+        Self::restored(remains, stage, None)
+    }
+
+    /// It was taken and nothing was ever started: that is said, and the relay may place it elsewhere.
+    pub(crate) fn never_started(remains: Remains, clock: &Clock) -> Self {
+        let stage = Stage::Finished {
+            last_seq: 0,
+            receipt: frames::nothing_ran(clock.wall()),
+        };
+        let mut held = Self::restored(remains, stage, None);
+        held.finish(
+            frames::rejected(&Refusal::not_confirmed()),
+            frames::nothing_ran(clock.wall()),
+            clock,
+        );
+        held
+    }
+
+    /// It was started. Its task goes on with the other ends of its lines.
+    pub(crate) fn resumed(
+        remains: Remains,
+        token: Option<LeaseToken>,
+        lease: Option<LeaseClock>,
+        reach: Reach,
+    ) -> (Self, Bits) {
+        let position = remains.stored.outbox.progress().consumed;
+        let (reins, bits) = Reins::new(lease, reach, position);
+        let mut held = Self::restored(remains, Stage::Running(reins), lease);
+        held.token = token;
+        (held, bits)
+    }
+
+    fn restored(remains: Remains, stage: Stage, lease: Option<LeaseClock>) -> Self {
+        let snapshot = remains.snapshot();
+        let Remains { id, meta, stored } = remains;
+        let outbox = stored.outbox;
+        let cleanup_term = meta.cleanup_term;
+        let phases = &snapshot.phases;
+        let phase = phases
+            .last()
+            .map_or(LifecyclePhase::Accepted, |mark| mark.phase());
+        let started_at = phases.first().map(|mark| Moment::from_millis(mark.at_ms));
+        Self {
+            lease,
+            phase,
+            started_at,
+            stopping: StopWhy::restored(&snapshot),
+            snapshot: outbox.progress().snapshot.clone(),
+            outbox,
+            place: Place::Found {
+                id,
+                found: stored.found,
+            },
+            ..Self::new(meta.attempt, None, stage, cleanup_term)
+        }
+    }
+
+    /// A shim that did not answer does so now: from here on it is an attempt like any other.
+    pub(super) fn on_reached(&mut self, event: AttemptEvent) {
+        let AttemptEvent::Reached { token, lease } = event else {
+            return;
+        };
+        self.token = token;
+        self.lease = lease.or(self.lease);
+        if let Stage::Running(reins) = &mut self.stage {
+            reins.reach = Reach::Linked;
+            if let Some(lease) = self.lease {
+                reins.renew(lease);
+            }
+        }
+    }
+
+    /// How far the transcript is used up, stored with the next frame.
+    pub(super) fn advance(&mut self, mut progress: Progress) {
+        if let Some(mut snapshot) = progress.snapshot.take() {
+            (snapshot.stop, snapshot.cancel_reason) = StopWhy::stored(self.stopping);
+            self.snapshot = snapshot.encode_to_vec().into();
+        }
+        self.outbox.advance(outbox::Progress {
+            consumed: progress.position,
+            snapshot: self.snapshot.clone(),
+        });
+        if let Stage::Running(reins) = &mut self.stage {
+            reins.advance(&progress);
+        }
+    }
+
+    /// The disk has more of it: the shim may forget what lies before.
+    pub(crate) fn on_stored(&mut self) {
+        let stored = self.outbox.log().stored_consumed();
+        if let Stage::Running(reins) = &mut self.stage {
+            reins.stored(stored);
+        }
+    }
+}
+
+impl StopWhy {
+    fn stored(why: Option<Self>) -> (i32, i32) {
+        let (order, reason) = match why {
+            None => (StopOrder::Unspecified, CancelReason::Unspecified),
+            Some(Self::Canceled(reason)) => (StopOrder::Canceled, reason),
+            Some(Self::Drained) => (StopOrder::Drained, CancelReason::Unspecified),
+            Some(Self::DiskFull) => (StopOrder::DiskFull, CancelReason::Unspecified),
+            Some(Self::LeaseEnded) => (StopOrder::LeaseEnded, CancelReason::Unspecified),
+            Some(Self::Fenced) => (StopOrder::Fenced, CancelReason::Unspecified),
+        };
+        (order.into(), reason.into())
+    }
+
+    fn restored(snapshot: &FoldSnapshot) -> Option<Self> {
+        match snapshot.stop() {
+            StopOrder::Unspecified => None,
+            StopOrder::Canceled => Some(Self::Canceled(snapshot.cancel_reason())),
+            StopOrder::Drained => Some(Self::Drained),
+            StopOrder::DiskFull => Some(Self::DiskFull),
+            StopOrder::LeaseEnded => Some(Self::LeaseEnded),
+            StopOrder::Fenced => Some(Self::Fenced),
+        }
+    }
+}

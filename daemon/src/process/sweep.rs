@@ -1,0 +1,170 @@
+//! The last line: ends processes that nobody looks after any more, found by what stands in their environment. The shim
+//! of an attempt ends what it started by itself; this is for when the shim is gone or stuck. Signals go to verified
+//! identities only, so a reused pid is never hit.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::signal::signal_one;
+use super::stat::{self, ProcessStat};
+use super::{ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, reaper};
+use crate::clock::Clock;
+
+/// Between two looks.
+const POLL: Duration = Duration::from_millis(10);
+/// How long the sweep goes on. What is left then cannot be killed, and the receipt says so.
+const SWEEP_LIMIT: Duration = Duration::from_secs(5);
+
+/// What was found of an attempt's processes at its end, and done to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cleared {
+    /// No living process is left.
+    pub(crate) empty: bool,
+    /// TERM was sent to a living process.
+    pub(crate) terminated: bool,
+    /// KILL was needed.
+    pub(crate) killed: bool,
+    /// Processes that had to be signalled one by one.
+    pub(crate) swept: u32,
+}
+
+/// Kills whoever carries `marker` with this value, but for `spare`, until two looks in a row find nobody.
+pub(crate) async fn kill_marked(
+    marker: &'static str,
+    value: &str,
+    spare: Option<ProcessId>,
+    clock: &Clock,
+) -> Cleared {
+    let value = value.to_owned();
+    let is_meant = move |id: ProcessId| {
+        Some(id) != spare && stat::variable(id.pid, marker).is_some_and(|found| found == value)
+    };
+    kill_all(is_meant, clock).await
+}
+
+/// Kills whoever belongs to this daemon and to none of its `known` attempts.
+pub(crate) async fn kill_strangers(
+    daemon_id: &str,
+    known: &BTreeSet<String>,
+    clock: &Clock,
+) -> Cleared {
+    let (daemon_id, known) = (daemon_id.to_owned(), known.clone());
+    let is_stranger = move |id: ProcessId| {
+        stat::variable(id.pid, DAEMON_MARKER).is_some_and(|found| found == daemon_id)
+            && stat::variable(id.pid, ATTEMPT_MARKER).is_some_and(|found| !known.contains(&found))
+    };
+    kill_all(is_stranger, clock).await
+}
+
+async fn kill_all(
+    is_meant: impl Fn(ProcessId) -> bool + Clone + Send + 'static,
+    clock: &Clock,
+) -> Cleared {
+    let give_up = clock.now().after(SWEEP_LIMIT);
+    let mut found = BTreeSet::new();
+    let mut empty_looks = 0;
+    while empty_looks < 2 {
+        let left = look(is_meant.clone()).await;
+        if left.is_empty() {
+            empty_looks += 1;
+            continue;
+        }
+        empty_looks = 0;
+        if clock.now() >= give_up {
+            break;
+        }
+        for id in left {
+            signal_one(id, Signal::KILL);
+            found.insert(id);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Cleared {
+        empty: empty_looks == 2,
+        terminated: false,
+        killed: !found.is_empty(),
+        swept: u32::try_from(found.len()).unwrap_or(u32::MAX),
+    }
+}
+
+/// Walks through /proc off the runtime's threads, and reaps what it finds dead. Never itself.
+async fn look(is_meant: impl Fn(ProcessId) -> bool + Send + 'static) -> Vec<ProcessId> {
+    let looked = tokio::task::spawn_blocking(move || {
+        let own = std::process::id().cast_signed();
+        let table = stat::process_table();
+        reaper::reap_orphans_in(&table);
+        let living = table
+            .into_iter()
+            .filter(|stat: &ProcessStat| !stat.is_zombie() && stat.id.pid != own)
+            .map(|stat| stat.id);
+        living.filter(|id| is_meant(*id)).collect()
+    });
+    looked.await.expect("looking at /proc does not panic")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use tokio::process::{Child, Command};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn sleeper(daemon_id: &str, attempt_id: &str) -> Child {
+        let mut command = Command::new("sleep");
+        command
+            .arg("600")
+            .env(DAEMON_MARKER, daemon_id)
+            .env(ATTEMPT_MARKER, attempt_id)
+            .kill_on_drop(true);
+        command.spawn().unwrap()
+    }
+
+    fn identity(child: &Child) -> ProcessId {
+        let pid = child.id().unwrap().cast_signed();
+        stat::read(pid).unwrap().id
+    }
+
+    async fn signal_of(child: &mut Child) -> Option<i32> {
+        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        ended.expect("the child lives on").unwrap().signal()
+    }
+
+    fn id() -> String {
+        uuid::Uuid::now_v7().to_string()
+    }
+
+    #[tokio::test]
+    async fn what_carries_the_marker_is_killed_and_nothing_else() {
+        let (daemon, attempt) = (id(), id());
+        let mut mine = sleeper(&daemon, &attempt);
+        let spared = sleeper(&daemon, &attempt);
+        let foreign = sleeper(&daemon, &id());
+        let spare = Some(identity(&spared));
+        let cleared = kill_marked(ATTEMPT_MARKER, &attempt, spare, &Clock::boot()).await;
+        assert!(cleared.empty && cleared.killed && cleared.swept == 1);
+        assert_eq!(signal_of(&mut mine).await, Some(9));
+        for other in [&spared, &foreign] {
+            assert!(stat::read(identity(other).pid).is_some_and(|stat| !stat.is_zombie()));
+        }
+    }
+
+    #[tokio::test]
+    async fn processes_of_attempts_that_nobody_knows_are_strangers() {
+        let (daemon, known) = (id(), id());
+        let mut stranger = sleeper(&daemon, &id());
+        let ours = sleeper(&daemon, &known);
+        let foreign = sleeper(&id(), &id());
+        let known = BTreeSet::from([known]);
+        let cleared = kill_strangers(&daemon, &known, &Clock::boot()).await;
+        assert!(cleared.empty && cleared.swept == 1);
+        assert_eq!(signal_of(&mut stranger).await, Some(9));
+        for other in [&ours, &foreign] {
+            assert!(stat::read(identity(other).pid).is_some_and(|stat| !stat.is_zombie()));
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The daemon's end of a shim's connection: starting a shim, or finding the one of an attempt that another daemon
+//! started, the handshake, and the messages both ways. A shim that does not read holds nobody up: of what it is to
+//! know the newest counts, so nothing piles up in front of it.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use baton_proto::worker::{
+    Consumed, FromShim, Greeting, Launch, Lease, Presence, Refused, Stdin, Stop, ToShim, from_shim,
+    to_shim,
+};
+use bytes::{Buf, BytesMut};
+use rustix::fs::{Mode, OFlags};
+use tokio::io::Interest;
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+
+use super::framing::{self, Decoder};
+use super::{HIGHEST_VERSION, LOWEST_VERSION, SOCKET};
+use crate::process::{
+    ATTEMPT_MARKER, DAEMON_MARKER, DirectChild, ProcessId, identify_child, identity_of,
+};
+
+/// One read. A shim's messages are short.
+const READ: usize = 4096;
+
+/// What is started for each attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShimProgram {
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+}
+
+impl ShimProgram {
+    /// This very executable, whatever happens to its file meanwhile. It must call [`super::main_if_asked`] first.
+    pub fn own() -> Self {
+        Self {
+            program: "/proc/self/exe".into(),
+            args: vec![super::ARGUMENT.into()],
+        }
+    }
+}
+
+/// Whose shim it is. In its environment, so that it is found with all that it started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Markers<'a> {
+    pub(crate) attempt_id: &'a str,
+    pub(crate) daemon_id: &'a str,
+}
+
+/// Why a shim that was found cannot be spoken to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GreetError {
+    #[error("the shim speaks versions {0} to {1} only")]
+    Refused(u32, u32),
+    #[error("the shim closed the connection")]
+    Closed,
+    #[error("the shim answered with something else than its presence")]
+    Confused,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// A connection to one shim.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: UnixStream,
+    incoming: Decoder,
+    outgoing: BytesMut,
+    /// The shim reads no more; what it said may still be read.
+    deaf: bool,
+    opening: Vec<to_shim::Message>,
+    due: Due,
+    /// Limit of the lease that is in `outgoing`, and of the one that has left it.
+    lease_leaving: Option<u64>,
+    lease_told: Option<u64>,
+    shim: Option<ProcessId>,
+    _child: Option<ShimChild>,
+}
+
+/// What the shim is to know next. The newest of each counts.
+#[derive(Debug, Default)]
+struct Due {
+    lease: Option<Lease>,
+    stop: Option<Stop>,
+    consumed: Option<Consumed>,
+}
+
+/// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
+#[derive(Debug)]
+struct ShimChild {
+    _child: Child,
+    _registered: DirectChild,
+}
+
+/// Starts a shim in the attempt's directory. Nothing of the daemon reaches it but the connection.
+pub(crate) fn start(
+    shim: &ShimProgram,
+    directory: &Path,
+    markers: Markers<'_>,
+) -> io::Result<Connection> {
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let mut command = Command::new(&shim.program);
+    command
+        .args(&shim.args)
+        .arg(markers.attempt_id)
+        .current_dir(directory)
+        .env(ATTEMPT_MARKER, markers.attempt_id)
+        .env(DAEMON_MARKER, markers.daemon_id)
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let (registered, (child, id)) = DirectChild::register(|| {
+        let child = command.spawn()?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+        let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
+        Ok::<_, io::Error>((id.pid, (child, id)))
+    })?;
+    let child = ShimChild {
+        _child: child,
+        _registered: registered,
+    };
+    let stream = UnixStream::from_std(ours)?;
+    Ok(Connection::new(stream, Some(id), Some(child)))
+}
+
+/// Connects to the shim that listens in this directory. Through a descriptor: a path may be too long for a socket.
+pub(crate) async fn connect(directory: &Path) -> io::Result<Connection> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(directory, flags, Mode::empty())?;
+    let socket = format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd());
+    let stream = UnixStream::connect(socket).await?;
+    let shim = stream.peer_cred()?.pid().and_then(identity_of);
+    Ok(Connection::new(stream, shim, None))
+}
+
+impl Connection {
+    fn new(stream: UnixStream, shim: Option<ProcessId>, child: Option<ShimChild>) -> Self {
+        Self {
+            stream,
+            incoming: Decoder::default(),
+            outgoing: BytesMut::new(),
+            deaf: false,
+            opening: Vec::new(),
+            due: Due::default(),
+            lease_leaving: None,
+            lease_told: None,
+            shim,
+            _child: child,
+        }
+    }
+
+    /// The process at the other end.
+    pub(crate) fn shim(&self) -> Option<ProcessId> {
+        self.shim
+    }
+
+    /// The handshake. Whoever waits for it sets the limit.
+    pub(crate) async fn greet(&mut self, instance_id: &str) -> Result<Presence, GreetError> {
+        self.opening
+            .push(to_shim::Message::Greeting(greeting(instance_id)));
+        match self.next().await? {
+            Some(from_shim::Message::Presence(presence)) => Ok(presence),
+            Some(from_shim::Message::Refused(Refused {
+                lowest_version,
+                highest_version,
+            })) => Err(GreetError::Refused(lowest_version, highest_version)),
+            Some(_) => Err(GreetError::Confused),
+            None => Err(GreetError::Closed),
+        }
+    }
+
+    /// All that a new shim needs, in one go: it has the prompt before it starts the child.
+    pub(crate) fn launch(&mut self, instance_id: &str, prompt: Stdin, launch: Launch) {
+        self.lease_leaving = launch.lease.map(|lease| lease.limit_ms);
+        self.opening.extend([
+            to_shim::Message::Greeting(greeting(instance_id)),
+            to_shim::Message::Stdin(prompt),
+            to_shim::Message::Launch(launch),
+        ]);
+    }
+
+    pub(crate) fn renew(&mut self, lease: Lease) {
+        self.due.lease = Some(lease);
+    }
+
+    pub(crate) fn stop(&mut self, stop: Stop) {
+        self.due.stop = Some(stop);
+    }
+
+    pub(crate) fn consumed(&mut self, position: u64) {
+        self.due.consumed = Some(Consumed { position });
+    }
+
+    /// Limit of the newest lease that is with the shim, whether or not it has read it yet.
+    pub(crate) fn lease_told(&self) -> Option<u64> {
+        self.lease_told
+    }
+
+    /// Says what is due and returns the shim's next message; `None` when it has closed. Cancel safe.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<from_shim::Message>> {
+        loop {
+            if let Some(message) = self.decode()? {
+                return Ok(Some(message));
+            }
+            self.refill()?;
+            let mut interest = Interest::READABLE;
+            if !self.outgoing.is_empty() {
+                interest |= Interest::WRITABLE;
+            }
+            let ready = self.stream.ready(interest).await?;
+            if ready.is_writable() {
+                self.write();
+            }
+            if ready.is_readable() && self.read()? == Some(0) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// An arm of a later version is ignored.
+    fn decode(&mut self) -> io::Result<Option<from_shim::Message>> {
+        while let Some(message) = self.incoming.take::<FromShim>().map_err(io::Error::other)? {
+            if message.message.is_some() {
+                return Ok(message.message);
+            }
+        }
+        Ok(None)
+    }
+
+    fn refill(&mut self) -> io::Result<()> {
+        if self.deaf || !self.outgoing.is_empty() {
+            return Ok(());
+        }
+        let due = std::mem::take(&mut self.due);
+        if let Some(lease) = &due.lease {
+            self.lease_leaving = Some(lease.limit_ms);
+        }
+        let messages = self.opening.drain(..).chain(
+            [
+                due.lease.map(to_shim::Message::Lease),
+                due.stop.map(to_shim::Message::Stop),
+                due.consumed.map(to_shim::Message::Consumed),
+            ]
+            .into_iter()
+            .flatten(),
+        );
+        for message in messages {
+            let message = ToShim {
+                message: Some(message),
+            };
+            framing::encode(&message, &mut self.outgoing).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) {
+        match self.stream.try_write(&self.outgoing) {
+            Ok(length) => self.outgoing.advance(length),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // Its last words may still be there to read.
+            Err(_) => {
+                self.deaf = true;
+                self.outgoing.clear();
+                self.lease_leaving = None;
+            }
+        }
+        if self.outgoing.is_empty() {
+            self.lease_told = self.lease_leaving.take().or(self.lease_told);
+        }
+    }
+
+    /// How much was read; `None` when there was nothing after all.
+    fn read(&mut self) -> io::Result<Option<usize>> {
+        let buffer = self.incoming.buffer();
+        buffer.reserve(READ);
+        match self.stream.try_read_buf(buffer) {
+            Ok(length) => Ok(Some(length)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            // A shim that died with unread messages resets the connection.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(Some(0)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn greeting(instance_id: &str) -> Greeting {
+    Greeting {
+        lowest_version: LOWEST_VERSION,
+        highest_version: HIGHEST_VERSION,
+        instance_id: instance_id.to_owned(),
+    }
+}

@@ -1,0 +1,430 @@
+//! Agents outlive the daemon that started them. A killed daemon comes back and finds its attempts where it left them;
+//! without one their shims end them when their leases end. `BATON_ROUNDS=50` makes the full run of the first two.
+
+use std::path::Path;
+use std::time::Duration;
+
+use baton_proto::v1::read_output_response::Item;
+use baton_proto::v1::{
+    AttemptState, ReadOutputRequest, RetryPolicy, Role, TaskEventKind, TaskSpec, TaskState,
+    Termination, WhenUnsafe,
+};
+use baton_tests::{
+    BentBoot, Client, DaemonProcess, RelayProcess, command, marked, marked_gone, of_attempt,
+    poll_until, shim_of, within,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use tempfile::TempDir;
+
+use crate::{BATON, STANDIN};
+
+const SHORT_RUN: usize = 3;
+/// The shortest that the relay grants.
+const SHORT_LEASE: Duration = Duration::from_secs(5);
+/// From a death to the look that sees it, on a machine that is busy.
+const LOOK: Duration = Duration::from_secs(1);
+const LINES: usize = 80;
+const TICK_MS: &str = "15";
+
+fn rounds() -> usize {
+    std::env::var("BATON_ROUNDS").map_or(SHORT_RUN, |rounds| {
+        rounds.parse().expect("BATON_ROUNDS is a number")
+    })
+}
+
+fn boottime() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(
+        now.tv_sec.unsigned_abs(),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}
+
+fn signal(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid.cast_signed()).expect("a process has a number");
+    kill_process(pid, signal).expect("the process is there");
+}
+
+/// A relay and a daemon on one machine, both as processes.
+struct Machine {
+    _relay: RelayProcess,
+    client: Client,
+    dir: TempDir,
+    secret: String,
+    boot: BentBoot,
+    daemon: DaemonProcess,
+}
+
+impl Machine {
+    async fn start() -> Self {
+        let relay = RelayProcess::start(BATON).await;
+        let client = relay.admin().clone();
+        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let dir = tempfile::tempdir().expect("a directory");
+        let boot = BentBoot::new();
+        let daemon = start_daemon(&boot, dir.path(), &client, &secret).await;
+        Self {
+            _relay: relay,
+            client,
+            dir,
+            secret,
+            boot,
+            daemon,
+        }
+    }
+
+    /// A daemon starts where the last one was killed.
+    async fn revive(&mut self) {
+        self.daemon = start_daemon(&self.boot, self.dir.path(), &self.client, &self.secret).await;
+    }
+
+    async fn kill_and_revive(&mut self) {
+        self.daemon.kill().await;
+        self.revive().await;
+    }
+
+    /// A task whose child runs; the attempt's id with it.
+    async fn running(&self, spec: TaskSpec, mark: &str) -> (String, String) {
+        let task = self.client.submit(spec).await;
+        poll_until(&format!("{mark} to run"), || {
+            (!marked(mark).is_empty()).then_some(())
+        })
+        .await;
+        let attempt = self.client.get(&task.task_id).await.attempts[0].clone();
+        (task.task_id, attempt.attempt_id)
+    }
+}
+
+async fn start_daemon(boot: &BentBoot, dir: &Path, client: &Client, secret: &str) -> DaemonProcess {
+    DaemonProcess::start(boot.bend(BATON), dir, "holder", client.url(), secret).await
+}
+
+fn retried(spec: TaskSpec, lease: Duration) -> TaskSpec {
+    TaskSpec {
+        lease_ttl_ms: Some(u64::try_from(lease.as_millis()).expect("a short lease")),
+        retry: Some(RetryPolicy {
+            when_unsafe: WhenUnsafe::Retry.into(),
+            backoff_initial_ms: Some(10),
+            ..RetryPolicy::default()
+        }),
+        ..spec
+    }
+}
+
+fn lines(count: usize) -> Vec<u8> {
+    let lines: String = (1..=count).map(|line| format!("line {line}\n")).collect();
+    lines.into_bytes()
+}
+
+/// Returns when the relay has so many lines of the newest attempt, or all there are.
+async fn until_lines(client: &Client, task_id: &str, wanted: usize) {
+    let request = ReadOutputRequest {
+        task_id: task_id.to_owned(),
+        follow: true,
+        ..ReadOutputRequest::default()
+    };
+    let opened = client.tasks().read_output(request).await;
+    let mut pieces = opened.expect("output can be read").into_inner();
+    let mut seen = 0;
+    while seen < wanted {
+        let piece = within("the next piece of output", pieces.message()).await;
+        match piece.expect("output goes on").and_then(|piece| piece.item) {
+            Some(Item::Chunk(chunk)) => {
+                seen += chunk.data.iter().filter(|byte| **byte == b'\n').count();
+            }
+            _ => return,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_daemon_comes_back_and_the_same_attempt_goes_on_without_gap_or_duplicate() {
+    let mut machine = Machine::start().await;
+    let runs = machine.dir.path().join("runs");
+    let runs_text = runs.display().to_string();
+    let rounds = rounds();
+    let mut alive_at_kills = 0;
+    for round in 0..rounds {
+        let mark = format!("adopted-{round}");
+        let arguments = ["count", &runs_text, "tick", &LINES.to_string(), TICK_MS];
+        let spec = command(STANDIN, &arguments, &mark);
+        let (task, attempt) = machine.running(spec, &mark).await;
+        let child = marked(&mark);
+        let mut moments = [0; 2].map(|_| rand::random_range(0..LINES));
+        moments.sort_unstable();
+        for moment in moments {
+            until_lines(&machine.client, &task, moment).await;
+            machine.daemon.kill().await;
+            let still = marked(&mark);
+            assert!(still.iter().all(|process| child.contains(process)));
+            alive_at_kills += still.len();
+            machine.revive().await;
+        }
+        machine
+            .client
+            .until_state(&task, TaskState::Completed)
+            .await;
+        let done = machine.client.get(&task).await;
+        let ids: Vec<&str> = done
+            .attempts
+            .iter()
+            .map(|one| one.attempt_id.as_str())
+            .collect();
+        assert_eq!(ids, [attempt.as_str()], "the same attempt: {done:#?}");
+        let output = machine.client.output(&task).await;
+        let text = String::from_utf8_lossy(&output);
+        assert!(
+            output == lines(LINES),
+            "round {round}, killed at {moments:?}: {text}"
+        );
+        let ran = std::fs::read_to_string(&runs).unwrap();
+        assert_eq!(ran.lines().count(), round + 1, "each child ran once");
+        assert_eq!(ran.lines().last(), Some(attempt.as_str()));
+        marked_gone(&mark).await;
+    }
+    println!(
+        "{rounds} rounds, {} kills of the daemon ({alive_at_kills} with the child alive): every attempt went on, \
+         its output whole and once",
+        rounds * 2
+    );
+    assert!(alive_at_kills >= rounds, "too few children lived at a kill");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_daemon_every_process_is_dead_when_its_lease_ends() {
+    let rounds = rounds();
+    let mut longest = Duration::ZERO;
+    for round in 0..rounds {
+        let mut machine = Machine::start().await;
+        let mark = format!("orphaned-{round}");
+        // The child ignores TERM; its grandchild has a session of its own.
+        let arguments = ["print", "1", "grandchild", "ignore-term", "pause"];
+        let spec = TaskSpec {
+            lease_ttl_ms: Some(5_000),
+            ..command(STANDIN, &arguments, &mark)
+        };
+        let (task, attempt) = machine.running(spec, &mark).await;
+        poll_until("the grandchild to run", || {
+            (marked(&mark).len() == 2).then_some(())
+        })
+        .await;
+        let mut watch = machine.client.watch(&task).await;
+        machine.daemon.kill().await;
+        let killed = boottime();
+        assert_eq!(marked(&mark).len(), 2, "they go on without their daemon");
+        let dead = poll_until("all to be dead", || {
+            of_attempt(&attempt).is_empty().then(boottime)
+        });
+        let lost = watch.until_kind(TaskEventKind::Ended);
+        let (dead, left) = tokio::join!(dead, async {
+            let lost = lost.await;
+            assert_eq!(lost.failure_code, "lease_expired");
+            of_attempt(&attempt)
+        });
+        assert!(
+            left.is_empty(),
+            "alive when the relay gave them up: {left:?}"
+        );
+        // Every renewal was sent before the daemon died.
+        let took = dead - killed;
+        assert!(
+            took < SHORT_LEASE + LOOK,
+            "dead only {took:?} after the daemon"
+        );
+        longest = longest.max(took);
+        machine.revive().await;
+        machine
+            .client
+            .until_state(&task, TaskState::NeedsAttention)
+            .await;
+        let told = poll_until_told(&machine.client, &task).await;
+        assert_eq!(
+            told,
+            Termination::Confirmed,
+            "the next daemon brings the receipt"
+        );
+    }
+    println!(
+        "{rounds} rounds: all dead at most {longest:?} after the daemon, under a lease of 5 s"
+    );
+}
+
+/// What the relay knows of the first attempt's end, once a receipt has come.
+async fn poll_until_told(client: &Client, task_id: &str) -> Termination {
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    within("a receipt", async {
+        loop {
+            ticks.tick().await;
+            let termination = client.get(task_id).await.attempts[0].termination();
+            if termination == Termination::Confirmed {
+                return termination;
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ended_without_a_daemon_is_told_by_the_next_one() {
+    let mut machine = Machine::start().await;
+    let go_on = machine.dir.path().join("go-on");
+    let script = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.02; done; echo finished; echo oops >&2",
+        go_on.display()
+    );
+    let (task, attempt) = machine
+        .running(command("sh", &["-c", &script], "finished"), "finished")
+        .await;
+    machine.daemon.kill().await;
+    std::fs::write(&go_on, "").unwrap();
+    poll_until("child and shim to be gone", || {
+        of_attempt(&attempt).is_empty().then_some(())
+    })
+    .await;
+    machine.revive().await;
+    machine
+        .client
+        .until_state(&task, TaskState::Completed)
+        .await;
+    let done = machine.client.get(&task).await;
+    assert_eq!(done.attempts.len(), 1);
+    let output = machine.client.output(&task).await;
+    assert_eq!(String::from_utf8_lossy(&output), "begun\nfinished\noops\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_shim_leaves_no_process_behind() {
+    let machine = Machine::start().await;
+    let arguments = ["print", "1", "grandchild", "ignore-term", "pause"];
+    let spec = command(STANDIN, &arguments, "shimless");
+    let (task, attempt) = machine.running(spec, "shimless").await;
+    poll_until("the grandchild to run", || {
+        (marked("shimless").len() == 2).then_some(())
+    })
+    .await;
+    signal(shim_of(&attempt).expect("a shim runs").pid, Signal::KILL);
+    let mut watch = machine.client.watch(&task).await;
+    let end = watch.until_kind(TaskEventKind::Ended).await;
+    assert!(
+        of_attempt(&attempt).is_empty(),
+        "nothing is left at its end"
+    );
+    assert_eq!(end.state(), AttemptState::Lost);
+    let lost = machine.client.get(&task).await;
+    assert_eq!(lost.attempts[0].termination(), Termination::Confirmed);
+    // How it ended is not known, so a person decides; the daemon goes on.
+    watch.until_state(TaskState::NeedsAttention).await;
+    let next = machine
+        .client
+        .submit(command(STANDIN, &["print", "2"], "next"))
+        .await;
+    machine
+        .client
+        .until_state(&next.task_id, TaskState::Completed)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stuck_shim_delays_nobody_else_and_goes_on_when_it_answers_again() {
+    let mut machine = Machine::start().await;
+    let go_on = machine.dir.path().join("go-on");
+    let script = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.02; done; echo finished",
+        go_on.display()
+    );
+    let shell = |mark: &str| command("sh", &["-c", &script], mark);
+    let (stuck_task, stuck) = machine.running(shell("stuck"), "stuck").await;
+    let (other_task, _) = machine.running(shell("other"), "other").await;
+    let shim = shim_of(&stuck).expect("a shim runs").pid;
+    signal(shim, Signal::STOP);
+    machine.kill_and_revive().await;
+    std::fs::write(&go_on, "").unwrap();
+    machine
+        .client
+        .until_state(&other_task, TaskState::Completed)
+        .await;
+    assert_eq!(
+        machine.client.get(&stuck_task).await.state(),
+        TaskState::Running,
+        "the other one ended first"
+    );
+    signal(shim, Signal::CONT);
+    machine
+        .client
+        .until_state(&stuck_task, TaskState::Completed)
+        .await;
+    for task in [&stuck_task, &other_task] {
+        assert_eq!(machine.client.get(task).await.attempts.len(), 1);
+        assert_eq!(machine.client.output(task).await, b"begun\nfinished\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shim_that_stays_stuck_is_ended_with_all_it_started_before_a_successor_runs() {
+    let mut machine = Machine::start().await;
+    let runs = machine.dir.path().join("runs");
+    let runs_text = runs.display().to_string();
+    let arguments = ["count", &runs_text, "grandchild", "ignore-term", "pause"];
+    let spec = retried(command(STANDIN, &arguments, "frozen"), SHORT_LEASE);
+    let (task, first) = machine.running(spec, "frozen").await;
+    poll_until("the grandchild to run", || {
+        (marked("frozen").len() == 2).then_some(())
+    })
+    .await;
+    signal(shim_of(&first).expect("a shim runs").pid, Signal::STOP);
+    machine.kill_and_revive().await;
+    assert_eq!(of_attempt(&first).len(), 3, "its lease is not over");
+    poll_until("the successor to run", || {
+        let ran = std::fs::read_to_string(&runs).unwrap_or_default();
+        (ran.lines().count() == 2).then_some(())
+    })
+    .await;
+    assert!(
+        of_attempt(&first).is_empty(),
+        "the successor began too early"
+    );
+    machine.client.cancel(&task).await;
+    marked_gone("frozen").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_changed_boot_id_frees_the_machines_tasks_at_once() {
+    let mut machine = Machine::start().await;
+    let runs = machine.dir.path().join("runs");
+    let runs_text = runs.display().to_string();
+    let first_time = machine.dir.path().join("first");
+    let first_text = first_time.display().to_string();
+    let script = format!(
+        "echo x >> {runs_text}; [ -e {first_text} ] && exit 0; touch {first_text}; sleep 600"
+    );
+    // Far longer than anybody waits here.
+    let spec = retried(
+        command("sh", &["-c", &script], "booted"),
+        Duration::from_secs(3_600),
+    );
+    let (task, attempt) = machine.running(spec, "booted").await;
+    poll_until("the child to be at work", || {
+        first_time.exists().then_some(())
+    })
+    .await;
+    // The machine goes down: daemon, shim and child at one stroke.
+    machine.daemon.kill().await;
+    for process in of_attempt(&attempt) {
+        signal(process.pid, Signal::KILL);
+    }
+    poll_until("all to be gone", || {
+        of_attempt(&attempt).is_empty().then_some(())
+    })
+    .await;
+    machine.boot.reboot();
+    machine.revive().await;
+    machine
+        .client
+        .until_state(&task, TaskState::Completed)
+        .await;
+    let done = machine.client.get(&task).await;
+    assert_eq!(done.attempts.len(), 2, "{done:#?}");
+    assert_eq!(done.attempts[0].state(), AttemptState::Lost);
+    assert_eq!(std::fs::read_to_string(&runs).unwrap().lines().count(), 2);
+}
