@@ -3,6 +3,7 @@
 
 mod crash;
 mod damage;
+mod damaged_pages;
 mod durability;
 mod keys;
 mod opening;
