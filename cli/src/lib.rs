@@ -21,6 +21,7 @@ mod sanitize;
 #[cfg(test)]
 mod scripted_relay;
 mod servers;
+mod size;
 mod stop;
 mod style;
 mod submission;

@@ -13,6 +13,7 @@ use baton_daemon::{
     check_health, read_agents,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
+pub(crate) use baton_relay::config::RetentionConfig as Retention;
 use baton_relay::config::{RelayConfig, TlsFiles};
 use baton_relay::server::{self, Relay, RelayError};
 use tokio_util::sync::CancellationToken;
@@ -52,6 +53,7 @@ pub(crate) struct RelayPlan {
     pub drain: Duration,
     /// Go on without changes that were acknowledged and are gone.
     pub accept_loss: bool,
+    pub retention: Retention,
     /// Bounds on open tasks; the relay's own where absent.
     pub max_open: Option<usize>,
     pub max_open_per_tenant: Option<usize>,
@@ -134,6 +136,7 @@ fn relay_config(plan: &RelayPlan, clocks: &Clocks) -> RelayConfig {
     }
     config.otlp.clone_from(&plan.otlp);
     config.accept_loss = plan.accept_loss;
+    config.retention = plan.retention.clone();
     config.max_open = plan.max_open.unwrap_or(config.max_open);
     config.max_open_per_tenant = plan
         .max_open_per_tenant

@@ -401,6 +401,7 @@ fn on_goodbye(goodbye: &Goodbye, welcomed: bool) -> Outcome {
         | GoodbyeCode::IdleTimeout
         | GoodbyeCode::Busy
         | GoodbyeCode::Disconnected
+        | GoodbyeCode::TooManyDaemons
         | GoodbyeCode::Restarting => ended(welcomed, pause),
     }
 }

@@ -1,10 +1,15 @@
 //! Long bodies (prompts over 64 KiB) beside the database: one file each, named by its hash, synced before the commit
 //! that names it. Written by whoever makes the request, never by the dispatcher.
+//!
+//! A body stays while a task claims it, which the store knows, or while a request that brought it is under way, which
+//! is known here. Whatever lost one of these is looked at again, and goes if nobody wants it: the bodies of refused
+//! submissions, of removed tasks, and of a crash between the file and the commit.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -23,12 +28,67 @@ impl BodyHash {
     pub(crate) fn file_name(self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
+
+    fn from_file_name(name: &str) -> Option<Self> {
+        let mut hash = [0; 32];
+        let digits = name.as_bytes().chunks_exact(2);
+        if name.len() != 2 * hash.len() {
+            return None;
+        }
+        for (byte, pair) in hash.iter_mut().zip(digits) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        Some(Self(hash))
+    }
 }
 
 /// The directory of bodies. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Bodies {
-    dir: Arc<Path>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Bodies that requests under way have brought, and how many of those there are.
+    pinned: HashMap<BodyHash, usize>,
+    /// Bodies that nobody may want any more.
+    suspects: BTreeSet<BodyHash>,
+    bytes: u64,
+    /// Who reads all of them just now; meanwhile none is removed.
+    readers: usize,
+}
+
+/// What a sweep removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Swept {
+    pub(crate) bodies: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Keeps all bodies while it lives, for one who carries them elsewhere.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    shared: Arc<Shared>,
+}
+
+/// Keeps a body from being removed until its submission is answered: by then its claim is stored, or it is refused.
+/// The caller and the loop hold a clone each, for either may be gone before the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Pinned {
+    _pin: Arc<Pin>,
+}
+
+#[derive(Debug)]
+struct Pin {
+    shared: Arc<Shared>,
+    hash: BodyHash,
 }
 
 impl Bodies {
@@ -38,28 +98,40 @@ impl Bodies {
             File::open(parent)?.sync_all()?;
         }
         remove_halves(&dir)?;
-        Ok(Self { dir: dir.into() })
+        let state = State::found_in(&dir)?;
+        let state = Mutex::new(state);
+        Ok(Self {
+            shared: Arc::new(Shared { dir, state }),
+        })
     }
 
     /// The directory as it lies, for one who only reads.
     pub(crate) fn look(dir: PathBuf) -> Self {
-        Self { dir: dir.into() }
+        let state = Mutex::default();
+        Self {
+            shared: Arc::new(Shared { dir, state }),
+        }
     }
 
     /// Makes the body durable. Idempotent; blocks on the disk.
-    pub(crate) fn keep(&self, bytes: &[u8]) -> io::Result<()> {
-        let path = self.dir.join(BodyHash::of(bytes).file_name());
-        if path.exists() {
-            // Another writer may have renamed it and not synced the name yet.
-            return File::open(&self.dir)?.sync_all();
+    pub(crate) fn keep(&self, bytes: &[u8]) -> io::Result<Pinned> {
+        let hash = BodyHash::of(bytes);
+        // From here on a sweep leaves it alone, so what exists below stays.
+        let pinned = Pinned::new(&self.shared, hash);
+        let (dir, path) = (&self.shared.dir, self.shared.path(hash));
+        if !path.exists() {
+            // Two writers of one body write the same bytes; each renames a file of its own.
+            let half = dir.join(format!("{}.half", uuid::Uuid::now_v7()));
+            let written = write_synced(&half, bytes).and_then(|()| self.shared.enter(&half, &path));
+            if let Err(error) = written {
+                // Half a body on a disk that may be full.
+                drop(fs::remove_file(&half));
+                return Err(error);
+            }
         }
-        // Two writers of one body write the same bytes; each renames a file of its own.
-        let half = self.dir.join(format!("{}.half", uuid::Uuid::now_v7()));
-        let mut file = File::create_new(&half)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&half, &path)?;
-        File::open(&self.dir)?.sync_all()
+        // Also where it exists: another writer may have renamed it and not synced the name yet.
+        File::open(dir)?.sync_all()?;
+        Ok(pinned)
     }
 
     /// Reads a body back and checks it against its name. Blocks on the disk.
@@ -70,7 +142,7 @@ impl Bodies {
 
     /// The same as bytes, for one who carries it elsewhere.
     pub(crate) fn load_bytes(&self, hash: BodyHash) -> io::Result<Vec<u8>> {
-        let bytes = fs::read(self.dir.join(hash.file_name()))?;
+        let bytes = fs::read(self.shared.path(hash))?;
         if BodyHash::of(&bytes) == hash {
             Ok(bytes)
         } else {
@@ -80,6 +152,135 @@ impl Bodies {
             ))
         }
     }
+
+    /// From now on until what it returns is dropped, what is here stays.
+    pub(crate) fn reading(&self) -> Reading {
+        self.shared.lock().readers += 1;
+        Reading {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// How long it is; 0 if it is not there.
+    pub(crate) fn len(&self, hash: BodyHash) -> u64 {
+        fs::metadata(self.shared.path(hash)).map_or(0, |file| file.len())
+    }
+
+    /// A task that claimed it was removed.
+    pub(crate) fn suspect(&self, hash: BodyHash) {
+        self.shared.lock().suspects.insert(hash);
+    }
+
+    /// What they take on the disk.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.shared.lock().bytes
+    }
+
+    /// Removes what nobody wants. `claimed` asks the store, and answers yes where it does not know. Blocks on the disk.
+    pub(crate) fn sweep(&self, claimed: impl Fn(BodyHash) -> bool) -> Swept {
+        let mut swept = Swept::default();
+        loop {
+            // Held over the look and the removal: a request cannot pin it in between.
+            let mut state = self.shared.lock();
+            if state.readers > 0 {
+                return swept;
+            }
+            let Some(hash) = state.suspects.pop_first() else {
+                return swept;
+            };
+            if state.pinned.contains_key(&hash) || claimed(hash) {
+                continue;
+            }
+            let path = self.shared.path(hash);
+            let len = fs::metadata(&path).map_or(0, |file| file.len());
+            match fs::remove_file(&path) {
+                Ok(()) => {
+                    state.bytes = state.bytes.saturating_sub(len);
+                    swept.bodies += 1;
+                    swept.bytes += len;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // The next start tries again.
+                Err(error) => tracing::warn!(%error, "a body that nobody wants was not removed"),
+            }
+        }
+    }
+
+    pub(crate) fn has_suspects(&self) -> bool {
+        !self.shared.lock().suspects.is_empty()
+    }
+}
+
+impl Pinned {
+    fn new(shared: &Arc<Shared>, hash: BodyHash) -> Self {
+        *shared.lock().pinned.entry(hash).or_default() += 1;
+        let shared = Arc::clone(shared);
+        Self {
+            _pin: Arc::new(Pin { shared, hash }),
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.shared.lock().readers -= 1;
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if let Some(count) = state.pinned.get_mut(&self.hash) {
+            *count -= 1;
+            if *count == 0 {
+                state.pinned.remove(&self.hash);
+                state.suspects.insert(self.hash);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn path(&self, hash: BodyHash) -> PathBuf {
+        self.dir.join(hash.file_name())
+    }
+
+    /// Gives a whole body its name, and counts it if no other writer was quicker.
+    fn enter(&self, half: &Path, path: &Path) -> io::Result<()> {
+        let mut state = self.lock();
+        if path.exists() {
+            return fs::remove_file(half);
+        }
+        fs::rename(half, path)?;
+        state.bytes += fs::metadata(path)?.len();
+        Ok(())
+    }
+
+    // Nothing in here can be left half done by a panic.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// After a start any of them may be one that a crash left.
+    fn found_in(dir: &Path) -> io::Result<Self> {
+        let mut state = Self::default();
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let hash = name.to_str().and_then(BodyHash::from_file_name);
+            state.bytes += entry.metadata()?.len();
+            state.suspects.extend(hash);
+        }
+        Ok(state)
+    }
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
 }
 
 /// What a crash left half-written; nothing names it.
@@ -100,20 +301,72 @@ fn remove_halves(dir: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn long(text: &str) -> String {
+        text.repeat(BODY_INLINE_MAX + 1)
+    }
+
+    fn files(dir: &Path) -> usize {
+        fs::read_dir(dir).unwrap().count()
+    }
+
     #[test]
     fn a_body_is_kept_once_and_checked_when_read() {
         let dir = tempfile::tempdir().unwrap();
         let bodies = Bodies::open(dir.path().join("bodies")).unwrap();
-        let text = "p".repeat(BODY_INLINE_MAX + 1);
-        bodies.keep(text.as_bytes()).unwrap();
-        bodies.keep(text.as_bytes()).unwrap();
+        let text = long("p");
+        let first = bodies.keep(text.as_bytes()).unwrap();
+        let second = bodies.keep(text.as_bytes()).unwrap();
+        drop((first, second));
         let hash = BodyHash::of(text.as_bytes());
         assert_eq!(bodies.load(hash).unwrap(), text);
-        assert_eq!(fs::read_dir(dir.path().join("bodies")).unwrap().count(), 1);
+        assert_eq!(files(&dir.path().join("bodies")), 1);
+        assert_eq!(bodies.bytes(), text.len() as u64);
         fs::write(dir.path().join("bodies").join(hash.file_name()), "other").unwrap();
         assert_eq!(
             bodies.load(hash).unwrap_err().kind(),
             io::ErrorKind::InvalidData
         );
+    }
+
+    #[test]
+    fn a_body_goes_when_no_request_and_no_task_wants_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let bodies = Bodies::open(dir.path().to_owned()).unwrap();
+        let (claimed, refused) = (long("c"), long("r"));
+        let claim = BodyHash::of(claimed.as_bytes());
+        let wanted = |hash| hash == claim;
+        let first = bodies.keep(claimed.as_bytes()).unwrap();
+        let second = bodies.keep(refused.as_bytes()).unwrap();
+        let again = second.clone();
+        drop((first, second));
+        bodies.sweep(wanted);
+        assert_eq!(files(dir.path()), 2, "one request is still under way");
+        drop(again);
+        bodies.sweep(wanted);
+        assert_eq!(files(dir.path()), 1);
+        assert_eq!(bodies.load(claim).unwrap(), claimed);
+        bodies.suspect(claim);
+        let reading = bodies.reading();
+        bodies.sweep(|_| false);
+        assert_eq!(files(dir.path()), 1, "somebody reads them");
+        drop(reading);
+        bodies.sweep(|_| false);
+        assert_eq!((files(dir.path()), bodies.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn a_start_looks_at_what_a_crash_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let bodies = Bodies::open(dir.path().to_owned()).unwrap();
+        drop(bodies.keep(long("a").as_bytes()).unwrap());
+        drop(bodies.keep(long("b").as_bytes()).unwrap());
+        fs::write(dir.path().join("1234.half"), "half").unwrap();
+        drop(bodies);
+        let bodies = Bodies::open(dir.path().to_owned()).unwrap();
+        assert_eq!(bodies.bytes(), 2 * long("a").len() as u64);
+        let kept = BodyHash::of(long("b").as_bytes());
+        bodies.sweep(|hash| hash == kept);
+        assert_eq!(files(dir.path()), 1);
+        assert!(!bodies.has_suspects());
     }
 }

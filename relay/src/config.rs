@@ -24,11 +24,51 @@ pub struct RelayConfig {
     /// Open tasks over all tenants, and of one.
     pub max_open: usize,
     pub max_open_per_tenant: usize,
+    pub retention: RetentionConfig,
     /// From the stop signal to the end, peers that never read included.
     pub drain: Duration,
     /// The OTLP collector that gets a trace of each task; without one the OTEL_* variables may name it.
     pub otlp: Option<String>,
     pub clock: Clock,
+}
+
+/// How long finished work is kept, and how much of it. Live and parked work is never removed.
+#[derive(Clone, Debug)]
+pub struct RetentionConfig {
+    /// Finished tasks, and output, older than this go.
+    pub age: Duration,
+    /// The oldest go when all of the data directory takes more than this; of it output may take `output_bytes`.
+    pub bytes: u64,
+    pub output_bytes: u64,
+    /// A finished task stays at least this long, whatever the size.
+    pub at_least: Duration,
+    /// Daemons that were away for longer are forgotten.
+    pub daemons: Duration,
+}
+
+impl Default for RetentionConfig {
+    fn default() -> Self {
+        Self::within(10 << 30)
+    }
+}
+
+impl RetentionConfig {
+    /// The usual ages, and three quarters of `bytes` for output.
+    pub fn within(bytes: u64) -> Self {
+        let days = |days: u64| Duration::from_secs(days * 24 * 60 * 60);
+        Self {
+            age: days(14),
+            bytes,
+            output_bytes: bytes / 4 * 3,
+            at_least: Duration::from_secs(60),
+            daemons: days(30),
+        }
+    }
+
+    /// What is left for records and long bodies.
+    pub(crate) fn record_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.output_bytes)
+    }
 }
 
 /// PEM files.
@@ -106,6 +146,7 @@ impl RelayConfig {
             accept_loss: false,
             max_open: 100_000,
             max_open_per_tenant: 50_000,
+            retention: RetentionConfig::default(),
             drain: Duration::from_secs(30),
             otlp: None,
             clock: Clock::system(),

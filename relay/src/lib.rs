@@ -11,6 +11,7 @@ mod mint;
 pub mod output;
 pub mod reader;
 mod records;
+mod retention;
 mod sealer;
 pub mod server;
 pub mod session;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use baton_core::Recovered;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
-use baton_core::input::Finished;
+use baton_core::input::{Finished, Removable};
 use baton_core::record::{DaemonRecord, IdempotencyRecord, SchedulerRecord, TaskRecord};
 use baton_core::spec::TaskSpec;
 
-use crate::bodies::Bodies;
+use crate::bodies::{Bodies, BodyHash};
 use crate::records;
 use crate::store::{CommitSeq, Key, KeyRange, KeyText, Kind, Page, ReadError, Stopped, Store};
 use crate::unreadable::Unreadables;
@@ -37,6 +37,22 @@ pub struct TaskPage {
     pub unreadable: u64,
     /// Where the next page starts; none at the end.
     pub next: Option<TaskId>,
+}
+
+/// One page of a tenant's finished tasks, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct FinishedPage {
+    pub(crate) tasks: Vec<(Arc<TaskRecord>, u64)>,
+    /// Where the next page starts; none at the end.
+    pub(crate) next: Option<TaskId>,
+}
+
+/// What a task's specification takes.
+#[derive(Debug, Default)]
+pub(crate) struct SpecSize {
+    pub(crate) record: u64,
+    pub(crate) body_bytes: u64,
+    pub(crate) body: Option<BodyHash>,
 }
 
 impl Reader {
@@ -114,6 +130,78 @@ impl Reader {
             spec.prompt = self.readable(&key, self.bodies.load(hash))?;
         }
         Some(Arc::new(spec))
+    }
+
+    /// A finished task with what it has under other keys; its prompt is not read.
+    pub(crate) fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable> {
+        let (key, bytes) = self.bytes(&records::done_key(tenant, task))?;
+        let record = self.readable(&key, records::decode_task(&bytes))?;
+        let stored = self.bytes(&records::spec_key(tenant, task));
+        let spec =
+            stored.and_then(|(key, bytes)| self.readable(&key, records::decode_spec(&bytes)));
+        let (spec, body) = spec.unzip();
+        let key = spec.and_then(|spec| spec.idempotency_key);
+        let is_its_own = |key: &String| {
+            let known = self.idempotency(tenant, key);
+            known.is_some_and(|known| known.task == task)
+        };
+        Some(Removable {
+            record,
+            idempotency_key: key.filter(is_its_own),
+            body: body.flatten().map(|hash| hash.0),
+        })
+    }
+
+    /// Finished tasks of this tenant behind `after`, oldest first, each with the size of its record.
+    pub(crate) fn finished_after(
+        &self,
+        tenant: &TenantId,
+        after: Option<TaskId>,
+        limit: usize,
+    ) -> FinishedPage {
+        let page = Page {
+            after: after.map(|task| records::done_key(tenant, task)),
+            limit,
+            reverse: false,
+        };
+        let done = KeyRange::of(&records::tenant_text(tenant), Kind::Done);
+        let Ok(scan) = self.store.scan(&done, &page) else {
+            return FinishedPage::default();
+        };
+        self.unreadables.scan(&scan);
+        let last = scan.entries.last().and_then(|(key, _)| {
+            let Key::Done { task, .. } = key else {
+                return None;
+            };
+            Some(TaskId(*task))
+        });
+        let decoded = scan.entries.iter().filter_map(|(key, bytes)| {
+            let record = self.readable(key, records::decode_task(bytes))?;
+            Some((record, bytes.len() as u64))
+        });
+        FinishedPage {
+            tasks: decoded.collect(),
+            next: last.filter(|_| scan.more),
+        }
+    }
+
+    /// Bytes that a task's specification takes, and its long body if it has one.
+    pub(crate) fn spec_size(&self, tenant: &TenantId, task: TaskId) -> SpecSize {
+        let Some((_, bytes)) = self.bytes(&records::spec_key(tenant, task)) else {
+            return SpecSize::default();
+        };
+        let body = records::decode_spec(&bytes).ok().and_then(|(_, body)| body);
+        SpecSize {
+            record: bytes.len() as u64,
+            body_bytes: body.map_or(0, |hash| self.bodies.len(hash)),
+            body,
+        }
+    }
+
+    /// Whether any task claims this body; also where that cannot be read.
+    pub(crate) fn claims_body(&self, hash: BodyHash) -> bool {
+        let claims = self.store.scan(&KeyRange::claims(&hash.0), &Page::first(1));
+        claims.map_or(true, |scan| !scan.entries.is_empty() || scan.unreadable > 0)
     }
 
     /// Tasks of this tenant below `before`, newest first. Ids are made in time order, so the key order is the list's.

@@ -42,10 +42,11 @@ struct StoredSpec<'a> {
 /// The store changes that one write of the core stands for.
 pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
     match write {
-        Write::PutSpec { task, spec } => into.push(Change::Put(
-            spec_key(&spec.tenant, *task),
-            encode_spec(spec),
-        )),
+        Write::PutSpec { task, spec } => {
+            let (bytes, body) = encode_spec(spec);
+            into.push(Change::Put(spec_key(&spec.tenant, *task), bytes));
+            into.extend(body.map(|hash| Change::Put(body_key(hash, *task), Vec::new())));
+        }
         Write::PutLive(record) => into.push(Change::Put(
             live_key(&record.tenant, record.task),
             encode(&**record),
@@ -82,6 +83,23 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
             into.push(Change::Put(fence_key(record.attempt), encode(record)))
         }
         Write::DropFence(attempt) => into.push(Change::Delete(fence_key(*attempt))),
+        Write::RemoveTask {
+            tenant,
+            task,
+            idempotency_key: key,
+            body,
+        } => {
+            into.push(Change::Delete(spec_key(tenant, *task)));
+            into.push(Change::Delete(done_key(tenant, *task)));
+            into.extend(
+                key.iter()
+                    .map(|key| Change::Delete(idempotency_key(tenant, key))),
+            );
+            into.extend(body.map(|hash| Change::Delete(body_key(BodyHash(hash), *task))));
+        }
+        Write::DropDaemon(record) => {
+            into.push(Change::Delete(daemon_key(&record.scope, record.daemon)));
+        }
     }
 }
 
@@ -94,7 +112,11 @@ pub(crate) fn task_of(write: &Write) -> Option<TaskId> {
         }
         Write::PutIdempotency { record, .. } => Some(record.task),
         Write::PutFence(record) => Some(record.task),
-        Write::PutDaemon(_) | Write::PutScheduler(_) | Write::DropFence(_) => None,
+        Write::RemoveTask { task, .. } => Some(*task),
+        Write::PutDaemon(_)
+        | Write::PutScheduler(_)
+        | Write::DropFence(_)
+        | Write::DropDaemon(_) => None,
     }
 }
 
@@ -115,25 +137,28 @@ pub(crate) const SPEC_BYTES_MAX: usize = 512 * 1024;
 
 /// Bytes that the specification's record has.
 pub(crate) fn spec_bytes(spec: &TaskSpec) -> usize {
-    encode_spec(spec).len()
+    encode_spec(spec).0.len()
 }
 
-fn encode_spec(spec: &TaskSpec) -> Vec<u8> {
+/// The record, and the body that holds the prompt where that is too long for it.
+fn encode_spec(spec: &TaskSpec) -> (Vec<u8>, Option<BodyHash>) {
     if spec.prompt.len() <= BODY_INLINE_MAX {
-        return encode(&StoredSpec {
+        let stored = StoredSpec {
             spec: std::borrow::Cow::Borrowed(spec),
             prompt: None,
-        });
+        };
+        return (encode(&stored), None);
     }
-    let prompt = Some(BodyHash::of(spec.prompt.as_bytes()).0);
+    let hash = BodyHash::of(spec.prompt.as_bytes());
     let short = TaskSpec {
         prompt: String::new(),
         ..spec.clone()
     };
-    encode(&StoredSpec {
+    let stored = StoredSpec {
         spec: std::borrow::Cow::Owned(short),
-        prompt,
-    })
+        prompt: Some(hash.0),
+    };
+    (encode(&stored), Some(hash))
 }
 
 /// The specification, and the body that its prompt has to be filled from.
@@ -219,6 +244,13 @@ pub(crate) fn daemon_key(scope: &TenantScope, daemon: DaemonId) -> Key {
     Key::Daemon {
         tenant: scope_text(scope),
         daemon: daemon.0,
+    }
+}
+
+pub(crate) fn body_key(hash: BodyHash, task: TaskId) -> Key {
+    Key::Body {
+        hash: hash.0,
+        task: task.0,
     }
 }
 

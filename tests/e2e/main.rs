@@ -21,6 +21,7 @@ mod liveness;
 mod processes;
 mod profiles;
 mod restart;
+mod retention;
 mod storm;
 mod systemd;
 mod tenancy;

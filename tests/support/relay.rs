@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -83,6 +83,11 @@ impl Relay {
         let counts = self.telemetry.snapshot();
         let same = counts.iter().filter(|(counter, _)| counter.name == name);
         same.map(|(_, count)| count).sum()
+    }
+
+    /// Where it keeps everything.
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
     }
 
     pub fn url(&self) -> &str {

@@ -9,6 +9,7 @@ pub(crate) mod drain;
 pub(crate) mod export;
 pub(crate) mod health;
 pub(crate) mod import;
+pub(crate) mod info;
 pub(crate) mod output;
 pub(crate) mod profile;
 pub(crate) mod relay;
@@ -39,6 +40,8 @@ pub(crate) enum Command {
     Daemon(daemon::DaemonArgs),
     /// Ask the daemon of this machine whether work reaches it, for people and for probes.
     Health(health::HealthArgs),
+    /// Show who the relay is, whether it takes work, and what it has counted since its start.
+    Info(info::InfoArgs),
     /// Submit a task, and wait for it or follow it if asked to.
     Submit(Box<submit::SubmitArgs>),
     /// Follow the events of one task until it ends, with the task's exit code.
@@ -90,6 +93,7 @@ impl Command {
             Command::Relay(args) => relay::run(args, console, clocks).await,
             Command::Daemon(args) => daemon::run(args, console, clocks).await,
             Command::Health(args) => health::run(args, console).await,
+            Command::Info(args) => info::run(args, console).await,
             Command::Submit(args) => submit::run(*args, console).await,
             Command::Watch(args) => watch::run(args, console).await,
             Command::Output(args) => output::run(args, console).await,

@@ -12,7 +12,8 @@ use crate::duration;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{Clocks, RelayPlan, RunningRelay};
+use crate::servers::{Clocks, RelayPlan, Retention, RunningRelay};
+use crate::size;
 use crate::stop;
 
 /// What stands before the address in the line that a started relay prints; the load generator and scripts look for it.
@@ -67,6 +68,26 @@ pub(crate) struct RelayServerArgs {
     #[arg(long, env = "BATON_MAX_OPEN_PER_TENANT", value_name = "N")]
     max_open_per_tenant: Option<usize>,
 
+    /// Keep finished tasks and their output this long.
+    #[arg(long, env = "BATON_RETAIN_FOR", value_name = "DURATION", default_value = "14d", value_parser = duration::parse)]
+    retain_for: Duration,
+
+    /// Keep the data directory below this size: the oldest finished tasks and output go first.
+    #[arg(long, env = "BATON_RETAIN_BYTES", value_name = "SIZE", default_value = "10GiB", value_parser = size::parse)]
+    retain_bytes: u64,
+
+    /// How much of that output may take. The default is three quarters.
+    #[arg(long, env = "BATON_RETAIN_OUTPUT_BYTES", value_name = "SIZE", value_parser = size::parse)]
+    retain_output_bytes: Option<u64>,
+
+    /// Keep a finished task at least this long, whatever the size.
+    #[arg(long, env = "BATON_RETAIN_AT_LEAST", value_name = "DURATION", default_value = "1m", value_parser = duration::parse)]
+    retain_at_least: Duration,
+
+    /// Forget daemons that have been away for this long.
+    #[arg(long, env = "BATON_FORGET_DAEMONS", value_name = "DURATION", default_value = "30d", value_parser = duration::parse)]
+    forget_daemons: Duration,
+
     /// Start although changes that were acknowledged are missing from the data, and go on without them. The relay says
     /// when this is needed.
     #[arg(long)]
@@ -83,7 +104,7 @@ pub(crate) async fn run(
 ) -> Result<Exit, CliError> {
     args.log.init(None)?;
     let stop = stop::on_signals()?;
-    let plan = plan(args);
+    let plan = plan(args)?;
     let mut relay = RunningRelay::start(&plan, clocks).await?;
     console.note(&started(&relay.url, &plan));
     tokio::select! {
@@ -93,8 +114,10 @@ pub(crate) async fn run(
     Ok(Exit::Done)
 }
 
-fn plan(args: RelayServerArgs) -> RelayPlan {
-    RelayPlan {
+fn plan(args: RelayServerArgs) -> Result<RelayPlan, CliError> {
+    let retention = retention(&args)?;
+    Ok(RelayPlan {
+        retention,
         data: args.data.unwrap_or_else(discovery::default_data_dir),
         listen: args.listen,
         tls: args.tls_cert.zip(args.tls_key),
@@ -105,7 +128,29 @@ fn plan(args: RelayServerArgs) -> RelayPlan {
         max_open: args.max_open,
         max_open_per_tenant: args.max_open_per_tenant,
         with_daemon: false,
+    })
+}
+
+/// Less than this does not hold what sled and the output log need to turn round in.
+const LEAST_PART: u64 = 64 << 20;
+
+fn retention(args: &RelayServerArgs) -> Result<Retention, CliError> {
+    let usual = Retention::within(args.retain_bytes);
+    let output_bytes = args.retain_output_bytes.unwrap_or(usual.output_bytes);
+    let for_records = args.retain_bytes.saturating_sub(output_bytes);
+    if for_records < LEAST_PART || output_bytes < LEAST_PART {
+        return Err(CliError::usage(
+            "--retain-bytes leaves less than 64 MiB for records, or for output",
+            "give at least 256MiB in all, or change --retain-output-bytes",
+        ));
     }
+    Ok(Retention {
+        age: args.retain_for,
+        output_bytes,
+        at_least: args.retain_at_least,
+        daemons: args.forget_daemons,
+        ..usual
+    })
 }
 
 pub(crate) fn started(url: &str, plan: &RelayPlan) -> String {

@@ -16,7 +16,9 @@ use crate::discovery::{self, DEFAULT_LISTEN, RelayArgs};
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::logging::LogArgs;
-use crate::servers::{Clocks, DAEMON_TOKEN_FILE, DaemonPlan, ReadyDaemon, RelayPlan, RunningRelay};
+use crate::servers::{
+    Clocks, DAEMON_TOKEN_FILE, DaemonPlan, ReadyDaemon, RelayPlan, Retention, RunningRelay,
+};
 use crate::stop;
 
 /// Stopping a laptop's relay and daemon should not keep a person waiting.
@@ -155,6 +157,7 @@ fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
         otlp: args.otlp.clone(),
         drain: DRAIN,
         accept_loss: false,
+        retention: Retention::default(),
         max_open: None,
         max_open_per_tenant: None,
         with_daemon: true,

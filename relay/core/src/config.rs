@@ -35,6 +35,8 @@ pub struct Config {
     /// Failures in a row before a daemon is set aside, and for how long.
     pub sick_failures: u32,
     pub sick_ms: u64,
+    /// Daemons that one credential may have on record; those away for long make room for new ones.
+    pub max_daemons_per_token: usize,
     /// How long a daemon that rejected a task is passed over for it.
     pub reject_backoff_ms: u64,
     /// A loop that was away longer than this credits the leases of connected sessions.
@@ -71,6 +73,7 @@ impl Config {
             poison_losses: 2,
             sick_failures: 5,
             sick_ms: 60_000,
+            max_daemons_per_token: 20_000,
             reject_backoff_ms: 5_000,
             stall_ms: 1_000,
             budget_write_ms: 30_000,

@@ -256,10 +256,16 @@ impl Core {
                 task,
             } => self.inspect(request, &tenant, task, turn),
             Input::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
-            Input::SessionOpened { session, hello } => self.session_opened(session, *hello, turn),
-            Input::SessionClosed { session } => {
-                self.roster.closed(session, turn.now.at);
+            Input::RemoveFinished {
+                request,
+                tasks: _,
+                finished,
+            } => self.remove_finished(request, finished, turn),
+            Input::ForgetDaemons { request, unseen_ms } => {
+                self.forget_daemons(request, unseen_ms, turn);
             }
+            Input::SessionOpened { session, hello } => self.session_opened(session, *hello, turn),
+            Input::SessionClosed { session } => self.session_closed(session, turn),
             Input::Heartbeat { session, heartbeat } => self.heartbeat(session, heartbeat, turn),
             Input::Frame(frame) => self.frame(*frame, turn),
             Input::Activity(activity) => self.activity(activity, turn),

@@ -42,6 +42,15 @@ pub enum Write {
     PutScheduler(SchedulerRecord),
     PutFence(FenceRecord),
     DropFence(AttemptId),
+    /// Retention: everything of a finished task, with its idempotency key and its claim to a long body.
+    RemoveTask {
+        tenant: TenantId,
+        task: TaskId,
+        idempotency_key: Option<String>,
+        body: Option<[u8; 32]>,
+    },
+    /// Retention: a daemon that stayed away.
+    DropDaemon(Arc<DaemonRecord>),
 }
 
 #[derive(Debug)]
@@ -99,6 +108,10 @@ pub enum Reply {
     Released {
         tasks: u64,
     },
+    /// The tasks that retention removed.
+    Removed(Vec<TaskId>),
+    /// How many daemons retention forgot.
+    Forgotten(usize),
     Done,
 }
 
@@ -303,6 +316,8 @@ pub enum CloseReason {
     Superseded,
     /// Two heartbeats are missing.
     Silent,
+    /// Its credential has as many daemons as it may, and none of them has been away for long.
+    TooManyDaemons,
     /// It goes on sending and has not heard two answers.
     Deaf,
 }

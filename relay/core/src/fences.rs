@@ -177,6 +177,16 @@ impl Fences {
         self.ends.first().map(|(at, _)| *at)
     }
 
+    /// Whether any attempt of this task runs or may run.
+    pub fn guards_task(&self, task: TaskId) -> bool {
+        self.tasks.contains_key(&task)
+    }
+
+    /// Whether anything runs or may run on this daemon's machine.
+    pub fn guards_daemon(&self, daemon: DaemonId) -> bool {
+        self.daemons.contains_key(&daemon)
+    }
+
     pub fn get(&self, attempt: AttemptId) -> Option<&Fence> {
         self.fences.get(&attempt)
     }

@@ -100,6 +100,18 @@ pub enum Input {
         request: RequestId,
         scope: TenantScope,
     },
+    /// Retention wants finished tasks gone. Those of which something may still be said stay.
+    RemoveFinished {
+        request: RequestId,
+        tasks: Vec<(TenantId, TaskId)>,
+        /// What the store has of them, where they are finished.
+        finished: Vec<Removable>,
+    },
+    /// Retention wants daemons forgotten that were not seen for this long.
+    ForgetDaemons {
+        request: RequestId,
+        unseen_ms: u64,
+    },
 
     /// A daemon said Hello. Ids of sessions rise in the order in which the streams were opened.
     SessionOpened {
@@ -167,6 +179,15 @@ pub struct Prior {
 pub struct Finished {
     pub record: Arc<TaskRecord>,
     pub spec: Arc<TaskSpec>,
+}
+
+/// A finished task with what stands under other keys than its own.
+#[derive(Clone, Debug)]
+pub struct Removable {
+    pub record: Arc<TaskRecord>,
+    pub idempotency_key: Option<String>,
+    /// Names a long prompt that is stored beside the records; the core only hands it back.
+    pub body: Option<[u8; 32]>,
 }
 
 /// The secret half of a lease. Lives in memory only; its `Debug` shows nothing.

@@ -142,13 +142,22 @@ impl Core {
         }
     }
 
+    /// Whether a late end of a finished task could still count: then its record must stay.
+    pub(crate) fn awaits_late_end(&self, record: &TaskRecord, now: Now) -> bool {
+        let mut attempts = record.attempts.iter();
+        attempts.any(|attempt| ended_by_relay(attempt) && self.is_awaited(record, attempt, now))
+    }
+
+    fn is_awaited(&self, record: &TaskRecord, attempt: &AttemptRecord, now: Now) -> bool {
+        let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
+        is_given_up(record.state, attempt) && age_ms <= self.config.adopt_late_ms
+    }
+
     /// Whether the task's story still has room for a late end of this attempt.
     fn may_adopt(&self, live: &Live, index: usize, now: Now) -> bool {
         let record = live.record();
         let attempt = &record.attempts[index];
-        let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
-        let fresh = age_ms <= self.config.adopt_late_ms;
-        let open = !record.state.is_terminal() || (is_given_up(live, attempt) && fresh);
+        let open = !record.state.is_terminal() || self.is_awaited(record, attempt, now);
         let successors = &record.attempts[index + 1..];
         open && record.cancel.is_none()
             && ended_by_relay(attempt)
@@ -288,8 +297,8 @@ fn lacks_result(attempt: &AttemptRecord) -> bool {
 }
 
 /// The task is over because nothing more was heard of this attempt.
-fn is_given_up(live: &Live, attempt: &AttemptRecord) -> bool {
-    match live.record().state {
+fn is_given_up(state: TaskState, attempt: &AttemptRecord) -> bool {
+    match state {
         TaskState::Lost => true,
         TaskState::Failed => lacks_result(attempt),
         TaskState::Pending

@@ -31,6 +31,7 @@ mod recover;
 pub mod reject;
 mod requests;
 pub mod requirements;
+mod retention;
 mod retries;
 pub mod retry;
 pub mod roster;

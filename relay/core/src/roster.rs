@@ -246,6 +246,15 @@ impl Roster {
         }
     }
 
+    /// It stayed away for long and holds nothing. An exclusion of it ends by itself.
+    pub fn forget_daemon(&mut self, daemon: DaemonId) {
+        let gone = self.daemons.remove(&daemon);
+        if let Some(load) = gone.and_then(|gone| gone.listed) {
+            self.open.remove(&(load, daemon));
+        }
+        self.woken.remove(&daemon);
+    }
+
     /// When `tick` has something to do.
     pub fn next(&self) -> Option<Moment> {
         let exclusion = self.exclusion_ends.first().map(|(at, _, _)| *at);

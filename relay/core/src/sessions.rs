@@ -35,6 +35,9 @@ impl Core {
             turn.fx.counts.push(Count::FrameRejected(code));
             return close(session, CloseReason::Replaced, turn);
         }
+        if !self.room_for_daemon(daemon, hello.token, turn) {
+            return close(session, CloseReason::TooManyDaemons, turn);
+        }
         let active = std::mem::take(&mut hello.active);
         let heard = self
             .roster
@@ -97,6 +100,12 @@ impl Core {
             .unwrap_or_default();
         for attempt in missing {
             self.apply_to_attempt(attempt, Event::Missing, turn);
+        }
+    }
+
+    pub(crate) fn session_closed(&mut self, session: SessionId, turn: &mut Turn<'_>) {
+        if let Some(daemon) = self.roster.closed(session, turn.now.at) {
+            self.was_seen(daemon, turn.now);
         }
     }
 

@@ -16,6 +16,7 @@ mod life;
 mod liveness;
 mod losses;
 mod placing;
+mod retention;
 mod reviewed;
 mod settlement;
 mod submitting;

@@ -58,7 +58,9 @@ fn auth(fault: AuthFault) -> &'static str {
 
 fn missing(thing: Thing) -> &'static str {
     match thing {
-        Thing::Task => "check the id; `baton tasks` lists the tasks",
+        Thing::Task => {
+            "check the id; `baton tasks` lists the tasks; finished ones are removed by age and size"
+        }
         Thing::Attempt => "check the id; `baton show TASK` lists its attempts",
         Thing::Input => "list the open inputs of the task",
         Thing::Daemon => "`baton daemons` lists the daemons",

@@ -366,7 +366,22 @@ impl Api {
             tenant: tokens::shown_scope(&who.scope),
             role: tokens::shown_role(who.role).into(),
             features: Vec::new(),
+            counters: self.counters(who),
         }
+    }
+
+    /// They are of all tenants, and would tell one of them that what it named belongs to another.
+    fn counters(&self, who: &Principal) -> Vec<v1::CounterValue> {
+        if all_tenants(who).is_err() {
+            return Vec::new();
+        }
+        let counted = self.shell.telemetry.snapshot().into_iter();
+        let shown = counted.map(|(counter, value)| v1::CounterValue {
+            name: counter.name.to_owned(),
+            reason: counter.reason.to_owned(),
+            value,
+        });
+        shown.collect()
     }
 }
 

@@ -96,7 +96,6 @@ impl Api {
     ) -> Result<v1::SubmitResponse, Fault> {
         let digest = digest(&request);
         let spec = Arc::new(self.spec(&who, request).await?);
-        self.dispatcher.keep_body(&spec.prompt).await?;
         let (record, created) = self.hand_over(&spec, digest).await?;
         let spec = if created {
             spec
@@ -157,6 +156,7 @@ impl Api {
         spec: &Arc<TaskSpec>,
         digest: [u8; 32],
     ) -> Result<(Arc<TaskRecord>, bool), Fault> {
+        let kept = self.dispatcher.keep_body(&spec.prompt).await?;
         let mut tries = 1;
         loop {
             let (spec, task) = (spec.clone(), TaskId(Uuid::now_v7()));
@@ -169,7 +169,7 @@ impl Api {
                     prior: None,
                 })
             };
-            match self.dispatcher.request(submit).await {
+            match self.dispatcher.request_keeping(submit, kept.clone()).await {
                 Ok(Reply::Submitted { record, created }) => return Ok((record, created)),
                 Err(Refusal::Rejected(Rejection::QueueFull)) if tries < ADMISSION_TRIES => {
                     tries += 1;

@@ -38,6 +38,7 @@ const SPEC: u8 = 1;
 const LIVE: u8 = 2;
 const DONE: u8 = 4;
 const KEYED: u8 = 8;
+const CLAIMS: u8 = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Checker {
@@ -110,6 +111,11 @@ impl Checker {
         }
     }
 
+    fn claims(&self, task: Uuid) -> bool {
+        let flags = self.tasks.get(&task).copied();
+        flags.unwrap_or_default() & CLAIMS != 0
+    }
+
     /// Tasks that have a specification.
     pub(super) fn tasks(&self) -> u64 {
         let whole = self.tasks.values().filter(|flags| **flags & SPEC != 0);
@@ -127,6 +133,8 @@ impl Checker {
             .iter()
             .filter_map(|(task, flags)| Some((*task, inconsistency(*flags)?)))
             .collect();
+        let unclaimed = self.bodies.keys().filter(|task| !self.claims(**task));
+        wrong.extend(unclaimed.map(|task| (*task, "nothing keeps the task's long prompt")));
         wrong.sort_unstable();
         let references = wrong
             .into_iter()
@@ -144,6 +152,8 @@ fn inconsistency(flags: u8) -> Option<&'static str> {
         Some("the task's specification is missing")
     } else if has(SPEC) && !has(LIVE) && !has(DONE) {
         Some("the specification's task is missing")
+    } else if has(CLAIMS) && !has(SPEC) {
+        Some("a long prompt is kept for a task that is not there")
     } else if has(KEYED) && !has(SPEC) {
         Some("an idempotency key names a task that is not there")
     } else {
@@ -156,6 +166,7 @@ fn of_task(key: &Key) -> Option<(Uuid, u8)> {
         Key::Spec { task, .. } => Some((*task, SPEC)),
         Key::Live { task, .. } => Some((*task, LIVE)),
         Key::Done { task, .. } => Some((*task, DONE)),
+        Key::Body { task, .. } => Some((*task, CLAIMS)),
         Key::Meta(_)
         | Key::Control { .. }
         | Key::Idempotency { .. }

@@ -135,6 +135,7 @@ pub(crate) fn export<W: Write>(
     out: W,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<(Exported, W), ExportError> {
+    let _bodies_stay = source.bodies.reading();
     let head = source.head(options);
     let mut exporting = Exporting {
         source,

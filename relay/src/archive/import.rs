@@ -214,7 +214,8 @@ impl Staging {
             Item::Delete(key) => self.add(Change::Delete(key)),
             Item::Body(body) => {
                 let kept = self.bodies.keep(&body);
-                kept.map_err(io_error("write a long prompt to", &self.dir))
+                kept.map(drop)
+                    .map_err(io_error("write a long prompt to", &self.dir))
             }
             Item::Output { attempt, piece } => self.append(attempt, piece),
             Item::Sealed { attempt, .. } => {

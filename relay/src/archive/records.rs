@@ -33,7 +33,7 @@ pub(super) enum Fact {
 pub(super) fn fact(key: &Key, bytes: &[u8]) -> Result<Fact, String> {
     let undecodable = |error: records::Undecodable| error.to_string();
     match key {
-        Key::Meta(_) => Ok(Fact::Other),
+        Key::Meta(_) | Key::Body { .. } => Ok(Fact::Other),
         Key::Control { name, .. } => {
             let read = records::decode_control(name.as_str(), bytes, &mut Recovered::default());
             read.map(|()| Fact::Other).map_err(undecodable)

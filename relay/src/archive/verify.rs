@@ -93,6 +93,7 @@ pub(crate) fn verify(
     output_dir: Option<&Path>,
     watch: Watch<'_>,
 ) -> Result<VerifySummary, VerifyError> {
+    let _bodies_stay = source.bodies.reading();
     let mut verifying = Verifying::new(watch);
     if let Some(refusal) = &source.refusal {
         verifying.found(Finding::new("watermark", "store", refusal.clone()))?;

@@ -47,6 +47,13 @@ pub(super) fn complete<'a>(
                 }
             }
         }
+        Input::RemoveFinished {
+            tasks, finished, ..
+        } => {
+            // Retention has just read these records, so they are in memory.
+            let over = tasks.iter().filter(|(_, task)| !live(*task));
+            finished.extend(over.filter_map(|(tenant, task)| reader.removable(tenant, *task)));
+        }
         Input::Answer { .. }
         | Input::PauseTask { .. }
         | Input::UnpauseTask { .. }
@@ -57,6 +64,7 @@ pub(super) fn complete<'a>(
         | Input::UndrainDaemon { .. }
         | Input::Inspect { .. }
         | Input::ListDaemons { .. }
+        | Input::ForgetDaemons { .. }
         | Input::SessionClosed { .. }
         | Input::Heartbeat { .. }
         | Input::Activity(_)
@@ -74,6 +82,7 @@ pub(super) fn named(input: &Input) -> Vec<TaskId> {
         Input::SessionOpened { hello, .. } => {
             hello.active.iter().map(|active| active.re.task).collect()
         }
+        Input::RemoveFinished { tasks, .. } => tasks.iter().map(|(_, task)| *task).collect(),
         // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
         Input::Submit(_)
         | Input::Answer { .. }
@@ -86,6 +95,7 @@ pub(super) fn named(input: &Input) -> Vec<TaskId> {
         | Input::UndrainDaemon { .. }
         | Input::Inspect { .. }
         | Input::ListDaemons { .. }
+        | Input::ForgetDaemons { .. }
         | Input::SessionClosed { .. }
         | Input::Heartbeat { .. }
         | Input::Activity(_)

@@ -23,7 +23,7 @@ use baton_core::input::{Hello, Input};
 use baton_core::reject::Rejection;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bodies::{BODY_INLINE_MAX, Bodies};
+use crate::bodies::{BODY_INLINE_MAX, Bodies, Pinned};
 use crate::store::{Change, Store};
 
 pub(crate) use turn::{Audience, Loop, Parts};
@@ -85,7 +85,7 @@ type MakeInput = Box<dyn FnOnce(RequestId) -> Input + Send>;
 enum Request {
     Ask {
         make: MakeInput,
-        reply: oneshot::Sender<Result<Reply, Refusal>>,
+        waiting: Waiting,
     },
     /// Records that are no business of the core (tokens, profiles), made durable in the same order as everything.
     Write {
@@ -93,7 +93,15 @@ enum Request {
         done: oneshot::Sender<Result<(), Refusal>>,
     },
     /// Take nothing more, if nothing was ever submitted; the answer says whether that is so.
-    Retire { retired: oneshot::Sender<bool> },
+    Retire {
+        retired: oneshot::Sender<bool>,
+    },
+}
+
+/// Who waits for a reply, and the long body that must stay until it is sent.
+struct Waiting {
+    reply: oneshot::Sender<Result<Reply, Refusal>>,
+    kept: Option<Pinned>,
 }
 
 impl Dispatcher {
@@ -120,10 +128,19 @@ impl Dispatcher {
         &self,
         make: impl FnOnce(RequestId) -> Input + Send + 'static,
     ) -> Result<Reply, Refusal> {
+        self.request_keeping(make, None).await
+    }
+
+    /// The same for an input whose long body must not be removed before it is answered, also if the caller goes away.
+    pub(crate) async fn request_keeping(
+        &self,
+        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+        kept: Option<Pinned>,
+    ) -> Result<Reply, Refusal> {
         let (reply, outcome) = oneshot::channel();
         let ask = Request::Ask {
             make: Box::new(make),
-            reply,
+            waiting: Waiting { reply, kept },
         };
         self.requests
             .send(ask)
@@ -132,15 +149,16 @@ impl Dispatcher {
         outcome.await.map_err(|_| Refusal::Unknown)?
     }
 
-    /// Makes a prompt durable that is too long for a record. Call it before the submission that carries the prompt.
-    pub async fn keep_body(&self, prompt: &str) -> Result<(), Refusal> {
+    /// Makes a prompt durable that is too long for a record. Call it before the submission that carries the prompt, and
+    /// give what it returns to `request_keeping`.
+    pub(crate) async fn keep_body(&self, prompt: &str) -> Result<Option<Pinned>, Refusal> {
         if prompt.len() <= BODY_INLINE_MAX {
-            return Ok(());
+            return Ok(None);
         }
         let (bodies, bytes) = (self.bodies.clone(), prompt.as_bytes().to_vec());
         let kept = tokio::task::spawn_blocking(move || bodies.keep(&bytes)).await;
         match kept {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(pinned)) => Ok(Some(pinned)),
             Ok(Err(error)) => Err(Refusal::Body(error.to_string().into())),
             Err(_) => Err(Refusal::Stopping),
         }

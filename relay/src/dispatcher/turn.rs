@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use baton_core::Core;
-use baton_core::effects::{CloseReason, Effects, Outgoing, Reply, Send, Write};
+use baton_core::effects::{CloseReason, Effects, Outgoing, Send, Write};
 use baton_core::gate::Gate;
 use baton_core::id::{RequestId, SessionId, TaskId, TenantScope};
 use baton_core::input::Input;
@@ -14,7 +14,7 @@ use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{Dispatcher, FromSession, Refusal, Request, ToSession, finished};
+use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting, finished};
 use crate::bodies::Bodies;
 use crate::clock::Clock;
 use crate::reader::Reader;
@@ -71,7 +71,7 @@ pub(crate) struct Loop {
     requests: mpsc::Receiver<Request>,
     gate: Gate<CommitSeq>,
     sessions: HashMap<SessionId, OpenSession>,
-    replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Refusal>>>,
+    replies: HashMap<RequestId, Waiting>,
     /// Direct writes whose callers wait for their commit.
     writes: Vec<(CommitSeq, oneshot::Sender<Result<(), Refusal>>)>,
     next_request: u64,
@@ -232,17 +232,19 @@ impl Loop {
     fn take_request(&mut self, request: Request) {
         match request {
             // The caller may have gone.
-            Request::Ask { reply, .. } if self.retired => drop(reply.send(Err(Refusal::Stopping))),
+            Request::Ask { waiting, .. } if self.retired => {
+                drop(waiting.reply.send(Err(Refusal::Stopping)));
+            }
             Request::Write { done, .. } if self.retired => drop(done.send(Err(Refusal::Stopping))),
             Request::Retire { retired } => {
                 self.append();
                 self.retired |= self.reader.has_no_task();
                 let _ = retired.send(self.retired); // The caller may have gone.
             }
-            Request::Ask { make, reply } => {
+            Request::Ask { make, waiting } => {
                 self.next_request += 1;
                 let request = RequestId(self.next_request);
-                self.replies.insert(request, reply);
+                self.replies.insert(request, waiting);
                 self.handle(make(request));
             }
             Request::Write { changes, done } => {
@@ -360,7 +362,9 @@ impl Loop {
     fn perform(&mut self, send: Send) {
         match send {
             Send::Reply { request, outcome } => {
-                if let Some(reply) = self.replies.remove(&request) {
+                if let Some(Waiting { reply, kept }) = self.replies.remove(&request) {
+                    // Before the caller's own, which then is the one that waits for the sweep, if any does.
+                    drop(kept);
                     let _ = reply.send(outcome.map_err(Refusal::Rejected)); // The caller may have gone.
                 }
             }

@@ -108,7 +108,7 @@ pub struct OutputRecovery {
     pub open: Vec<Uuid>,
 }
 
-/// What one retention tick dropped.
+/// What retention dropped between two ticks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dropped {
     pub segments: usize,
@@ -184,6 +184,7 @@ impl OutputLog {
             full: Arc::clone(&full),
             counters: Arc::clone(&counters),
             abort,
+            dropped: Dropped::default(),
             #[cfg(test)]
             faults: tests::Faults::default(),
         };

@@ -21,11 +21,11 @@ impl Writer {
     /// Also lets appends try again after a full disk.
     pub(crate) fn tick(&mut self, now_wall_ms: u64) -> io::Result<Dropped> {
         self.now_wall_ms = now_wall_ms;
-        let dropped = self.close_when_old().and_then(|()| self.retain());
+        let retained = self.close_when_old().and_then(|()| self.retain());
         self.full.store(false, Ordering::Release);
-        match dropped {
-            Err(error) if is_full(&error) => Ok(Dropped::default()),
-            other => other,
+        match retained {
+            Err(error) if !is_full(&error) => Err(error),
+            Ok(()) | Err(_) => Ok(std::mem::take(&mut self.dropped)),
         }
     }
 
@@ -46,17 +46,16 @@ impl Writer {
     }
 
     /// Drops segments until both limits hold. The growing one always stays.
-    pub(crate) fn retain(&mut self) -> io::Result<Dropped> {
-        let mut dropped = Dropped::default();
+    pub(crate) fn retain(&mut self) -> io::Result<()> {
         while let Some((number, known)) = self.segments.oldest_closed() {
             if !self.is_due(&known) {
                 break;
             }
             self.drop_segment(number)?;
-            dropped.segments += 1;
-            dropped.bytes += known.len;
+            self.dropped.segments += 1;
+            self.dropped.bytes += known.len;
         }
-        Ok(dropped)
+        Ok(())
     }
 
     fn is_due(&self, known: &Known) -> bool {

@@ -16,7 +16,7 @@ use super::group::{self, Outgoing};
 use super::index::Index;
 use super::queue::{Body, Control, Job, Write};
 use super::segment::{Active, Known, Segments};
-use super::{AbortHook, OutputConfig};
+use super::{AbortHook, Dropped, OutputConfig};
 
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -33,6 +33,8 @@ pub(crate) struct Writer {
     pub(crate) full: Arc<AtomicBool>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) abort: AbortHook,
+    /// What retention took since the last tick.
+    pub(crate) dropped: Dropped,
     #[cfg(test)]
     pub(crate) faults: super::tests::Faults,
 }
@@ -182,7 +184,7 @@ impl Writer {
         }
         self.roll()?;
         // Here too, or a flood could outgrow the limit between two ticks.
-        self.retain().map(|_| ())
+        self.retain()
     }
 
     /// Starts the next segment, then saves what the closed one holds. That copy can be lost: it is rebuilt at boot.

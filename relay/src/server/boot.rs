@@ -26,6 +26,7 @@ use crate::dispatcher::{Audience, Dispatcher, Loop, Parts};
 use crate::mint::SystemMint;
 use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
+use crate::retention;
 use crate::sealer::Sealer;
 use crate::session::{Admission, Shell, Stamp};
 use crate::store::{Change, Key, MetaKey, Opened, Store, StoreConfig};
@@ -41,6 +42,8 @@ pub(super) struct Booted {
     pub(super) dispatching: JoinHandle<()>,
     pub(super) finish: CancellationToken,
     pub(super) telemetry: Telemetry,
+    /// What retention works on.
+    pub(super) retained: retention::Parts,
 }
 
 /// What lies on disk, opened.
@@ -75,7 +78,7 @@ pub(super) async fn boot(
     let Recovered {
         dispatch,
         dispatcher,
-    } = recover(config, &settings, opened, &reader, bodies, audience)?;
+    } = recover(config, &settings, opened, &reader, bodies.clone(), audience)?;
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = credentials(config, &reader, &dispatcher).await?;
     if settings.inherited_hold_ms > 0 {
@@ -109,14 +112,9 @@ pub(super) async fn boot(
         stop: stop.clone(),
         transfers: Transfers::new(&config.data, again.clone()),
     };
-    let unreadable = api.reader.unreadables().count();
-    if unreadable > 0 {
-        warn!(
-            unreadable,
-            "records could not be read and were passed over; `baton verify` lists them"
-        );
-    }
+    say_unreadable(&api.reader);
     Ok(Booted {
+        retained: retained(&api, bodies, &telemetry),
         api,
         output,
         dispatching,
@@ -130,6 +128,27 @@ async fn forget_inherited(dispatcher: &Dispatcher) -> Result<(), RelayError> {
     let known = Change::Delete(Key::Meta(MetaKey::Inherited));
     let forgotten = dispatcher.write(vec![known]).await;
     forgotten.map_err(|_| RelayError::Stopped)
+}
+
+fn retained(api: &Api, bodies: Bodies, telemetry: &Telemetry) -> retention::Parts {
+    retention::Parts {
+        dispatcher: api.dispatcher.clone(),
+        reader: api.reader.clone(),
+        bodies,
+        output: api.output.clone(),
+        telemetry: telemetry.clone(),
+        clock: api.clock.clone(),
+    }
+}
+
+fn say_unreadable(reader: &Reader) {
+    let unreadable = reader.unreadables().count();
+    if unreadable > 0 {
+        warn!(
+            unreadable,
+            "records could not be read and were passed over; `baton verify` lists them"
+        );
+    }
 }
 
 /// The loop that owns the core, not yet running.
@@ -185,13 +204,13 @@ fn settings(config: &RelayConfig, opened: &Opened) -> Config {
 
 /// Opening blocks for as long as recovery takes.
 async fn on_disk(config: &RelayConfig) -> Result<Disk, RelayError> {
-    let (data, accept_loss) = (config.data.clone(), config.accept_loss);
-    let wall_ms = config.clock.now().wall.0;
-    let opened = tokio::task::spawn_blocking(move || open(&data, accept_loss, wall_ms));
+    let config = config.clone();
+    let opened = tokio::task::spawn_blocking(move || open(&config));
     opened.await.map_err(|_| RelayError::Stopped)?
 }
 
-fn open(data: &Path, accept_loss: bool, wall_ms: u64) -> Result<Disk, RelayError> {
+fn open(config: &RelayConfig) -> Result<Disk, RelayError> {
+    let data: &Path = &config.data;
     let unusable = |source| RelayError::Data {
         path: data.to_owned(),
         source,
@@ -199,13 +218,16 @@ fn open(data: &Path, accept_loss: bool, wall_ms: u64) -> Result<Disk, RelayError
     private_directory(data).map_err(unusable)?;
     archive::settle(data)?;
     let mut store = StoreConfig::new(data.join("store"), Uuid::now_v7());
-    store.accept_loss = accept_loss;
+    store.accept_loss = config.accept_loss;
     let opened = Store::open(store)?;
     let abort = Arc::new(|error: &io::Error| {
         tracing::error!(%error, "output cannot be written; stopping");
         std::process::abort();
     });
-    let output = OutputConfig::new(data.join("output"));
+    let mut output = OutputConfig::new(data.join("output"));
+    output.retention_bytes = config.retention.output_bytes;
+    output.retention_age = config.retention.age;
+    let wall_ms = config.clock.now().wall.0;
     let (output, recovery) = OutputLog::open(output, wall_ms, abort)?;
     info!(?recovery, "output log open");
     let bodies = Bodies::open(data.join("bodies")).map_err(unusable)?;

@@ -29,8 +29,8 @@ use tracing::{info, warn};
 use crate::api::{Api, limits};
 use crate::archive::ImportError;
 use crate::auth::AuthLayer;
-use crate::config::{ConfigError, NetworkLimits, RelayConfig, TlsFiles};
-use crate::output::OutputLog;
+use crate::config::{ConfigError, NetworkLimits, RelayConfig, RetentionConfig, TlsFiles};
+use crate::retention;
 use crate::store;
 use crate::telemetry::Telemetry;
 use boot::Booted;
@@ -41,8 +41,6 @@ use listener::Listener;
 /// attacker is cut after this many, and no honest peer comes near.
 const PENDING_RESETS: usize = 20;
 const LOCAL_RESETS: usize = 1024;
-/// Between two looks of the output log at its retention.
-const RETENTION_EVERY: Duration = Duration::from_secs(5);
 /// After the drain's deadline connections are cut, and this is left for their tasks to notice.
 const AFTER_CUT: Duration = Duration::from_millis(500);
 /// Tries to open the store again after an import; each waits half a second for its lock.
@@ -155,6 +153,7 @@ async fn lives(
             stop: life.stop.clone(),
             drain: config.drain,
             network: config.network.clone(),
+            kept: config.retention.clone(),
         };
         serving.run(tcp).await?;
         if stop.is_cancelled() || !life.again.is_cancelled() {
@@ -193,6 +192,7 @@ struct Serving {
     stop: CancellationToken,
     drain: Duration,
     network: NetworkLimits,
+    kept: RetentionConfig,
 }
 
 impl Serving {
@@ -203,6 +203,7 @@ impl Serving {
             stop,
             drain,
             network,
+            kept,
         } = self;
         let Booted {
             api,
@@ -210,11 +211,12 @@ impl Serving {
             mut dispatching,
             finish,
             telemetry,
+            retained,
         } = booted;
         let (reporter, health) = tonic_health::server::health_reporter();
         let store = api.reader.store().clone();
         tokio::spawn(health::report(reporter, store, stop.clone()));
-        tokio::spawn(retention(output.clone(), api.clock.clone(), finish.clone()));
+        tokio::spawn(retention::run(kept, retained, finish.clone()));
         let cut = CancellationToken::new();
         let listener = Listener::new(tcp, &network, cut.clone());
         let routes = routes(&api)?.add_service(health);
@@ -266,18 +268,6 @@ async fn drained<E>(
 async fn after(stop: CancellationToken, wait: Duration) {
     stop.cancelled().await;
     tokio::time::sleep(wait).await;
-}
-
-async fn retention(output: OutputLog, clock: crate::clock::Clock, finish: CancellationToken) {
-    loop {
-        tokio::select! {
-            () = finish.cancelled() => return,
-            () = tokio::time::sleep(RETENTION_EVERY) => {}
-        }
-        if let Err(error) = output.tick(clock.now().wall.0).await {
-            warn!(%error, "output retention did not run");
-        }
-    }
 }
 
 /// Every limit is set here; tonic's own defaults are not relied upon.

@@ -337,6 +337,11 @@ pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'sta
             v1::GoodbyeCode::IdleTimeout,
             "the answers to two heartbeats were not heard; connect again",
         )),
+        CloseReason::TooManyDaemons => Some((
+            v1::GoodbyeCode::TooManyDaemons,
+            "this credential has as many daemons as it may; start it in a data directory that it had before, or give it \
+             a credential of its own",
+        )),
         CloseReason::Silent => Some((
             v1::GoodbyeCode::IdleTimeout,
             "two heartbeats are missing; connect again",

@@ -22,9 +22,7 @@ pub(super) struct Disk {
 
 impl Disk {
     pub(super) fn new(db: sled::Db, file: File, sync: SyncCall) -> Result<Self, sled::Error> {
-        let records = Records {
-            tree: db.open_tree("records")?,
-        };
+        let records = Records::new(db.open_tree("records")?);
         let journal = db.open_tree("journal")?;
         Ok(Self {
             db,

@@ -46,6 +46,9 @@ pub enum Key {
     Token { tenant: KeyText, token: Uuid },
     /// `tenant 00 08 daemon` — a daemon that has enrolled: its name, labels and credential. Lives until it is removed.
     Daemon { tenant: KeyText, daemon: Uuid },
+    /// `"" 00 09 hash task` — a task's claim to a long body, which is a file named by its hash; several tasks may have
+    /// the same. Empty. Lives as long as that task; a body without a claim is removed.
+    Body { hash: [u8; 32], task: Uuid },
 }
 
 /// The relay-wide facts. `Applied` is written by the store itself; the others are ordinary changes in the journal.
@@ -78,10 +81,11 @@ pub enum Kind {
     Profile = 6,
     Token = 7,
     Daemon = 8,
+    Body = 9,
 }
 
 impl Kind {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Meta,
         Self::Control,
         Self::Spec,
@@ -91,6 +95,7 @@ impl Kind {
         Self::Profile,
         Self::Token,
         Self::Daemon,
+        Self::Body,
     ];
 
     /// One word, as operators read it.
@@ -105,6 +110,7 @@ impl Kind {
             Self::Profile => "profile",
             Self::Token => "token",
             Self::Daemon => "daemon",
+            Self::Body => "body",
         }
     }
 
@@ -163,7 +169,7 @@ impl Key {
     /// The tenant that leads the key; empty for relay-wide records.
     pub fn tenant(&self) -> &str {
         match self {
-            Self::Meta(_) => "",
+            Self::Meta(_) | Self::Body { .. } => "",
             Self::Control { tenant, .. } => tenant.as_ref().map_or("", KeyText::as_str),
             Self::Spec { tenant, .. }
             | Self::Live { tenant, .. }
@@ -186,6 +192,7 @@ impl Key {
             Self::Profile { .. } => Kind::Profile,
             Self::Token { .. } => Kind::Token,
             Self::Daemon { .. } => Kind::Daemon,
+            Self::Body { .. } => Kind::Body,
         }
     }
 
@@ -199,6 +206,7 @@ impl Key {
             Self::Idempotency { digest, .. } => Rest::Digest(digest),
             Self::Token { token, .. } => Rest::Id(token),
             Self::Daemon { daemon, .. } => Rest::Id(daemon),
+            Self::Body { hash, task } => Rest::Claim(hash, task),
         }
     }
 
@@ -208,6 +216,10 @@ impl Key {
             Rest::Meta(meta) => bytes.push(meta as u8),
             Rest::Id(id) => bytes.extend_from_slice(id.as_bytes()),
             Rest::Digest(digest) => bytes.extend_from_slice(digest),
+            Rest::Claim(hash, task) => {
+                bytes.extend_from_slice(hash);
+                bytes.extend_from_slice(task.as_bytes());
+            }
             Rest::Name(name) => {
                 bytes.extend_from_slice(name.as_bytes());
                 bytes.push(0);
@@ -226,7 +238,7 @@ impl Key {
         }
         let tenant = KeyText::new(tenant).ok()?;
         Some(match kind {
-            Kind::Meta => return None,
+            Kind::Meta | Kind::Body => return None,
             Kind::Control => Self::Control {
                 tenant: Some(tenant),
                 name: whole_text(rest)?,
@@ -269,6 +281,11 @@ impl Key {
                 tenant: None,
                 name: whole_text(rest)?,
             }),
+            (Kind::Body, _) => {
+                let (hash, task) = rest.split_first_chunk::<32>()?;
+                let task = Uuid::from_slice(task).ok()?;
+                Some(Self::Body { hash: *hash, task })
+            }
             (Kind::Meta | Kind::Spec | Kind::Live | Kind::Done | Kind::Idempotency, _)
             | (Kind::Profile | Kind::Token | Kind::Daemon, _) => None,
         }
@@ -286,6 +303,10 @@ impl fmt::Display for Key {
             Rest::Meta(meta) => write!(f, "{meta:?}"),
             Rest::Id(id) => id.fmt(f),
             Rest::Digest(digest) => digest.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+            Rest::Claim(hash, task) => {
+                hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+                write!(f, "/{task}")
+            }
             Rest::Name(name) => f.write_str(name),
         }
     }
@@ -310,6 +331,7 @@ enum Rest<'a> {
     Meta(MetaKey),
     Id(&'a Uuid),
     Digest(&'a [u8; 32]),
+    Claim(&'a [u8; 32], &'a Uuid),
     Name(&'a str),
 }
 
@@ -331,7 +353,16 @@ impl KeyRange {
         Self::under(prefix(tenant.as_str(), None))
     }
 
-    /// Relay-wide records of one kind (`Meta`, `Control`).
+    /// Every task's claim to one body.
+    pub fn claims(hash: &[u8; 32]) -> Self {
+        let mut start = prefix("", Some(Kind::Body));
+        start.extend_from_slice(hash);
+        // Behind it stand 16 bytes and the number of a piece: shorter than this.
+        let end = [&*start, &[0xff; 24]].concat();
+        Self { start, end }
+    }
+
+    /// Relay-wide records of one kind (`Meta`, `Control`, `Body`).
     pub fn relay_wide(kind: Kind) -> Self {
         Self::under(prefix("", Some(kind)))
     }
@@ -363,7 +394,7 @@ impl KeyRange {
 }
 
 fn prefix(tenant: &str, kind: Option<Kind>) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(tenant.len() + 2 + 33);
+    let mut bytes = Vec::with_capacity(tenant.len() + 2 + 48);
     bytes.extend_from_slice(tenant.as_bytes());
     bytes.push(0);
     bytes.extend(kind.map(|kind| kind as u8));

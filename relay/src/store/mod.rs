@@ -29,6 +29,7 @@ mod value;
 mod verify;
 mod walk;
 mod watermark;
+mod weigh;
 mod writer;
 
 #[cfg(test)]
@@ -46,6 +47,7 @@ pub use look::Looked;
 pub use reader::Store;
 pub use tell::{TellError, Told};
 pub use verify::Verified;
+pub use weigh::Weight;
 pub use writer::Journal;
 
 use overlay::RawChange;

@@ -1,6 +1,9 @@
 //! The record tree: one record per key, cut into chunks where it is long. Must only be written by the apply step and by
 //! recovery; what is written here was in the journal first, so that a crash in the middle is repaired by replay.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use bytes::{Bytes, BytesMut};
 use sled::IVec;
 
@@ -11,16 +14,32 @@ use super::{CommitSeq, Unreadable};
 #[derive(Clone, Debug)]
 pub(super) struct Records {
     pub(super) tree: sled::Tree,
+    /// By how many bytes of keys and values the tree has grown since it was opened.
+    grown: Arc<AtomicI64>,
 }
 
 /// What stands under a key: outer errors are sled's, inner ones concern this record only.
 pub(super) type Found = Result<Option<Bytes>, Unreadable>;
 
 impl Records {
+    pub(super) fn new(tree: sled::Tree) -> Self {
+        Self {
+            tree,
+            grown: Arc::default(),
+        }
+    }
+
+    pub(super) fn grown(&self) -> i64 {
+        self.grown.load(Ordering::Relaxed)
+    }
+
     pub(super) fn put(&self, key: &[u8], seq: CommitSeq, body: &Bytes) -> sled::Result<()> {
         let (mut written, mut before) = (0, None);
         for (index, (key, value)) in (0_u16..).zip(chunks(key, seq, body)) {
+            let (key_len, len) = (key.len(), value.len());
             let old = self.tree.insert(key, value)?;
+            let replaced = old.as_ref().map_or(0, |old| weight(key_len, old.len()));
+            self.add(weight(key_len, len) - replaced);
             before = if index == 0 { old } else { before };
             written = index + 1;
         }
@@ -28,7 +47,7 @@ impl Records {
     }
 
     pub(super) fn delete(&self, key: &[u8]) -> sled::Result<()> {
-        match self.tree.remove(chunk_key(key, 0))? {
+        match self.remove(chunk_key(key, 0))? {
             Some(before) => self.drop_chunks(key, 1, Some(before)),
             None => Ok(()),
         }
@@ -43,15 +62,27 @@ impl Records {
             return self.drop_by_scan(key, from);
         };
         for index in from..count {
-            self.tree.remove(chunk_key(key, index))?;
+            self.remove(chunk_key(key, index))?;
         }
         Ok(())
+    }
+
+    fn remove(&self, raw_key: impl AsRef<[u8]>) -> sled::Result<Option<IVec>> {
+        let old = self.tree.remove(&raw_key)?;
+        if let Some(old) = &old {
+            self.add(-weight(raw_key.as_ref().len(), old.len()));
+        }
+        Ok(old)
+    }
+
+    fn add(&self, bytes: i64) {
+        self.grown.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn drop_by_scan(&self, key: &[u8], from: u16) -> sled::Result<()> {
         let last = chunk_key(key, u16::MAX);
         for old in self.tree.range(chunk_key(key, from)..=last).keys() {
-            self.tree.remove(old?)?;
+            self.remove(old?)?;
         }
         Ok(())
     }
@@ -125,4 +156,9 @@ impl Records {
             Err(other) => Err(other),
         }
     }
+}
+
+/// What a key and its value count for.
+pub(super) fn weight(key: usize, value: usize) -> i64 {
+    i64::try_from(key + value).unwrap_or(i64::MAX)
 }

@@ -116,6 +116,11 @@ impl Telemetry {
         self.counters.add("unknown_values", of, 1);
     }
 
+    /// Something that happened outside the core.
+    pub(crate) fn add(&self, name: &'static str, reason: &'static str, amount: u64) {
+        self.counters.add(name, reason, amount);
+    }
+
     /// A task's record as it became durable, with the events that are new in it.
     pub(crate) fn published(
         &self,

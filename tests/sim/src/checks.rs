@@ -25,6 +25,11 @@ pub(crate) fn write(before: &State, write: &Write) {
         }
         Write::PutLive(record) => {
             assert!(
+                !before.removed.contains_key(&record.task),
+                "S6: {} came back after its removal",
+                record.task
+            );
+            assert!(
                 !record.state.is_terminal(),
                 "S6: over and stored as live: {}",
                 record.task
@@ -37,6 +42,11 @@ pub(crate) fn write(before: &State, write: &Write) {
             change(before, record);
         }
         Write::PutDone(record) => {
+            assert!(
+                !before.removed.contains_key(&record.task),
+                "S6: {} changed after its removal",
+                record.task
+            );
             assert!(
                 record.state.is_terminal(),
                 "S6: {:?} stored as done",
@@ -59,7 +69,14 @@ pub(crate) fn write(before: &State, write: &Write) {
             );
             change(before, record);
         }
+        Write::RemoveTask { task, .. } => {
+            assert!(
+                before.done.contains_key(task) && !before.live.contains_key(task),
+                "S6: {task} was removed before its end"
+            );
+        }
         Write::PutIdempotency { .. }
+        | Write::DropDaemon(_)
         | Write::PutDaemon(_)
         | Write::PutScheduler(_)
         | Write::PutFence(_)

@@ -85,9 +85,10 @@ impl World {
             70..=79 if self.options.retries => self.retry_some(),
             80..=83 if self.options.pauses => self.pause_some(),
             84..=87 if self.options.drains => self.drain_some(),
-            88..=93 => self.answer_some(),
-            94..=96 if self.options.late_answers => self.answer_old(),
-            97 if self.options.imports => self.release_inherited(),
+            88..=92 => self.answer_some(),
+            93..=95 if self.options.late_answers => self.answer_old(),
+            96 if self.options.imports => self.release_inherited(),
+            97..=98 if self.options.retention => self.remove_some(),
             _ => self.inspect_some(),
         }
     }
@@ -229,6 +230,20 @@ impl World {
         self.remember(request, Asked::Other);
     }
 
+    /// Retention, with no regard for age: what may not go must be refused.
+    fn remove_some(&mut self) {
+        let picked: Vec<_> = (0..4).filter_map(|_| self.some_task()).collect();
+        let request = self.ask(|request| Input::RemoveFinished {
+            request,
+            tasks: picked,
+            finished: Vec::new(),
+        });
+        self.remember(request, Asked::Other);
+        let unseen_ms = self.rng.below(200_000);
+        let request = self.ask(|request| Input::ForgetDaemons { request, unseen_ms });
+        self.remember(request, Asked::Other);
+    }
+
     fn inspect_some(&mut self) {
         if let Some((tenant, task)) = self.some_task() {
             let request = self.ask(|request| Input::Inspect {
@@ -335,6 +350,7 @@ impl World {
                     );
                 }
             }
+            (Asked::Other, Ok(Reply::Removed(tasks))) => self.counts.removals += tasks.len() as u64,
             (Asked::Answer(input, approved), Ok(Reply::Task(record))) => {
                 answer_acked(input, approved, &record);
             }
@@ -362,6 +378,9 @@ impl World {
             .clients
             .keys
             .insert((spec.tenant.clone(), key), record.task);
+        // A key lives as long as its task.
+        let removed = &self.relay.store.view.removed;
+        let known = known.filter(|known| !removed.contains_key(known));
         assert!(
             known.is_none_or(|known| known == record.task && !created),
             "S7: a key made two tasks: {known:?} and {}",

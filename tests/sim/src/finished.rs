@@ -29,7 +29,14 @@ impl World {
                     }
                 }
             }
+            Input::RemoveFinished {
+                tasks, finished, ..
+            } => {
+                let over = tasks.iter().filter(|(_, task)| !core.is_live(*task));
+                finished.extend(over.filter_map(|(_, task)| view.removable(*task)));
+            }
             Input::Frame(_)
+            | Input::ForgetDaemons { .. }
             | Input::Answer { .. }
             | Input::PauseTask { .. }
             | Input::UnpauseTask { .. }

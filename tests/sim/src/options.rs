@@ -59,6 +59,8 @@ pub struct Options {
     pub retries: bool,
     pub pauses: bool,
     pub drains: bool,
+    /// Finished tasks and absent daemons are removed while things go on.
+    pub retention: bool,
     pub inputs: bool,
     /// People answer what is closed, and what somebody else has answered.
     pub late_answers: bool,
@@ -105,6 +107,7 @@ impl Options {
             retries: on(50),
             pauses: on(25),
             drains: on(20),
+            retention: on(35),
             inputs: on(40),
             late_answers: on(60),
             conversations: on(60),

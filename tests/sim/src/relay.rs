@@ -104,7 +104,11 @@ fn task_of(write: &Write) -> Option<TaskId> {
         }
         Write::PutIdempotency { record, .. } => Some(record.task),
         Write::PutFence(record) => Some(record.task),
-        Write::PutDaemon(_) | Write::PutScheduler(_) | Write::DropFence(_) => None,
+        Write::RemoveTask { task, .. } => Some(*task),
+        Write::PutDaemon(_)
+        | Write::PutScheduler(_)
+        | Write::DropFence(_)
+        | Write::DropDaemon(_) => None,
     }
 }
 

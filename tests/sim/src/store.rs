@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_core::Recovered;
 use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId};
-use baton_core::input::{Finished, Prior};
+use baton_core::input::{Finished, Prior, Removable};
 use baton_core::record::{
     AttemptRecord, DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
 };
@@ -19,6 +19,8 @@ pub(crate) struct State {
     pub(crate) specs: BTreeMap<TaskId, Arc<TaskSpec>>,
     pub(crate) live: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) done: BTreeMap<TaskId, Arc<TaskRecord>>,
+    /// What retention took, as it was: nobody can load it, but what was said of it stays true.
+    pub(crate) removed: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) fences: BTreeMap<AttemptId, FenceRecord>,
     daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
@@ -37,7 +39,8 @@ pub(crate) struct Store {
 
 impl State {
     pub(crate) fn record(&self, task: TaskId) -> Option<&Arc<TaskRecord>> {
-        self.live.get(&task).or_else(|| self.done.get(&task))
+        let stored = self.live.get(&task).or_else(|| self.done.get(&task));
+        stored.or_else(|| self.removed.get(&task))
     }
 
     pub(crate) fn attempt(&self, task: TaskId, attempt: AttemptId) -> Option<&AttemptRecord> {
@@ -47,6 +50,7 @@ impl State {
     /// By the attempt alone; a walk, so for rare messages only.
     pub(crate) fn find(&self, attempt: AttemptId) -> Option<&AttemptRecord> {
         let records = self.live.values().chain(self.done.values());
+        let records = records.chain(self.removed.values());
         records.filter_map(|record| record.attempt(attempt)).next()
     }
 
@@ -84,6 +88,22 @@ impl State {
             Write::DropFence(attempt) => {
                 self.fences.remove(attempt);
             }
+            Write::RemoveTask {
+                tenant,
+                task,
+                idempotency_key,
+                body: _,
+            } => {
+                self.specs.remove(task);
+                self.removed
+                    .extend(self.done.remove(task).map(|record| (*task, record)));
+                if let Some(key) = idempotency_key {
+                    self.keys.remove(&(tenant.clone(), key.clone()));
+                }
+            }
+            Write::DropDaemon(record) => {
+                self.daemons.remove(&record.daemon);
+            }
         }
     }
 
@@ -112,7 +132,24 @@ impl State {
     pub(crate) fn finished(&self, task: TaskId) -> Option<Finished> {
         Some(Finished {
             record: Arc::clone(self.record(task)?),
+            // Gone with its task where retention took that.
             spec: Arc::clone(self.specs.get(&task)?),
+        })
+    }
+
+    /// What the shell loads of a task that retention names.
+    pub(crate) fn removable(&self, task: TaskId) -> Option<Removable> {
+        let record = Arc::clone(self.done.get(&task)?);
+        let key = self.specs.get(&task)?.idempotency_key.clone();
+        let is_its_own = |key: &String| {
+            let known = self.keys.get(&(record.tenant.clone(), key.clone()));
+            known.is_some_and(|known| known.task == task)
+        };
+        let idempotency_key = key.filter(is_its_own);
+        Some(Removable {
+            record,
+            idempotency_key,
+            body: None,
         })
     }
 

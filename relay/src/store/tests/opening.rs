@@ -103,9 +103,7 @@ fn data_of_a_newer_version_is_refused_and_left_alone() {
     drop(rig.open());
     let newer = 7_u64.to_be_bytes().to_vec().into();
     rig.tamper(|records, _| {
-        let records = Records {
-            tree: records.clone(),
-        };
+        let records = Records::new(records.clone());
         records
             .put(&Key::Meta(MetaKey::Schema).encode(), CommitSeq(1), &newer)
             .unwrap();

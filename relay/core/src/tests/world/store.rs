@@ -90,6 +90,28 @@ impl Store {
             Write::DropFence(attempt) => {
                 self.fences.remove(&attempt);
             }
+            Write::RemoveTask {
+                tenant,
+                task,
+                idempotency_key,
+                body: _,
+            } => {
+                assert!(
+                    !self.live.contains_key(&task),
+                    "what is live is never removed"
+                );
+                assert!(
+                    self.done.remove(&task).is_some(),
+                    "only finished tasks are removed"
+                );
+                self.specs.remove(&task);
+                if let Some(key) = idempotency_key {
+                    self.keys.remove(&(tenant, key));
+                }
+            }
+            Write::DropDaemon(record) => {
+                self.daemons.remove(&record.daemon);
+            }
         }
     }
 }

@@ -1,0 +1,142 @@
+//! Retention's half in the core: a finished task is let go once nothing can still be said about it, and a daemon once
+//! nothing can still come from it. When that should be, and how much, is the shell's to choose; here is what must hold.
+
+use std::sync::Arc;
+
+use crate::core::{Core, Turn};
+use crate::effects::{After, Reply, Write};
+use crate::id::{DaemonId, RequestId, TaskId, TokenId};
+use crate::input::Removable;
+use crate::record::DaemonRecord;
+use crate::time::{Now, Wall};
+
+/// What is stored of a daemon says when it was last seen at least as exactly as this.
+const SEEN_WITHIN_MS: u64 = 24 * 60 * 60 * 1_000;
+
+impl Core {
+    /// Removes those of the named tasks that may go; the reply tells which.
+    pub(crate) fn remove_finished(
+        &mut self,
+        request: RequestId,
+        finished: Vec<Removable>,
+        turn: &mut Turn<'_>,
+    ) {
+        let mut removed: Vec<TaskId> = Vec::with_capacity(finished.len());
+        for one in finished {
+            let twice = removed.contains(&one.record.task);
+            if twice || !self.may_remove(&one, turn.now) {
+                continue;
+            }
+            removed.push(one.record.task);
+            turn.write(Write::RemoveTask {
+                tenant: one.record.tenant.clone(),
+                task: one.record.task,
+                idempotency_key: one.idempotency_key,
+                body: one.body,
+            });
+        }
+        turn.reply(request, After::Everything, Reply::Removed(removed));
+    }
+
+    fn may_remove(&self, one: &Removable, now: Now) -> bool {
+        let record = &one.record;
+        let over = record.state.is_terminal() && !self.is_live(record.task);
+        let awaited = self.awaits_late_end(record, now);
+        over && !awaited && !self.fences.guards_task(record.task)
+    }
+
+    /// Forgets daemons that were away for `unseen_ms` and hold nothing, and dates those that are here.
+    pub(crate) fn forget_daemons(
+        &mut self,
+        request: RequestId,
+        unseen_ms: u64,
+        turn: &mut Turn<'_>,
+    ) {
+        let here = self
+            .daemons
+            .values()
+            .filter(|record| self.is_connected(record.daemon));
+        let stale = here.filter(|record| unseen_for(record, turn.now.wall) >= SEEN_WITHIN_MS);
+        for daemon in ids(stale) {
+            self.was_seen(daemon, turn.now);
+            let record = self.daemons.get(&daemon).cloned();
+            turn.fx.writes.extend(record.map(Write::PutDaemon));
+        }
+        let gone = self
+            .daemons
+            .values()
+            .filter(|record| self.may_forget(record, unseen_ms, turn.now.wall));
+        let gone = ids(gone);
+        for daemon in &gone {
+            self.forget_daemon(*daemon, turn);
+        }
+        turn.reply(request, After::Everything, Reply::Forgotten(gone.len()));
+    }
+
+    /// Makes room for one more daemon of this credential; false if it has as many as it may.
+    pub(crate) fn room_for_daemon(
+        &mut self,
+        daemon: DaemonId,
+        token: TokenId,
+        turn: &mut Turn<'_>,
+    ) -> bool {
+        if self.daemons.contains_key(&daemon) {
+            return true;
+        }
+        let of_token = || self.daemons.values().filter(|record| record.token == token);
+        if of_token().count() < self.config.max_daemons_per_token {
+            return true;
+        }
+        // Whoever may still bring a result of its last attempt keeps its id.
+        let away_ms = SEEN_WITHIN_MS + self.config.adopt_late_ms;
+        let may_go = of_token().filter(|record| self.may_forget(record, away_ms, turn.now.wall));
+        let Some(longest_away) = may_go.min_by_key(|record| (record.last_seen, record.daemon))
+        else {
+            return false;
+        };
+        let longest_away = longest_away.daemon;
+        self.forget_daemon(longest_away, turn);
+        true
+    }
+
+    /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.
+    pub(crate) fn was_seen(&mut self, daemon: DaemonId, now: Now) {
+        if let Some(record) = self.daemons.get_mut(&daemon) {
+            Arc::make_mut(record).last_seen = now.wall;
+        }
+    }
+
+    fn may_forget(&self, record: &DaemonRecord, unseen_ms: u64, now: Wall) -> bool {
+        let away = !self.is_connected(record.daemon);
+        let long = unseen_for(record, now) >= unseen_ms.max(self.config.adopt_late_ms);
+        // An operator's mark must not be lost with the record: the daemon would come back and take work.
+        away && long && record.drained.is_none() && !self.holds_anything(record.daemon)
+    }
+
+    fn is_connected(&self, daemon: DaemonId) -> bool {
+        self.roster.session_of(daemon).is_some()
+    }
+
+    fn holds_anything(&self, daemon: DaemonId) -> bool {
+        let held = self
+            .roster
+            .get(daemon)
+            .is_some_and(|daemon| !daemon.held.is_empty());
+        held || self.fences.guards_daemon(daemon)
+    }
+
+    fn forget_daemon(&mut self, daemon: DaemonId, turn: &mut Turn<'_>) {
+        if let Some(record) = self.daemons.remove(&daemon) {
+            self.roster.forget_daemon(daemon);
+            turn.write(Write::DropDaemon(record));
+        }
+    }
+}
+
+fn unseen_for(record: &DaemonRecord, now: Wall) -> u64 {
+    now.0.saturating_sub(record.last_seen.0)
+}
+
+fn ids<'a>(records: impl Iterator<Item = &'a Arc<DaemonRecord>>) -> Vec<DaemonId> {
+    records.map(|record| record.daemon).collect()
+}

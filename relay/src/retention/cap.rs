@@ -1,0 +1,158 @@
+//! How many bytes of records may stay so that the database's file keeps to its limit.
+//!
+//! sled writes a log: it uses freed space again but hardly ever gives it back, and how much file a byte of records needs
+//! depends on what is written (measured: 1.1 to 7). So the file is not something to be brought down by removing records;
+//! it is something to be kept from growing. Below six tenths of the limit nothing is done. From there on records may
+//! be as many as they are, and fewer by twice the part by which the file still grows. While it does not grow and is
+//! below eight tenths they may slowly become more again. Pure.
+
+/// Where the cap begins to hold, where it stops to rise, and its least, in parts of the limit.
+const HOLD: (u64, u64) = (6, 10);
+const FULL: (u64, u64) = (8, 10);
+const LEAST: (u64, u64) = (1, 16);
+/// By how much records give way when the file grows, as a multiple of the file's own growth.
+const GIVE_WAY: u64 = 2;
+const GIVE_WAY_FULL: u64 = 8;
+/// A quiet pass lets the cap rise by this part of itself: with four passes a second, by 1.5 % a minute.
+const RISE: u64 = 16_384;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cap {
+    holding: Option<Holding>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Holding {
+    cap: u64,
+    /// The largest that the file was.
+    file: u64,
+}
+
+impl Cap {
+    /// Takes one look at what the file and the records in it take; how many bytes of records are too many.
+    pub(super) fn look(&mut self, limit: u64, file: u64, records: u64) -> u64 {
+        if file <= part(limit, HOLD) {
+            self.holding = None;
+            return 0;
+        }
+        let holding = self.holding.get_or_insert(Holding { cap: records, file });
+        holding.follow(limit, file, records);
+        records.saturating_sub(holding.cap)
+    }
+}
+
+impl Holding {
+    fn follow(&mut self, limit: u64, file: u64, records: u64) {
+        let full = file > part(limit, FULL);
+        let grown = file.saturating_sub(self.file);
+        if grown > 0 {
+            let times = if full { GIVE_WAY_FULL } else { GIVE_WAY };
+            let less = u128::from(records) * u128::from(times * grown) / u128::from(file);
+            self.cap = self
+                .cap
+                .saturating_sub(u64::try_from(less).unwrap_or(u64::MAX));
+            self.file = file;
+        } else if !full {
+            self.cap += self.cap / RISE;
+        }
+        self.cap = self.cap.clamp(part(limit, LEAST), part(limit, HOLD));
+    }
+}
+
+fn part(whole: u64, (of, all): (u64, u64)) -> u64 {
+    whole / all * of
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const LIMIT: u64 = 1_000 * MIB;
+
+    /// A file that never shrinks and needs `times` bytes for a byte of records, and a hundredth more every time that
+    /// all of them were replaced, up to half as much again.
+    struct File {
+        times: f64,
+        size: u64,
+        written: u64,
+    }
+
+    impl File {
+        fn take(&mut self, records: u64, added: u64) -> u64 {
+            self.written += added;
+            let turns = self.written as f64 / records.max(1) as f64;
+            let spread = 1.0 + (turns / 100.0).min(0.5);
+            let needs = (records as f64 * self.times * spread) as u64;
+            self.size = self.size.max(needs);
+            self.size
+        }
+    }
+
+    #[test]
+    fn a_file_is_kept_under_its_limit_whatever_it_needs_for_a_record() {
+        for times in [1.1, 2.5, 7.0] {
+            let mut cap = Cap::default();
+            let mut file = File {
+                times,
+                size: 0,
+                written: 0,
+            };
+            let (mut records, mut largest) = (0, 0);
+            // Ten times the limit, a hundredth of it in each pass.
+            for _ in 0..1_000 {
+                records += LIMIT / 100;
+                let size = file.take(records, LIMIT / 100);
+                assert!(size <= LIMIT, "{times}: {} MiB", size / MIB);
+                records -= cap.look(LIMIT, size, records);
+                largest = largest.max(records);
+            }
+            let kept = records as f64 * times / LIMIT as f64;
+            assert!(
+                kept > 0.3,
+                "{times}: far more was removed than needed: {kept}"
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_is_removed_below_the_mark_or_from_a_quiet_store() {
+        let mut cap = Cap::default();
+        assert_eq!(cap.look(LIMIT, 600 * MIB, 500 * MIB), 0);
+        for _ in 0..10_000 {
+            assert_eq!(cap.look(LIMIT, 700 * MIB, 200 * MIB), 0);
+        }
+    }
+
+    #[test]
+    fn a_lowered_limit_is_met_at_once_and_never_empties_the_store() {
+        let mut cap = Cap::default();
+        let too_many = cap.look(LIMIT, 5_000 * MIB, 4_000 * MIB);
+        assert_eq!(too_many, 3_400 * MIB);
+        let mut cap = Cap::default();
+        let mut file = 800 * MIB;
+        for _ in 0..1_000 {
+            file += 100 * MIB;
+            cap.look(LIMIT, file, 700 * MIB);
+        }
+        let too_many = cap.look(LIMIT, file, 700 * MIB);
+        assert_eq!(700 * MIB - too_many, part(LIMIT, LEAST));
+    }
+
+    #[test]
+    fn the_cap_rises_slowly_while_the_file_has_room() {
+        let mut cap = Cap::default();
+        cap.look(LIMIT, 700 * MIB, 100 * MIB);
+        for _ in 0..4 * 3_600 {
+            cap.look(LIMIT, 700 * MIB, 100 * MIB);
+        }
+        assert_eq!(cap.look(LIMIT, 700 * MIB, 200 * MIB), 0, "an hour later");
+        for _ in 0..3_600 {
+            cap.look(LIMIT, 950 * MIB, 200 * MIB);
+        }
+        assert!(
+            cap.look(LIMIT, 950 * MIB, 200 * MIB) > 0,
+            "a full file has none"
+        );
+    }
+}

@@ -1,0 +1,62 @@
+//! The time by which age is counted: the wall clock, unless it leaps ahead of the relay's own. A clock that is set to
+//! another year by mistake must not make everything old; what it says counts again after a restart. Pure.
+
+use baton_core::time::{Moment, Now, Wall};
+
+/// A clock is corrected by less than this.
+const LEAP_MS: u64 = 60 * 60 * 1_000;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SteadyWall {
+    at: Moment,
+    wall: Wall,
+    leapt: bool,
+}
+
+impl SteadyWall {
+    pub(super) fn new(now: Now) -> Self {
+        Self {
+            at: now.at,
+            wall: now.wall,
+            leapt: false,
+        }
+    }
+
+    pub(super) fn now(&mut self, now: Now) -> Wall {
+        let expected = Wall(self.wall.0.saturating_add(now.at.since(self.at)));
+        let leaps = now.wall.0 > expected.0.saturating_add(LEAP_MS);
+        if leaps && !self.leapt {
+            tracing::warn!(
+                ahead_ms = now.wall.0 - expected.0,
+                "the clock leapt ahead; retention goes on by the old one until the relay is started again"
+            );
+        }
+        self.leapt = leaps;
+        (self.at, self.wall) = (now.at, if leaps { expected } else { now.wall });
+        self.wall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now(at: u64, wall: u64) -> Now {
+        Now {
+            at: Moment(at),
+            wall: Wall(wall),
+        }
+    }
+
+    #[test]
+    fn a_corrected_clock_counts_and_a_leap_does_not() {
+        let mut steady = SteadyWall::new(now(0, 1_000_000));
+        assert_eq!(steady.now(now(10, 1_000_010)), Wall(1_000_010));
+        assert_eq!(steady.now(now(20, 1_060_000)), Wall(1_060_000), "corrected");
+        assert_eq!(steady.now(now(30, 900_000)), Wall(900_000), "set back");
+        let year = 365 * 24 * LEAP_MS;
+        assert_eq!(steady.now(now(40, 900_000 + year)), Wall(900_010));
+        assert_eq!(steady.now(now(50, 900_010 + year)), Wall(900_020));
+        assert_eq!(steady.now(now(60, 900_030)), Wall(900_030), "mended");
+    }
+}
