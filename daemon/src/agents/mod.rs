@@ -1,7 +1,46 @@
-//! The agents of this daemon by name, and what a dispatch for one of them comes to. Each kind has its own
-//! file; adapters for coding agents join `command` here.
+//! The agents of this daemon by name, and what a dispatch for one of them comes to. `command` is any program. The
+//! adapters of coding agents each have their own file behind `translator`: pure folds over what an agent prints and
+//! is told, which come to the same `event`s whatever the wire.
 
 mod command;
+
+mod acp;
+mod claude;
+mod codex;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "tested; attempts run it once it is wired")
+)]
+mod event;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "tested; attempts run it once it is wired")
+)]
+mod failure;
+mod form;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "tested; attempts run it once it is wired")
+)]
+mod launch;
+mod lines;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "tested; attempts run it once it is wired")
+)]
+mod translator;
+mod turn;
+mod usage;
+mod wire;
+
+#[cfg(test)]
+mod chunked;
+#[cfg(test)]
+mod recorded;
+#[cfg(test)]
+mod rendered;
+#[cfg(test)]
+mod scripted;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,0 +1,210 @@
+//! Any agent that speaks the Agent Client Protocol, version 1: JSON-RPC over its stdio. A session is opened or taken up
+//! again, one prompt is sent, and the answer to it is the end of the turn.
+
+mod asking;
+mod ending;
+mod opening;
+mod updates;
+
+use std::collections::BTreeMap;
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
+use super::failure;
+use super::turn::Turn;
+use super::usage::Dollars;
+use super::wire::{Dialect, METHOD_NOT_FOUND, Rpc, text};
+
+pub(crate) use opening::{Linked, Opening};
+
+const WIRE: Dialect = Dialect::Standard;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Acp {
+    turn: Turn,
+    opening: Opening,
+    /// Requests of ours by id; an answer without one is nobody's.
+    waiting: BTreeMap<String, Request>,
+    next_id: u64,
+    /// Options that are still to be set before the prompt.
+    settings: Vec<(String, Value)>,
+    /// The session's price now, and before this turn; unknown in one that is older than the process.
+    cost: Option<Dollars>,
+    cost_before: Option<Dollars>,
+    model: Option<String>,
+    beside: Beside,
+    /// A permission was denied in this turn.
+    denied: bool,
+}
+
+/// What a program says beside its agent, from which one can tell that a normal end is none.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Beside {
+    /// It says that its system has failed, and has not taken that back.
+    broken: bool,
+    /// The last text, when it belonged to no message.
+    last: Option<String>,
+    /// The agent itself has said or done something.
+    agent_was_heard: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Request {
+    Initialize,
+    OpenSession,
+    Set,
+    Prompt,
+    Other,
+}
+
+impl Acp {
+    pub(crate) fn new(opening: Opening) -> Self {
+        let fresh = opening.resume.is_none();
+        Self {
+            turn: Turn::default(),
+            opening,
+            waiting: BTreeMap::new(),
+            next_id: 0,
+            settings: Vec::new(),
+            cost: fresh.then(Dollars::default),
+            cost_before: None,
+            model: None,
+            beside: Beside::default(),
+            denied: false,
+        }
+    }
+
+    pub(super) fn line(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) -> bool {
+        match Rpc::read(message) {
+            Some(Rpc::Request { id, method, params }) => {
+                self.on_request(json, id, method, params, out);
+            }
+            Some(Rpc::Notice { method, params }) => match method {
+                "session/update" => self.on_update(json, params, out),
+                _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+            },
+            Some(Rpc::Result { id, result }) => match self.waiting.remove(&id.to_string()) {
+                Some(request) => self.on_result(request, result, out),
+                None => self.turn.say(OutputKind::Opaque, false, json, None, out),
+            },
+            Some(Rpc::Error { id, error }) => {
+                let request = self.waiting.remove(&id.to_string());
+                self.turn.say(OutputKind::System, false, json, None, out);
+                self.on_error(request.unwrap_or(Request::Other), error, out);
+            }
+            None => return false,
+        }
+        true
+    }
+
+    fn on_result(&mut self, request: Request, result: &Value, out: &mut Vec<AgentEvent>) {
+        match request {
+            Request::Initialize => self.on_initialized(result, out),
+            Request::OpenSession => self.on_session(result, out),
+            Request::Set => self.go_on(out),
+            Request::Prompt => self.on_prompt_result(result, out),
+            Request::Other => {}
+        }
+    }
+
+    /// Files and terminals are the agent's own affair: this client has said that it serves neither.
+    fn on_request(
+        &mut self,
+        json: &str,
+        id: &Value,
+        method: &str,
+        params: &Value,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        match method {
+            "session/request_permission" => self.on_permission(json, id, params, out),
+            "elicitation/create" => self.on_elicitation(json, id, params, out),
+            _ => {
+                self.turn.say(OutputKind::Opaque, false, json, None, out);
+                let problem = format!("this client does not serve {method}");
+                let refusal = WIRE.refuse(id, METHOD_NOT_FOUND, &problem);
+                out.push(AgentEvent::Write(refusal));
+            }
+        }
+    }
+
+    pub(super) fn wrote(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        match Rpc::read(message) {
+            Some(Rpc::Request { id, method, .. }) => {
+                let request = match method {
+                    "initialize" => Request::Initialize,
+                    "session/new" | "session/load" | "session/resume" => Request::OpenSession,
+                    "session/set_mode" | "session/set_config_option" => Request::Set,
+                    "session/prompt" => {
+                        self.on_prompt_written(out);
+                        Request::Prompt
+                    }
+                    _ => Request::Other,
+                };
+                self.next_id = self.next_id.max(id.as_u64().unwrap_or(0) + 1);
+                self.waiting.insert(id.to_string(), request);
+            }
+            Some(Rpc::Notice {
+                method: "session/cancel",
+                ..
+            }) => {
+                self.turn.interrupt();
+            }
+            Some(Rpc::Result { id, result }) => {
+                let key = InputKey(id.to_string());
+                self.denied |= self
+                    .turn
+                    .needs(&key)
+                    .is_some_and(|needs| asking::denies(needs, result));
+                self.turn.answered(&key, out);
+            }
+            Some(Rpc::Error { id, .. }) => self.turn.answered(&InputKey(id.to_string()), out),
+            Some(Rpc::Notice { .. }) | None => {}
+        }
+    }
+
+    fn on_prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
+        if !self.turn.is_running() {
+            self.beside = Beside::default();
+            self.denied = false;
+            self.cost_before = self.cost;
+        }
+        self.turn.prompt_written(out);
+    }
+
+    pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
+        asking::answer(self.turn.needs(key)?, answer)
+    }
+
+    /// After it, what is still open has to be answered as canceled.
+    pub(super) fn interrupt(&self) -> Vec<Message> {
+        let Some(session) = self.turn.conversation() else {
+            return Vec::new();
+        };
+        let cancel = WIRE.notice("session/cancel", Some(json!({"sessionId": session})));
+        let open = self
+            .turn
+            .open_inputs()
+            .filter_map(|key| asking::canceled(self.turn.needs(key)?));
+        std::iter::once(cancel).chain(open).collect()
+    }
+
+    pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str, out: &mut Vec<AgentEvent>) {
+        let resuming = self.opening.resume.is_some();
+        let failure = || failure::exit_failure(exit, resuming, stderr);
+        self.turn.process_ended(failure, out);
+    }
+
+    /// Of our session, or of none.
+    fn is_ours(&self, params: &Value) -> bool {
+        let session = text(params, "/sessionId");
+        session.is_empty()
+            || self
+                .turn
+                .conversation()
+                .is_none_or(|known| known == session)
+    }
+}

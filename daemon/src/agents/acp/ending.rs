@@ -1,0 +1,154 @@
+//! The answer to the prompt: the end of the turn. A normal one is not always what it says.
+
+use serde_json::Value;
+
+use super::super::event::{AgentEvent, Outcome};
+use super::super::failure::{Failure, FailureClass, class_of_words, provider_failure};
+use super::super::usage::{Tokens, TurnUsage};
+use super::super::wire::text;
+use super::{Acp, Request};
+
+/// The agent wants to be logged in.
+const AUTH_REQUIRED: i64 = -32000;
+const NOT_FOUND: i64 = -32002;
+
+impl Acp {
+    pub(super) fn on_prompt_result(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
+        let usage = self.usage(result);
+        let outcome = self.outcome(result);
+        self.turn.end(outcome, usage, out);
+    }
+
+    fn outcome(&self, result: &Value) -> Outcome {
+        let failed = |class, message: &str| Outcome::Failed(Failure::new(class, message));
+        match text(result, "/stopReason") {
+            "end_turn" => match self.hidden_failure(result) {
+                Some(failure) => Outcome::Failed(failure),
+                None => Outcome::Result(self.turn.words().to_owned()),
+            },
+            "cancelled" if self.turn.was_interrupted() => Outcome::Interrupted,
+            "cancelled" if self.denied => failed(
+                FailureClass::NoResult,
+                "the agent ended its turn because a permission was denied",
+            ),
+            "cancelled" => failed(
+                FailureClass::NoResult,
+                "the agent canceled its turn, and nobody had asked it to",
+            ),
+            "refusal" => failed(FailureClass::Refusal, self.turn.words()),
+            "max_tokens" => failed(
+                FailureClass::ContextOverflow,
+                "the agent reached the model's limit of tokens",
+            ),
+            "max_turn_requests" => failed(
+                FailureClass::NoResult,
+                "the agent reached its limit of requests in one turn",
+            ),
+            other => {
+                let message = format!("the agent ended its turn with the reason {other:?}");
+                failed(FailureClass::OutputInvalid, &message)
+            }
+        }
+    }
+
+    /// An error of the provider that comes as a normal end: as a text of nobody, with nothing used. That alone could
+    /// be an agent that counts nothing, so something has to say that it failed, or there is nothing else in the turn.
+    fn hidden_failure(&self, result: &Value) -> Option<Failure> {
+        let last = self.beside.last.as_deref().unwrap_or_default();
+        let nothing_used = result.get("usage").is_some_and(Value::is_null);
+        let suspicious = nothing_used && !last.is_empty();
+        let told = suspicious && (class_of_words(last).is_some() || !self.beside.agent_was_heard);
+        let message = if last.is_empty() {
+            "the agent's provider failed"
+        } else {
+            last
+        };
+        (self.beside.broken || told).then(|| provider_failure(None, "", message))
+    }
+
+    fn usage(&self, result: &Value) -> Option<TurnUsage> {
+        let said = result
+            .get("usage")
+            .filter(|usage| usage.is_object())
+            .map(|usage| {
+                let names = [
+                    "inputTokens",
+                    "outputTokens",
+                    "cachedReadTokens",
+                    "cachedWriteTokens",
+                ];
+                Tokens::read(usage, names)
+            });
+        let counted = || {
+            let count = result.pointer("/_meta/quota/token_count")?;
+            let names = ["input_tokens", "output_tokens", "cached_tokens", ""];
+            count
+                .get("input_tokens")
+                .map(|_| Tokens::read(count, names))
+        };
+        let tokens = said.or_else(counted)?;
+        let cost = self.cost.zip(self.cost_before);
+        // An agent that names no price has not used nothing.
+        let cost = cost
+            .map(|(now, before)| now.since(before))
+            .filter(|cost| *cost != Default::default());
+        Some(TurnUsage {
+            tokens,
+            cost,
+            model: self.model.clone(),
+            turns: 0,
+        })
+    }
+
+    pub(super) fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
+        let failure = failure_of(error);
+        let session_is_unknown = matches!(request, Request::OpenSession)
+            && self.opening.resume.is_some()
+            && failure.class != FailureClass::ProviderAuth;
+        match request {
+            Request::OpenSession if session_is_unknown => {
+                let failure = Failure::new(FailureClass::ResumeFailed, failure.message);
+                self.turn.fail(failure, out);
+            }
+            Request::Set => {
+                let failure = Failure::new(FailureClass::UnsupportedOption, failure.message);
+                self.turn.fail(failure, out);
+            }
+            Request::Prompt if self.turn.was_interrupted() => {
+                self.turn.end(Outcome::Interrupted, None, out);
+            }
+            Request::Initialize | Request::OpenSession | Request::Prompt => {
+                self.turn.fail(failure, out);
+            }
+            Request::Other => {}
+        }
+    }
+}
+
+/// Some agents use the provider's status as the code.
+fn failure_of(error: &Value) -> Failure {
+    let code = error.get("code").and_then(Value::as_i64).unwrap_or(0);
+    let details = text(error, "/data/details");
+    let said = text(error, "/message");
+    let message = if details.is_empty() {
+        said.to_owned()
+    } else {
+        format!("{said}: {details}")
+    };
+    match code {
+        AUTH_REQUIRED => Failure::new(FailureClass::ProviderAuth, message),
+        NOT_FOUND => Failure::new(FailureClass::ResumeFailed, message),
+        _ if is_unknown_session(&message) => Failure::new(FailureClass::ResumeFailed, message),
+        _ => {
+            let status = u64::try_from(code)
+                .ok()
+                .filter(|code| (400..600).contains(code));
+            provider_failure(status, text(error, "/data/errorKind"), &message)
+        }
+    }
+}
+
+fn is_unknown_session(message: &str) -> bool {
+    let message = message.to_lowercase();
+    message.contains("session") && message.contains("not found")
+}

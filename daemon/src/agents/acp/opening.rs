@@ -1,0 +1,199 @@
+//! From the first word to the prompt: versions, the session, and the options that the task asks for.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::super::event::{AgentEvent, Message};
+use super::super::failure::{Failure, FailureClass};
+use super::super::wire::{list, text};
+use super::{Acp, WIRE};
+
+const PROTOCOL: u64 = 1;
+
+/// What the session is opened with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opening {
+    pub(crate) prompt: String,
+    pub(crate) cwd: String,
+    pub(crate) resume: Option<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) effort: Option<String>,
+    /// The session's mode: how much it may do without asking.
+    pub(crate) mode: Option<String>,
+    pub(crate) instructions: Option<String>,
+    pub(crate) context: Vec<Linked>,
+}
+
+/// A file that goes with the prompt, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Linked {
+    pub(crate) uri: String,
+    pub(crate) name: String,
+}
+
+/// What the task asks for: its name, the category that a session offers it under, what is wanted.
+const CATEGORIES: [(&str, &str); 3] = [
+    ("model", "model"),
+    ("effort", "thought_level"),
+    ("permission_mode", "mode"),
+];
+
+impl Acp {
+    pub(in super::super) fn greeting() -> Message {
+        let capabilities = json!({
+            "fs": {"readTextFile": false, "writeTextFile": false},
+            "terminal": false,
+            "elicitation": {"form": {}},
+        });
+        let client =
+            json!({"name": "baton", "title": "Baton", "version": env!("CARGO_PKG_VERSION")});
+        let params = json!({
+            "protocolVersion": PROTOCOL,
+            "clientCapabilities": capabilities,
+            "clientInfo": client,
+        });
+        WIRE.request(0, "initialize", params)
+    }
+
+    pub(super) fn on_initialized(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
+        let version = result.get("protocolVersion").and_then(Value::as_u64);
+        if version != Some(PROTOCOL) {
+            let spoken = version.map_or("none".to_owned(), |version| version.to_string());
+            let message = format!("the agent speaks protocol version {spoken}, not {PROTOCOL}");
+            self.turn
+                .fail(Failure::new(FailureClass::OutputInvalid, message), out);
+            return;
+        }
+        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": []});
+        let method = match &self.opening.resume {
+            None => "session/new",
+            Some(session) => {
+                params["sessionId"] = json!(session);
+                let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
+                let loads = result.pointer("/agentCapabilities/loadSession");
+                if can("/agentCapabilities/sessionCapabilities/resume") {
+                    "session/resume"
+                } else if loads == Some(&Value::Bool(true)) {
+                    "session/load"
+                } else {
+                    let message = "the agent cannot take a session up again";
+                    self.turn
+                        .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+                    return;
+                }
+            }
+        };
+        out.push(AgentEvent::Write(WIRE.request(
+            self.next_id,
+            method,
+            params,
+        )));
+    }
+
+    pub(super) fn on_session(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
+        let resumed = self.opening.resume.as_deref();
+        let session = Some(text(result, "/sessionId")).filter(|session| !session.is_empty());
+        let Some(session) = session.or(resumed).map(str::to_owned) else {
+            let message = "the agent opened a session without an id";
+            self.turn
+                .fail(Failure::new(FailureClass::OutputInvalid, message), out);
+            return;
+        };
+        self.turn.converses(&session, out);
+        let model = text(result, "/models/currentModelId");
+        self.model = Some(model.to_owned()).filter(|model| !model.is_empty());
+        match self.settings(&session, result) {
+            Ok(settings) => {
+                self.settings = settings;
+                self.settings.reverse();
+                self.go_on(out);
+            }
+            Err(option) => {
+                let message = format!("the agent offers no way to set {option} as the task asks");
+                self.turn
+                    .fail(Failure::new(FailureClass::UnsupportedOption, message), out);
+            }
+        }
+    }
+
+    /// The requests that set what the task asks for, or the option that this session does not offer.
+    fn settings(&self, session: &str, offer: &Value) -> Result<Vec<(String, Value)>, &'static str> {
+        let Opening {
+            model,
+            effort,
+            mode,
+            ..
+        } = &self.opening;
+        let wanted = CATEGORIES.into_iter().zip([model, effort, mode]);
+        let wanted =
+            wanted.filter_map(|(names, value)| value.as_deref().map(|value| (names, value)));
+        let mut settings = Vec::new();
+        for ((option, category), value) in wanted {
+            let by_option = config_option(offer, category, value).map(|id| {
+                (
+                    "session/set_config_option",
+                    json!({"sessionId": session, "configId": id, "value": value}),
+                )
+            });
+            let by_mode = || {
+                let modes = list(offer, "/modes/availableModes");
+                let offered = modes.iter().any(|mode| text(mode, "/id") == value);
+                (category == "mode" && offered).then(|| {
+                    (
+                        "session/set_mode",
+                        json!({"sessionId": session, "modeId": value}),
+                    )
+                })
+            };
+            let (method, params) = by_option.or_else(by_mode).ok_or(option)?;
+            settings.push((method.to_owned(), params));
+        }
+        Ok(settings)
+    }
+
+    /// One setting after the other, then the prompt.
+    pub(super) fn go_on(&mut self, out: &mut Vec<AgentEvent>) {
+        let Some(session) = self.turn.conversation().map(str::to_owned) else {
+            return;
+        };
+        let message = match self.settings.pop() {
+            Some((method, params)) => WIRE.request(self.next_id, &method, params),
+            None => {
+                let params = json!({"sessionId": session, "prompt": self.prompt_blocks()});
+                WIRE.request(self.next_id, "session/prompt", params)
+            }
+        };
+        out.push(AgentEvent::Write(message));
+    }
+
+    fn prompt_blocks(&self) -> Vec<Value> {
+        let Opening {
+            prompt,
+            instructions,
+            context,
+            ..
+        } = &self.opening;
+        let texts = instructions.iter().chain([prompt]);
+        let texts = texts.map(|text| json!({"type": "text", "text": text}));
+        let links = context
+            .iter()
+            .map(|linked| json!({"type": "resource_link", "uri": linked.uri, "name": linked.name}));
+        texts.chain(links).collect()
+    }
+}
+
+/// Id of the option of this category that can take `value`.
+fn config_option<'a>(offer: &'a Value, category: &str, value: &str) -> Option<&'a str> {
+    let offered = list(offer, "/configOptions").iter();
+    let of_category = offered.filter(|option| text(option, "/category") == category);
+    let takes = |option: &&Value| {
+        let direct = list(option, "/options").iter();
+        // Options may be grouped.
+        let all = direct.flat_map(|entry| std::iter::once(entry).chain(list(entry, "/options")));
+        all.into_iter().any(|entry| text(entry, "/value") == value)
+    };
+    of_category
+        .into_iter()
+        .find(takes)
+        .map(|option| text(option, "/id"))
+}

@@ -1,0 +1,154 @@
+//! `session/update`: what the agent says and does, in every kind that version 1 has. Kinds that it does not have yet
+//! pass through.
+
+use baton_proto::v1::OutputKind;
+use serde_json::Value;
+
+use super::super::event::AgentEvent;
+use super::super::usage::Dollars;
+use super::super::wire::{list, text};
+use super::Acp;
+
+impl Acp {
+    pub(super) fn on_update(&mut self, json: &str, params: &Value, out: &mut Vec<AgentEvent>) {
+        let update = params.get("update").unwrap_or(&Value::Null);
+        let kind = text(update, "/sessionUpdate");
+        if !self.is_ours(params) {
+            self.turn.say(OutputKind::System, false, json, None, out);
+            return;
+        }
+        match kind {
+            "agent_message_chunk" => self.on_words(update, out),
+            "agent_thought_chunk" => {
+                self.beside.agent_was_heard = true;
+                let words = block_text(update.get("content").unwrap_or(&Value::Null));
+                self.turn.say(OutputKind::Thinking, false, words, None, out);
+            }
+            "tool_call" => {
+                self.on_tool(update, out);
+                let id = text(update, "/toolCallId");
+                self.turn.say(
+                    OutputKind::ToolCall,
+                    true,
+                    update.to_string(),
+                    Some(id),
+                    out,
+                );
+                self.on_tool_state(update, out);
+            }
+            "tool_call_update" => {
+                self.on_tool(update, out);
+                self.on_tool_state(update, out);
+            }
+            "usage_update" => {
+                self.on_price(update);
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
+            "session_info_update" => {
+                self.on_session_info(update);
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
+            "plan" => self
+                .turn
+                .say(OutputKind::System, true, update.to_string(), None, out),
+            "user_message_chunk"
+            | "available_commands_update"
+            | "current_mode_update"
+            | "config_option_update"
+            | "notice"
+            | "compaction_update"
+            | "compaction_summary_chunk" => {
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
+            _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+        }
+    }
+
+    fn on_words(&mut self, update: &Value, out: &mut Vec<AgentEvent>) {
+        let words = block_text(update.get("content").unwrap_or(&Value::Null));
+        let message = Some(text(update, "/messageId")).filter(|message| !message.is_empty());
+        self.beside.agent_was_heard |= message.is_some();
+        self.beside.last = message.is_none().then(|| words.clone());
+        self.turn.speak(&words, message, out);
+    }
+
+    /// Some agents never say that a tool call begins: the first word about it is its beginning.
+    pub(super) fn on_tool(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
+        self.beside.agent_was_heard = true;
+        let id = text(call, "/toolCallId");
+        let names = [
+            text(call, "/name"),
+            text(call, "/_meta/claudeCode/toolName"),
+            text(call, "/kind"),
+        ];
+        let name = names
+            .into_iter()
+            .find(|name| !name.is_empty())
+            .unwrap_or("tool");
+        if !id.is_empty() {
+            self.turn.tool_started(id, name, out);
+        }
+        if self.turn.is_running() {
+            self.turn.forget_words();
+        }
+    }
+
+    fn on_tool_state(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
+        let id = text(call, "/toolCallId");
+        let piece = text(call, "/_meta/terminal_output_delta/data");
+        self.turn
+            .say(OutputKind::ToolResult, true, piece, Some(id), out);
+        let status = text(call, "/status");
+        if matches!(status, "completed" | "failed") {
+            self.turn
+                .say(OutputKind::ToolResult, true, tool_text(call), Some(id), out);
+            self.turn.tool_finished(id, status == "failed", out);
+        } else if piece.is_empty() && text(call, "/sessionUpdate") == "tool_call_update" {
+            self.turn
+                .say(OutputKind::ToolCall, false, call.to_string(), Some(id), out);
+        }
+    }
+
+    fn on_price(&mut self, update: &Value) {
+        if text(update, "/cost/currency") == "USD" {
+            self.cost = update
+                .pointer("/cost/amount")
+                .and_then(Dollars::read)
+                .or(self.cost);
+        }
+    }
+
+    /// Codex behind this protocol tells of a failed turn here only.
+    fn on_session_info(&mut self, update: &Value) {
+        match text(update, "/_meta/codex/threadStatus/type") {
+            "" => {}
+            status => self.beside.broken = status == "systemError",
+        }
+    }
+}
+
+/// A content block as text; what is no text, as JSON.
+fn block_text(block: &Value) -> String {
+    match text(block, "/type") {
+        "text" => text(block, "/text").to_owned(),
+        "" => String::new(),
+        _ => block.to_string(),
+    }
+}
+
+fn tool_text(call: &Value) -> String {
+    let blocks = list(call, "/content").iter();
+    let texts = blocks.filter_map(|content| match text(content, "/type") {
+        "content" => content.get("content").map(block_text),
+        // Its output has come by itself.
+        "terminal" => None,
+        _ => Some(content.to_string()),
+    });
+    let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
+    match call.get("rawOutput") {
+        Some(output) if texts.is_empty() && !output.is_null() => output
+            .as_str()
+            .map_or_else(|| output.to_string(), str::to_owned),
+        Some(_) | None => texts.join("\n"),
+    }
+}

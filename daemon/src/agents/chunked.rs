@@ -1,0 +1,143 @@
+//! Whatever bytes come, and however they are cut: the same events, and no panic.
+
+use proptest::prelude::*;
+
+use super::event::{AgentEvent, AgentExit};
+use super::launch::{AgentWire, Wanted};
+use super::translator::Translator;
+
+const KINDS: [AgentWire; 4] = [
+    AgentWire::Claude,
+    AgentWire::CodexAppServer,
+    AgentWire::CodexExec,
+    AgentWire::Acp,
+];
+
+fn translator(kind: AgentWire, resume: bool) -> Translator {
+    let wanted = Wanted {
+        prompt: "go".to_owned(),
+        cwd: "/work".to_owned(),
+        resume: resume.then(|| "abc".to_owned()),
+        ..Wanted::default()
+    };
+    kind.launch(&wanted).unwrap().translator
+}
+
+/// Plays it as a daemon would: what is to be written is written at once.
+fn events(kind: AgentWire, resume: bool, chunks: &[&[u8]], exit: AgentExit) -> Vec<AgentEvent> {
+    let mut translator = translator(kind, resume);
+    let mut all = translator.wrote(&translator.opening().bytes);
+    for chunk in chunks {
+        translator.stdout(chunk);
+        while let Some(said) = translator.next() {
+            for event in said {
+                let written = match &event {
+                    AgentEvent::Write(message) => translator.wrote(&message.bytes),
+                    _ => Vec::new(),
+                };
+                all.push(event);
+                all.extend(written);
+            }
+        }
+    }
+    all.extend(translator.exited(exit));
+    all
+}
+
+/// Pieces of every wire, so that what comes is nearly right more often than chance would have it.
+const PIECES: [&str; 34] = [
+    r#"{"type":"system","subtype":"init","session_id":"abc","model":"m"}"#,
+    r#"{"type":"stream_event","event":{"type":"message_start","message":{"id":"m1"}}}"#,
+    r#"{"type":"stream_event","event":{"type":"content_block_delta","delta":{"type":"text_delta","text":"hé"}}}"#,
+    r#"{"type":"assistant","message":{"id":"m1","content":[{"type":"text","text":"hé"},{"type":"tool_use","id":"t1","name":"Bash","input":{}}]}}"#,
+    r#"{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t1","content":"x","is_error":true}]}}"#,
+    r#"{"type":"control_request","request_id":"r1","request":{"subtype":"can_use_tool","tool_name":"Bash","input":{"a":1}}}"#,
+    r#"{"type":"control_request","request_id":"r2","request":{"subtype":"can_use_tool","tool_name":"AskUserQuestion","input":{"questions":[{"question":"q","options":[{"label":"a"}]}]}}}"#,
+    r#"{"type":"control_cancel_request","request_id":"r1"}"#,
+    r#"{"usage":{"input_tokens":1},"total_cost_usd":0.5,"subtype":"success","is_error":false,"result":"done","type":"result"}"#,
+    r#"{"type":"thread.started","thread_id":"abc"}"#,
+    r#"{"type":"thread.started","thread_id":"other"}"#,
+    r#"{"type":"turn.started"}"#,
+    r#"{"type":"item.started","item":{"id":"i1","type":"command_execution","command":"x","status":"in_progress"}}"#,
+    r#"{"type":"item.completed","item":{"id":"i1","type":"command_execution","aggregated_output":"x","exit_code":1,"status":"failed"}}"#,
+    r#"{"type":"turn.completed","usage":{"input_tokens":18446744073709551615,"cached_input_tokens":3}}"#,
+    r#"{"type":"turn.failed","error":{"message":"unexpected status 429"}}"#,
+    r#"{"id":0,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true}}}"#,
+    r#"{"id":1,"result":{"sessionId":"s","thread":{"id":"abc"}}}"#,
+    r#"{"id":2,"result":{"turn":{"id":"u"},"stopReason":"end_turn","usage":null}}"#,
+    r#"{"id":1,"error":{"code":-32002,"message":"no"}}"#,
+    r#"{"id":2,"error":{"code":401}}"#,
+    r#"{"method":"turn/started","params":{"turn":{"id":"u"}}}"#,
+    r#"{"method":"item/started","params":{"item":{"id":"f","type":"fileChange","changes":[{"path":"x"}]}}}"#,
+    r#"{"method":"item/fileChange/requestApproval","id":0,"params":{"itemId":"f"}}"#,
+    r#"{"method":"item/agentMessage/delta","params":{"itemId":"m","delta":"x"}}"#,
+    r#"{"method":"thread/tokenUsage/updated","params":{"turnId":"u","tokenUsage":{"total":{"inputTokens":5},"last":{"inputTokens":9}}}}"#,
+    r#"{"method":"turn/completed","params":{"turn":{"status":"failed","error":{"codexErrorInfo":{"a":{"httpStatusCode":500}}}}}}"#,
+    r#"{"method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"tool_call","toolCallId":"t","status":"pending"}}}"#,
+    r#"{"method":"session/update","params":{"update":{"sessionUpdate":"tool_call_update","toolCallId":"t","status":"failed","content":[{"type":"content","content":{"type":"text","text":"x"}}]}}}"#,
+    r#"{"id":0,"method":"session/request_permission","params":{"toolCall":{"toolCallId":"g"},"options":[{"kind":"reject_once","optionId":"n"}]}}"#,
+    r#"{"id":1,"method":"elicitation/create","params":{"mode":"form","requestedSchema":{"properties":{"a":{"type":"string"}}}}}"#,
+    r#"{"id":7,"method":"fs/read_text_file","params":{}}"#,
+    "{\"type\":",
+    "\u{7}not json \u{0}",
+];
+
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        8 => prop::sample::select(&PIECES[..]).prop_map(|piece| format!("{piece}\n").into_bytes()),
+        1 => prop::collection::vec(any::<u8>(), 0..40),
+    ];
+    prop::collection::vec(piece, 0..25).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn any_bytes_in_any_chunks_come_to_the_same_events(
+        bytes in bytes(),
+        resume in any::<bool>(),
+        code in prop_oneof![Just(0), Just(1), Just(143)],
+        mut cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+    ) {
+        let mut at: Vec<usize> = cuts.drain(..).map(|cut| cut.index(bytes.len() + 1)).collect();
+        at.extend([0, bytes.len()]);
+        at.sort_unstable();
+        let chunks: Vec<&[u8]> = at.windows(2).map(|cut| &bytes[cut[0]..cut[1]]).collect();
+        for kind in KINDS {
+            let exit = AgentExit::Code(code);
+            let whole = events(kind, resume, &[&bytes], exit);
+            let cut = events(kind, resume, &chunks, exit);
+            prop_assert_eq!(&whole, &cut);
+            prop_assert!(
+                whole.iter().any(|event| matches!(event, AgentEvent::Ended(_))),
+                "an agent that has exited has an end"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_line_without_its_end_is_held_and_one_that_is_no_message_is_counted() {
+    let mut claude = translator(AgentWire::Claude, false);
+    claude.stdout(b"{\"type\":");
+    assert_eq!((claude.next(), claude.held()), (None, 8));
+    claude.stdout(b"1}\n\n[]\n");
+    let odd: Vec<AgentEvent> = std::iter::from_fn(|| claude.next()).flatten().collect();
+    assert_eq!(odd, [1, 3].map(|line| AgentEvent::Malformed { line }));
+    assert_eq!((claude.held(), claude.malformed()), (0, 2));
+}
+
+#[test]
+fn a_line_over_4_mib_is_cut_with_a_record_and_the_next_one_is_read() {
+    let long = format!("{{\"type\":\"{}\"}}\n", "x".repeat(super::lines::LINE_MAX));
+    let said = format!("{long}not json\n{}\n", PIECES[8]);
+    for size in [1 << 16, said.len()] {
+        let chunks: Vec<&[u8]> = said.as_bytes().chunks(size).collect();
+        let events = events(AgentWire::Claude, false, &chunks, AgentExit::Code(0));
+        let length = long.len() as u64 - 1;
+        assert!(events.contains(&AgentEvent::LineCut { length }));
+        assert!(events.contains(&AgentEvent::Malformed { line: 2 }));
+        assert!(matches!(events.last(), Some(AgentEvent::Ended(_))));
+    }
+}

@@ -1,0 +1,248 @@
+//! Claude Code over stream-json in both directions: one JSON object per line, the kind of each in `type`.
+//! Permissions and questions come as control requests on the same pipes.
+
+mod asking;
+mod result;
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
+use super::failure;
+use super::turn::Turn;
+use super::usage::Dollars;
+use super::wire::{list, text};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Claude {
+    turn: Turn,
+    /// It was started to go on with a conversation.
+    resuming: bool,
+    /// It has said that it is ready.
+    initialized: bool,
+    model: Option<String>,
+    streamed: Streamed,
+    /// Its price so far; unknown when the conversation is older than the process.
+    cost: Option<Dollars>,
+    /// The provider's last error, which comes before the result that it makes.
+    api_error: String,
+    /// Control requests that were written to it.
+    requests: u64,
+}
+
+/// What of the message that comes now has come in pieces; the whole message repeats it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Streamed {
+    message: String,
+    text: bool,
+    thinking: bool,
+}
+
+impl Claude {
+    pub(super) fn new(resuming: bool) -> Self {
+        Self {
+            turn: Turn::default(),
+            resuming,
+            initialized: false,
+            model: None,
+            streamed: Streamed::default(),
+            cost: (!resuming).then(Dollars::default),
+            api_error: String::new(),
+            requests: 0,
+        }
+    }
+
+    /// The prompt is the first thing that it reads.
+    pub(super) fn prompt(text: &str) -> Message {
+        let content = json!([{"type": "text", "text": text}]);
+        Message::line(&json!({"type": "user", "message": {"role": "user", "content": content}}))
+    }
+
+    pub(super) fn line(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) -> bool {
+        let Some(kind) = message.get("type").and_then(Value::as_str) else {
+            return false;
+        };
+        match kind {
+            "system" => self.on_system(json, message, out),
+            "stream_event" => self.on_stream_event(message, out),
+            "assistant" => self.on_assistant(json, message, out),
+            "user" => self.on_user(json, message, out),
+            "result" => self.on_result(message, out),
+            "control_request" => self.on_control_request(json, message, out),
+            "control_cancel_request" => {
+                let key = InputKey(text(message, "/request_id").to_owned());
+                self.turn.withdrawn(&key, "the agent withdrew it", out);
+            }
+            "control_response" => self.turn.say(OutputKind::System, false, json, None, out),
+            "keep_alive" => {}
+            _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+        }
+        true
+    }
+
+    fn on_system(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        if text(message, "/subtype") == "init" {
+            self.initialized = true;
+            self.model = Some(text(message, "/model").to_owned()).filter(|model| !model.is_empty());
+            self.turn.begin_unless_begun(out);
+            self.turn.converses(text(message, "/session_id"), out);
+        }
+        self.turn.say(OutputKind::System, false, json, None, out);
+    }
+
+    /// Pieces of a message. Those of a subagent are not shown; its messages are, as they end.
+    fn on_stream_event(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        self.turn.heard(out);
+        if !text(message, "/parent_tool_use_id").is_empty() {
+            return;
+        }
+        match text(message, "/event/type") {
+            "message_start" => {
+                self.streamed = Streamed {
+                    message: text(message, "/event/message/id").to_owned(),
+                    ..Streamed::default()
+                };
+            }
+            "content_block_delta" => match text(message, "/event/delta/type") {
+                "text_delta" => {
+                    self.streamed.text = true;
+                    let id = self.streamed.message.clone();
+                    let piece = text(message, "/event/delta/text");
+                    self.turn.speak(piece, Some(&id), out);
+                }
+                "thinking_delta" => {
+                    self.streamed.thinking = true;
+                    let piece = text(message, "/event/delta/thinking");
+                    self.turn.say(OutputKind::Thinking, false, piece, None, out);
+                }
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    fn on_assistant(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        if message.get("is_api_error_message") == Some(&Value::Bool(true)) {
+            // No words of the agent: the provider's, and the result that follows says the same.
+            self.api_error = ["/error", "/api_error", "/api_error_type"]
+                .map(|path| text(message, path))
+                .join(" ");
+            self.turn.say(OutputKind::System, false, json, None, out);
+            return;
+        }
+        let subagent = text(message, "/parent_tool_use_id");
+        let id = text(message, "/message/id");
+        let repeated = subagent.is_empty() && !id.is_empty() && id == self.streamed.message;
+        for block in list(message, "/message/content") {
+            match text(block, "/type") {
+                "text" if repeated && self.streamed.text => {}
+                "text" if subagent.is_empty() => {
+                    self.turn.speak(text(block, "/text"), Some(id), out);
+                }
+                "text" => {
+                    let words = text(block, "/text");
+                    self.turn
+                        .say(OutputKind::Text, false, words, Some(subagent), out);
+                }
+                "thinking" if repeated && self.streamed.thinking => {}
+                "thinking" => {
+                    let words = text(block, "/thinking");
+                    self.turn.say(OutputKind::Thinking, false, words, None, out);
+                }
+                "tool_use" | "server_tool_use" | "mcp_tool_use" => self.on_tool_use(block, out),
+                kind if kind.ends_with("_tool_result") => self.on_tool_result(block, out),
+                _ => self
+                    .turn
+                    .say(OutputKind::Opaque, false, block.to_string(), None, out),
+            }
+        }
+    }
+
+    fn on_tool_use(&mut self, block: &Value, out: &mut Vec<AgentEvent>) {
+        let id = text(block, "/id");
+        self.turn.tool_started(id, text(block, "/name"), out);
+        self.turn
+            .say(OutputKind::ToolCall, true, block.to_string(), Some(id), out);
+    }
+
+    fn on_tool_result(&mut self, block: &Value, out: &mut Vec<AgentEvent>) {
+        let id = text(block, "/tool_use_id");
+        let failed = block.get("is_error") == Some(&Value::Bool(true));
+        self.turn.say(
+            OutputKind::ToolResult,
+            true,
+            content_text(block),
+            Some(id),
+            out,
+        );
+        self.turn.tool_finished(id, failed, out);
+    }
+
+    fn on_user(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        let results = list(message, "/message/content").iter();
+        let mut results = results
+            .filter(|block| text(block, "/type") == "tool_result")
+            .peekable();
+        if results.peek().is_none() {
+            self.turn.say(OutputKind::System, false, json, None, out);
+        }
+        for block in results {
+            self.on_tool_result(block, out);
+        }
+    }
+
+    pub(super) fn wrote(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        match text(message, "/type") {
+            "user" => self.turn.prompt_written(out),
+            "control_request" => {
+                self.requests += 1;
+                if text(message, "/request/subtype") == "interrupt" {
+                    self.turn.interrupt();
+                }
+            }
+            "control_response" => {
+                let key = InputKey(text(message, "/response/request_id").to_owned());
+                if message.pointer("/response/response/interrupt") == Some(&Value::Bool(true)) {
+                    self.turn.interrupt();
+                }
+                self.turn.answered(&key, out);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str, out: &mut Vec<AgentEvent>) {
+        let resuming = self.resuming;
+        let failure = || failure::exit_failure(exit, resuming, stderr);
+        self.turn.process_ended(failure, out);
+    }
+
+    pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
+        asking::answer(self.turn.needs(key)?, key, answer)
+    }
+
+    pub(super) fn interrupt(&self) -> Vec<Message> {
+        let id = format!("baton-{}", self.requests);
+        let request = json!({"subtype": "interrupt"});
+        vec![Message::line(
+            &json!({"type": "control_request", "request_id": id, "request": request}),
+        )]
+    }
+}
+
+/// A tool's output: text, or blocks of which some are text.
+fn content_text(block: &Value) -> String {
+    match block.get("content") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().map(|part| match text(part, "/type") {
+                "text" => text(part, "/text").to_owned(),
+                _ => part.to_string(),
+            });
+            texts.collect::<Vec<_>>().join("\n")
+        }
+        Some(Value::Null) | None => String::new(),
+        Some(other) => other.to_string(),
+    }
+}

@@ -1,0 +1,120 @@
+//! The line that ends a turn of Claude's. `subtype: success` does not mean success, the exit code means even less,
+//! and the totals in it are those of the whole conversation.
+
+use serde_json::Value;
+
+use super::super::event::{AgentEvent, Outcome};
+use super::super::failure::{Failure, FailureClass, provider_failure};
+use super::super::turn::{RESULT_MAX, cut};
+use super::super::usage::{Dollars, Tokens, TurnUsage};
+use super::super::wire::{list, text};
+use super::Claude;
+
+impl Claude {
+    pub(super) fn on_result(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        self.turn.begin_unless_begun(out);
+        self.turn.heard(out);
+        let usage = self.usage(message);
+        let outcome = self.outcome(message);
+        // One that could not be taken up again has no conversation to name.
+        let unknown = matches!(&outcome, Outcome::Failed(failure) if failure.class == FailureClass::ResumeFailed);
+        if !unknown {
+            self.turn.converses(text(message, "/session_id"), out);
+        }
+        self.api_error.clear();
+        self.turn.end(outcome, Some(usage), out);
+    }
+
+    fn outcome(&self, message: &Value) -> Outcome {
+        let subtype = text(message, "/subtype");
+        let failed = message.get("is_error") == Some(&Value::Bool(true)) || subtype != "success";
+        let words = text(message, "/result");
+        let failure = |class, message: &str| Outcome::Failed(Failure::new(class, message));
+        match text(message, "/stop_reason") {
+            "refusal" => return failure(FailureClass::Refusal, words),
+            "model_context_window_exceeded" => {
+                return failure(FailureClass::ContextOverflow, words);
+            }
+            _ => {}
+        }
+        if !failed {
+            return Outcome::Result(cut(words, RESULT_MAX).to_owned());
+        }
+        let errors: Vec<&str> = list(message, "/errors")
+            .iter()
+            .filter_map(Value::as_str)
+            .collect();
+        let errors = errors.join("; ");
+        match (subtype, text(message, "/terminal_reason")) {
+            (_, reason) if reason.starts_with("aborted") => Outcome::Interrupted,
+            (_, "api_error") | ("success", _) => {
+                let status = message.get("api_error_status").and_then(Value::as_u64);
+                let kind = format!("{} {}", text(message, "/api_error_type"), self.api_error);
+                Outcome::Failed(provider_failure(status, &kind, words))
+            }
+            ("error_max_turns", _) => failure(FailureClass::NoResult, &errors),
+            ("error_max_budget_usd", _) => failure(FailureClass::ProviderQuota, &errors),
+            ("error_max_structured_output_retries", _) => {
+                failure(FailureClass::OutputInvalid, &errors)
+            }
+            _ if self.resuming && !self.initialized => failure(FailureClass::ResumeFailed, &errors),
+            _ if self.turn.was_interrupted() => Outcome::Interrupted,
+            _ => {
+                let said = if errors.is_empty() { words } else { &errors };
+                failure(FailureClass::NoResult, said)
+            }
+        }
+    }
+
+    /// By model since the last result where it says so. `usage` leaves out what came before a turn was broken off.
+    fn usage(&mut self, message: &Value) -> TurnUsage {
+        let total = message.get("total_cost_usd").and_then(Dollars::read);
+        let before = std::mem::replace(&mut self.cost, total);
+        let num_turns = message
+            .get("num_turns")
+            .and_then(Value::as_u64)
+            .unwrap_or(0);
+        let turns = u32::try_from(num_turns).unwrap_or(u32::MAX);
+        let models = message
+            .get("model_usage_since_last_result")
+            .and_then(Value::as_object);
+        let Some(models) = models else {
+            let usage = message.get("usage").unwrap_or(&Value::Null);
+            return TurnUsage {
+                tokens: Tokens::read(
+                    usage,
+                    [
+                        "input_tokens",
+                        "output_tokens",
+                        "cache_read_input_tokens",
+                        "cache_creation_input_tokens",
+                    ],
+                ),
+                cost: total.zip(before).map(|(total, before)| total.since(before)),
+                model: self.model.clone(),
+                turns,
+            };
+        };
+        let mut tokens = Tokens::default();
+        let mut cost = Some(Dollars::default());
+        for usage in models.values() {
+            tokens = tokens.plus(Tokens::read(
+                usage,
+                [
+                    "inputTokens",
+                    "outputTokens",
+                    "cacheReadInputTokens",
+                    "cacheCreationInputTokens",
+                ],
+            ));
+            let own = usage.get("costUSD").and_then(Dollars::read);
+            cost = cost.zip(own).map(|(sum, own)| sum.plus(own));
+        }
+        TurnUsage {
+            tokens,
+            cost,
+            model: self.model.clone().or_else(|| models.keys().next().cloned()),
+            turns,
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! `codex app-server`: JSON-RPC without its version tag. A thread is opened, one turn is started in it, and what
+//! happens comes as notifications until `turn/completed`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Outcome};
+use super::super::failure::{self, Failure, FailureClass, provider_failure};
+use super::super::turn::Turn;
+use super::super::usage::{Tokens, TurnUsage};
+use super::super::wire::{Dialect, Rpc, text};
+use super::{approvals, on_item};
+
+pub(super) const WIRE: Dialect = Dialect::Bare;
+
+/// What the thread is opened with.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opening {
+    pub(crate) prompt: String,
+    pub(crate) cwd: String,
+    pub(crate) resume: Option<String>,
+    pub(crate) model: Option<String>,
+    pub(crate) effort: Option<String>,
+    pub(crate) instructions: Option<String>,
+    /// read-only, workspace-write or danger-full-access.
+    pub(crate) sandbox: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct AppServer {
+    pub(super) turn: Turn,
+    opening: Opening,
+    /// Requests of ours by id; an answer without one is nobody's.
+    waiting: BTreeMap<String, Request>,
+    next_id: u64,
+    turn_id: Option<String>,
+    /// Messages of which pieces have come.
+    streamed: BTreeSet<String>,
+    /// What a change of files would be: the request for leave does not repeat it.
+    pub(super) changes: BTreeMap<String, String>,
+    /// The thread's total before this turn, and now.
+    used: Option<(Tokens, Tokens)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Request {
+    Initialize,
+    OpenThread,
+    StartTurn,
+    Other,
+}
+
+impl AppServer {
+    pub(crate) fn new(opening: Opening) -> Self {
+        Self {
+            turn: Turn::default(),
+            opening,
+            waiting: BTreeMap::new(),
+            next_id: 0,
+            turn_id: None,
+            streamed: BTreeSet::new(),
+            changes: BTreeMap::new(),
+            used: None,
+        }
+    }
+
+    pub(in super::super) fn greeting() -> Message {
+        let client =
+            json!({"name": "baton", "title": "Baton", "version": env!("CARGO_PKG_VERSION")});
+        WIRE.request(0, "initialize", json!({"clientInfo": client}))
+    }
+
+    pub(in super::super) fn line(
+        &mut self,
+        json: &str,
+        message: &Value,
+        out: &mut Vec<AgentEvent>,
+    ) -> bool {
+        match Rpc::read(message) {
+            Some(Rpc::Request { id, method, params }) => self.on_request(id, method, params, out),
+            Some(Rpc::Notice { method, params }) => self.on_notice(json, method, params, out),
+            Some(Rpc::Result { id, result }) => match self.waiting.remove(&id.to_string()) {
+                Some(request) => self.on_result(request, result, out),
+                None => self.turn.say(OutputKind::Opaque, false, json, None, out),
+            },
+            Some(Rpc::Error { id, error }) => {
+                let request = self.waiting.remove(&id.to_string());
+                self.turn.say(OutputKind::System, false, json, None, out);
+                self.on_error(request.unwrap_or(Request::Other), error, out);
+            }
+            None => return false,
+        }
+        true
+    }
+
+    fn on_result(&mut self, request: Request, result: &Value, out: &mut Vec<AgentEvent>) {
+        match request {
+            Request::Initialize => {
+                out.push(AgentEvent::Write(WIRE.notice("initialized", None)));
+                out.push(AgentEvent::Write(self.open_thread()));
+            }
+            Request::OpenThread => self.on_thread(text(result, "/thread/id"), out),
+            Request::StartTurn => self.on_turn_id(text(result, "/turn/id")),
+            Request::Other => {}
+        }
+    }
+
+    fn on_thread(&mut self, id: &str, out: &mut Vec<AgentEvent>) {
+        match &self.opening.resume {
+            Some(wanted) if wanted != id => {
+                let message = format!("codex opened thread {id} instead of {wanted}");
+                self.turn
+                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+            }
+            Some(_) | None => {
+                self.turn.converses(id, out);
+                out.push(AgentEvent::Write(self.start_turn(id)));
+            }
+        }
+    }
+
+    fn on_turn_id(&mut self, id: &str) {
+        if !id.is_empty() && self.turn_id.as_deref() != Some(id) {
+            self.turn_id = Some(id.to_owned());
+            self.used = None;
+        }
+    }
+
+    fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
+        let message = text(error, "/message");
+        match request {
+            Request::OpenThread if self.opening.resume.is_some() => {
+                self.turn
+                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+            }
+            Request::Initialize | Request::OpenThread => {
+                let failure = provider_failure(None, "", message);
+                let class = match failure.class {
+                    FailureClass::ProviderError => FailureClass::OutputInvalid,
+                    known => known,
+                };
+                self.turn.fail(Failure::new(class, message), out);
+            }
+            Request::StartTurn => self.turn.fail(provider_failure(None, "", message), out),
+            Request::Other => {}
+        }
+    }
+
+    fn open_thread(&self) -> Message {
+        let Opening {
+            cwd,
+            resume,
+            model,
+            instructions,
+            sandbox,
+            ..
+        } = &self.opening;
+        // With the whole machine in its hands it has nothing left to ask for.
+        let asks = sandbox.as_deref() != Some("danger-full-access");
+        let mut params = Map::new();
+        params.insert("cwd".to_owned(), json!(cwd));
+        params.insert(
+            "approvalPolicy".to_owned(),
+            json!(if asks { "on-request" } else { "never" }),
+        );
+        params.insert(
+            "sandbox".to_owned(),
+            json!(sandbox.as_deref().unwrap_or("workspace-write")),
+        );
+        for (name, value) in [("model", model), ("developerInstructions", instructions)] {
+            if let Some(value) = value {
+                params.insert(name.to_owned(), json!(value));
+            }
+        }
+        let method = match resume {
+            Some(thread) => {
+                params.insert("threadId".to_owned(), json!(thread));
+                "thread/resume"
+            }
+            None => "thread/start",
+        };
+        WIRE.request(self.next_id, method, Value::Object(params))
+    }
+
+    fn start_turn(&self, thread: &str) -> Message {
+        let input = json!([{"type": "text", "text": self.opening.prompt}]);
+        let mut params = json!({"threadId": thread, "input": input});
+        if let Some(effort) = &self.opening.effort {
+            params["effort"] = json!(effort);
+        }
+        WIRE.request(self.next_id, "turn/start", params)
+    }
+
+    fn on_notice(&mut self, json: &str, method: &str, params: &Value, out: &mut Vec<AgentEvent>) {
+        let thread = text(params, "/threadId");
+        let ours = self
+            .turn
+            .conversation()
+            .is_none_or(|known| thread.is_empty() || known == thread);
+        if !ours {
+            self.turn.say(OutputKind::System, false, json, None, out);
+            return;
+        }
+        let item = params.get("item").unwrap_or(&Value::Null);
+        match method {
+            "turn/started" => {
+                self.on_turn_id(text(params, "/turn/id"));
+                self.turn.heard(out);
+            }
+            "item/started" => {
+                self.note_changes(item);
+                on_item(&mut self.turn, item, false, false, out);
+            }
+            "item/completed" => {
+                let streamed = self.streamed.remove(text(item, "/id"));
+                self.changes.remove(text(item, "/id"));
+                on_item(&mut self.turn, item, true, streamed, out);
+            }
+            _ if method.starts_with("item/") => self.on_piece(json, method, params, out),
+            "thread/tokenUsage/updated" => self.on_usage(params),
+            "serverRequest/resolved" => {
+                let id = params.get("requestId").unwrap_or(&Value::Null);
+                let key = InputKey(id.to_string());
+                self.turn.withdrawn(&key, "the agent withdrew it", out);
+            }
+            "turn/completed" => self.on_turn_completed(params, out),
+            "error" | "warning" | "configWarning" | "deprecationNotice" => {
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
+            _ if ["thread/", "account/", "turn/"]
+                .iter()
+                .any(|kind| method.starts_with(kind)) =>
+            {
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
+            _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+        }
+    }
+
+    fn note_changes(&mut self, item: &Value) {
+        if let Some(changes) = item.get("changes") {
+            let id = text(item, "/id").to_owned();
+            self.changes.insert(id, changes.to_string());
+        }
+    }
+
+    /// Pieces of an item.
+    fn on_piece(&mut self, json: &str, method: &str, params: &Value, out: &mut Vec<AgentEvent>) {
+        let (item, piece) = (text(params, "/itemId"), text(params, "/delta"));
+        match method {
+            "item/agentMessage/delta" => {
+                self.streamed.insert(item.to_owned());
+                self.turn.speak(piece, Some(item), out);
+            }
+            "item/reasoning/summaryTextDelta" | "item/reasoning/textDelta" => {
+                self.streamed.insert(item.to_owned());
+                self.turn.say(OutputKind::Thinking, false, piece, None, out);
+            }
+            "item/commandExecution/outputDelta" | "item/fileChange/outputDelta" => {
+                self.streamed.insert(item.to_owned());
+                self.turn
+                    .say(OutputKind::ToolResult, true, piece, Some(item), out);
+            }
+            _ => self.turn.say(OutputKind::System, false, json, None, out),
+        }
+    }
+
+    /// Totals of the thread. What the first request of this turn used is said beside them, and so what was before.
+    fn on_usage(&mut self, params: &Value) {
+        if self.turn_id.as_deref() != Some(text(params, "/turnId")) {
+            return;
+        }
+        let read = |name| {
+            let names = [
+                "inputTokens",
+                "outputTokens",
+                "cachedInputTokens",
+                "cacheWriteInputTokens",
+            ];
+            let usage = params.pointer(name).unwrap_or(&Value::Null);
+            Tokens::read_with_cached_input(usage, names)
+        };
+        let total = read("/tokenUsage/total");
+        let before = match self.used {
+            Some((before, _)) => before,
+            None => total.since(read("/tokenUsage/last")),
+        };
+        self.used = Some((before, total));
+    }
+
+    fn on_turn_completed(&mut self, params: &Value, out: &mut Vec<AgentEvent>) {
+        let usage = self.used.take().map(|(before, total)| TurnUsage {
+            tokens: total.since(before),
+            model: self.opening.model.clone(),
+            ..TurnUsage::default()
+        });
+        let outcome = match text(params, "/turn/status") {
+            "completed" => Outcome::Result(self.turn.words().to_owned()),
+            "interrupted" => Outcome::Interrupted,
+            "failed" => Outcome::Failed(turn_failure(params.pointer("/turn/error"))),
+            other => Outcome::Failed(Failure::new(
+                FailureClass::OutputInvalid,
+                format!("codex ended the turn as {other:?}"),
+            )),
+        };
+        self.changes.clear();
+        self.streamed.clear();
+        self.turn.end(outcome, usage, out);
+    }
+
+    pub(in super::super) fn wrote(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        match Rpc::read(message) {
+            Some(Rpc::Request { id, method, .. }) => {
+                let request = match method {
+                    "initialize" => Request::Initialize,
+                    "thread/start" | "thread/resume" => Request::OpenThread,
+                    "turn/start" => {
+                        self.turn.prompt_written(out);
+                        Request::StartTurn
+                    }
+                    "turn/interrupt" => {
+                        self.turn.interrupt();
+                        Request::Other
+                    }
+                    _ => Request::Other,
+                };
+                self.next_id = self.next_id.max(id.as_u64().unwrap_or(0) + 1);
+                self.waiting.insert(id.to_string(), request);
+            }
+            Some(Rpc::Result { id, .. } | Rpc::Error { id, .. }) => {
+                self.turn.answered(&InputKey(id.to_string()), out);
+            }
+            Some(Rpc::Notice { .. }) | None => {}
+        }
+    }
+
+    pub(in super::super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
+        approvals::answer(self.turn.needs(key)?, answer)
+    }
+
+    pub(in super::super) fn interrupt(&self) -> Vec<Message> {
+        let (Some(thread), Some(turn)) = (self.turn.conversation(), &self.turn_id) else {
+            return Vec::new();
+        };
+        let params = json!({"threadId": thread, "turnId": turn});
+        vec![WIRE.request(self.next_id, "turn/interrupt", params)]
+    }
+
+    pub(in super::super) fn exited(
+        &mut self,
+        exit: AgentExit,
+        stderr: &str,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let resuming = self.opening.resume.is_some();
+        let failure = || failure::exit_failure(exit, resuming, stderr);
+        self.turn.process_ended(failure, out);
+    }
+}
+
+/// `codexErrorInfo` is a word, or an object with one key and perhaps a status under it.
+fn turn_failure(error: Option<&Value>) -> Failure {
+    let error = error.unwrap_or(&Value::Null);
+    let (kind, status) = match error.get("codexErrorInfo") {
+        Some(Value::String(kind)) => (kind.as_str(), None),
+        Some(Value::Object(info)) => info.iter().next().map_or(("", None), |(kind, details)| {
+            let status = details.get("httpStatusCode").and_then(Value::as_u64);
+            (kind.as_str(), status)
+        }),
+        Some(_) | None => ("", None),
+    };
+    provider_failure(status, kind, text(error, "/message"))
+}

@@ -1,0 +1,347 @@
+//! Why a turn failed: the classes, what each says to people, and how the words of a provider come to one of them.
+//! Whether a failure may pass with another attempt is decided in one place, and not here: by the relay, from the code.
+
+use baton_proto::codes;
+use serde::{Deserialize, Serialize};
+
+/// One of the registered failure codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum FailureClass {
+    ProviderAuth,
+    ProviderQuota,
+    ProviderOverloaded,
+    ProviderError,
+    ContextOverflow,
+    Refusal,
+    ProviderMissing,
+    BadCwd,
+    SpawnFailed,
+    AgentExit,
+    NoResult,
+    OutputInvalid,
+    ResumeFailed,
+    UnsupportedOption,
+}
+
+/// What happened, for the operator, and what it means, for the user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) class: FailureClass,
+    pub(crate) message: String,
+}
+
+/// Characters of an agent's own words that are kept.
+const MESSAGE_MAX: usize = 2048;
+
+impl Failure {
+    pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
+        let message: String = message.into();
+        let message = match message.trim() {
+            "" => class.code_and_words().1,
+            words => words,
+        };
+        let message = message.chars().take(MESSAGE_MAX).collect();
+        Self { class, message }
+    }
+
+    pub(crate) fn code(&self) -> &'static str {
+        self.class.code_and_words().0
+    }
+
+    pub(crate) fn user_message(&self) -> &'static str {
+        self.class.code_and_words().1
+    }
+}
+
+impl FailureClass {
+    fn code_and_words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::ProviderAuth => (
+                codes::PROVIDER_AUTH,
+                "The agent is not logged in to its model provider. Ask the operator of the worker to renew its credentials.",
+            ),
+            Self::ProviderQuota => (
+                codes::PROVIDER_QUOTA,
+                "The agent's model provider refuses more work for now: a rate limit or a budget is used up. Try again later.",
+            ),
+            Self::ProviderOverloaded => (
+                codes::PROVIDER_OVERLOADED,
+                "The agent's model provider is overloaded or cannot be reached. This usually passes by itself.",
+            ),
+            Self::ProviderError => (
+                codes::PROVIDER_ERROR,
+                "The agent's model provider answered with an error.",
+            ),
+            Self::ContextOverflow => (
+                codes::CONTEXT_OVERFLOW,
+                "The conversation is too long for the model. Start a new one, or ask for less at once.",
+            ),
+            Self::Refusal => (codes::REFUSAL, "The model declined to do this."),
+            Self::ProviderMissing => (
+                codes::PROVIDER_MISSING,
+                "The agent's program is not installed on the worker.",
+            ),
+            Self::BadCwd => (
+                codes::BAD_CWD,
+                "The agent does not accept the directory that it was to work in.",
+            ),
+            Self::SpawnFailed => (
+                codes::SPAWN_FAILED,
+                "The agent's program could not be started.",
+            ),
+            Self::AgentExit => (
+                codes::AGENT_EXIT,
+                "The agent's program ended before its work was done.",
+            ),
+            Self::NoResult => (codes::NO_RESULT, "The agent stopped without a result."),
+            Self::OutputInvalid => (
+                codes::OUTPUT_INVALID,
+                "The agent said something that this version does not understand.",
+            ),
+            Self::ResumeFailed => (
+                codes::RESUME_FAILED,
+                "The agent no longer knows the conversation that was to go on.",
+            ),
+            Self::UnsupportedOption => (
+                codes::UNSUPPORTED_OPTION,
+                "The agent does not offer one of the options that the task asks for.",
+            ),
+        }
+    }
+}
+
+/// Words that providers and agents use, in the order in which they decide. Lower case.
+const WORDS: [(FailureClass, &[&str]); 5] = [
+    (
+        FailureClass::ContextOverflow,
+        &[
+            "context_length",
+            "context length",
+            "contextwindowexceeded",
+            "context_window",
+            "context window",
+            "prompt is too long",
+            "input is too long",
+            "maximum context",
+            "too many tokens",
+        ],
+    ),
+    (
+        FailureClass::ProviderAuth,
+        &[
+            "authentication",
+            "unauthorized",
+            "not logged in",
+            "please run /login",
+            "invalid api key",
+            "invalid x-api-key",
+            "api key not valid",
+            "permission_error",
+            "oauth token",
+            "login required",
+            "missing environment variable",
+            "credential",
+        ],
+    ),
+    (
+        FailureClass::ProviderQuota,
+        &[
+            "rate_limit",
+            "rate limit",
+            "ratelimit",
+            "quota",
+            "usage limit",
+            "usagelimit",
+            "usage_limit",
+            "billing",
+            "credit balance",
+            "insufficient_funds",
+            "too many requests",
+            "resource_exhausted",
+        ],
+    ),
+    (
+        FailureClass::Refusal,
+        &["refusal", "content_policy", "cyberpolicy"],
+    ),
+    (
+        FailureClass::ProviderOverloaded,
+        &[
+            "overloaded",
+            "server_error",
+            "internalservererror",
+            "internal server error",
+            "high demand",
+            "unavailable",
+            "bad gateway",
+            "gateway timeout",
+            "connection refused",
+            "connection_failed",
+            "connectionfailed",
+            "econnrefused",
+            "econnreset",
+            "stream disconnected",
+            "streamdisconnected",
+            "idle timeout",
+            "timed out",
+        ],
+    ),
+];
+
+/// What a provider's error comes to: by its status when there is one, else by its words.
+pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -> Failure {
+    let by_status = status
+        .or_else(|| status_in(message))
+        .and_then(class_of_status);
+    let by_words = || class_of_words(kind).or_else(|| class_of_words(message));
+    let overflow = || by_words().filter(|class| *class == FailureClass::ContextOverflow);
+    // A request that is too long is a bad request like any other, until one reads on.
+    let class = overflow()
+        .or(by_status)
+        .or_else(by_words)
+        .unwrap_or(FailureClass::ProviderError);
+    let message = if message.trim().is_empty() {
+        kind
+    } else {
+        message
+    };
+    Failure::new(class, message)
+}
+
+fn class_of_status(status: u64) -> Option<FailureClass> {
+    match status {
+        401 | 403 => Some(FailureClass::ProviderAuth),
+        402 | 429 => Some(FailureClass::ProviderQuota),
+        413 => Some(FailureClass::ContextOverflow),
+        408 | 500..=599 => Some(FailureClass::ProviderOverloaded),
+        _ => None,
+    }
+}
+
+pub(super) fn class_of_words(text: &str) -> Option<FailureClass> {
+    let text = text.to_lowercase();
+    let named = |words: &&[&str]| words.iter().any(|word| text.contains(word));
+    let found = WORDS.iter().find(|(_, words)| named(words));
+    found.map(|(class, _)| *class)
+}
+
+/// `unexpected status 401 Unauthorized`, `last status: 429`, `API Error: 529`, `Request rejected (429)`.
+fn status_in(text: &str) -> Option<u64> {
+    let lower = text.to_lowercase();
+    let after = ["status", "api error", "rejected"]
+        .into_iter()
+        .filter_map(|word| lower.split_once(word).map(|(_, after)| after));
+    let mut statuses = after.filter_map(|after| {
+        let after = after.trim_start_matches([':', ' ', '(']);
+        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+        (digits.len() == 3).then(|| digits.parse().ok()).flatten()
+    });
+    statuses.next()
+}
+
+/// What the end of the process means when no message said how the turn ended.
+pub(crate) fn exit_failure(exit: super::event::AgentExit, resuming: bool, stderr: &str) -> Failure {
+    use super::event::AgentExit;
+    let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
+    let said = last.unwrap_or_default();
+    match exit {
+        AgentExit::Code(0) => Failure::new(
+            FailureClass::NoResult,
+            "the agent ended with exit code 0 and without a result",
+        ),
+        AgentExit::Code(code) => {
+            let class = class_of_stderr(stderr, resuming);
+            let message =
+                format!("the agent ended with exit code {code} and without a result: {said}");
+            Failure::new(class, message.trim_end_matches(": "))
+        }
+        AgentExit::Signal(signal) => Failure::new(
+            FailureClass::AgentExit,
+            format!("the agent was ended by signal {signal}"),
+        ),
+    }
+}
+
+fn class_of_stderr(stderr: &str, resuming: bool) -> FailureClass {
+    let text = stderr.to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    if resuming
+        && has(&[
+            "no conversation found",
+            "no rollout found",
+            "thread/resume",
+            "--resume",
+        ])
+    {
+        FailureClass::ResumeFailed
+    } else if has(&[
+        "not inside a trusted directory",
+        "no such file or directory (os error 2)",
+    ]) {
+        FailureClass::BadCwd
+    } else {
+        match class_of_words(stderr) {
+            Some(class @ (FailureClass::ProviderAuth | FailureClass::ProviderQuota)) => class,
+            Some(_) | None => FailureClass::AgentExit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::AgentExit;
+    use super::*;
+
+    #[test]
+    fn a_status_decides_and_words_decide_where_there_is_none() {
+        let class = |status, kind, message| provider_failure(status, kind, message).class;
+        assert_eq!(class(Some(401), "", ""), FailureClass::ProviderAuth);
+        assert_eq!(class(Some(529), "", ""), FailureClass::ProviderOverloaded);
+        assert_eq!(
+            class(None, "", "unexpected status 401 Unauthorized: no"),
+            FailureClass::ProviderAuth
+        );
+        assert_eq!(
+            class(
+                None,
+                "",
+                "exceeded retry limit, last status: 429 Too Many Requests"
+            ),
+            FailureClass::ProviderQuota
+        );
+        assert_eq!(
+            class(
+                Some(400),
+                "invalid_request_error",
+                "prompt is too long: 9 tokens"
+            ),
+            FailureClass::ContextOverflow
+        );
+        assert_eq!(class(None, "rate_limit", "no"), FailureClass::ProviderQuota);
+        assert_eq!(
+            class(None, "", "something else"),
+            FailureClass::ProviderError
+        );
+    }
+
+    #[test]
+    fn exit_0_without_a_result_is_never_a_success() {
+        let failure = exit_failure(AgentExit::Code(0), false, "all good");
+        assert_eq!(failure.code(), codes::NO_RESULT);
+        let failure = exit_failure(
+            AgentExit::Code(1),
+            true,
+            "Error: no rollout found for x\n\n",
+        );
+        assert_eq!(failure.code(), codes::RESUME_FAILED);
+        assert!(failure.message.ends_with("no rollout found for x"));
+        let failure = exit_failure(AgentExit::Code(1), false, "");
+        assert_eq!(
+            failure.message,
+            "the agent ended with exit code 1 and without a result"
+        );
+        let failure = exit_failure(AgentExit::Signal(9), true, "no rollout found");
+        assert_eq!(failure.code(), codes::AGENT_EXIT);
+        assert!(!failure.user_message().is_empty());
+    }
+}

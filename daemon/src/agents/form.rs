@@ -1,0 +1,257 @@
+//! An elicitation: a form that an agent wants to be filled in, as questions to a person, and back.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::event::{Answer, Choice, Question, Reply};
+use super::wire::{list, text};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Form {
+    fields: Vec<Field>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Field {
+    name: String,
+    question: Question,
+    kind: FieldKind,
+    /// What each option stands for, in their order.
+    values: Vec<Value>,
+    /// The field for an answer in free text beside the options.
+    beside: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum FieldKind {
+    Text,
+    Number,
+    One,
+    Many,
+}
+
+/// How a field for free text beside another one is called.
+const BESIDE: &str = "_custom";
+
+impl Form {
+    /// None for one that cannot be put as questions, such as a page to visit.
+    pub(super) fn read(params: &Value) -> Option<Self> {
+        if !matches!(text(params, "/mode"), "form" | "") {
+            return None;
+        }
+        let schema = params
+            .get("requestedSchema")
+            .or_else(|| params.get("requested_schema"))?;
+        let properties = schema.get("properties")?.as_object()?;
+        let is_beside = |name: &str| {
+            let main = name.strip_suffix(BESIDE);
+            main.is_some_and(|main| properties.contains_key(main))
+        };
+        let message = text(params, "/message");
+        let own: Vec<(&String, &Value)> = properties
+            .iter()
+            .filter(|(name, _)| !is_beside(name))
+            .collect();
+        let alone = own.len() == 1;
+        let fields = own.into_iter().map(|(name, property)| {
+            let beside = format!("{name}{BESIDE}");
+            let beside = properties.contains_key(&beside).then_some(beside);
+            Field::read(name, property, alone, message, beside)
+        });
+        let fields: Vec<Field> = fields.collect::<Option<_>>()?;
+        (!fields.is_empty()).then_some(Self { fields })
+    }
+
+    pub(super) fn questions(&self) -> Vec<Question> {
+        self.fields
+            .iter()
+            .map(|field| field.question.clone())
+            .collect()
+    }
+
+    pub(super) fn answer(&self, answer: &Answer) -> Value {
+        match answer {
+            Answer::Replies(replies) => {
+                let mut content = Map::new();
+                for (field, reply) in self.fields.iter().zip(replies) {
+                    field.fill_in(reply, &mut content);
+                }
+                json!({"action": "accept", "content": content})
+            }
+            Answer::Deny { .. } => json!({"action": "decline"}),
+            Answer::Allow { .. } | Answer::None => json!({"action": "cancel"}),
+        }
+    }
+}
+
+impl Field {
+    fn read(
+        name: &str,
+        property: &Value,
+        alone: bool,
+        message: &str,
+        beside: Option<String>,
+    ) -> Option<Self> {
+        let (kind, choices) = match text(property, "/type") {
+            "string" if choices(property).is_empty() => (FieldKind::Text, Vec::new()),
+            "string" => (FieldKind::One, choices(property)),
+            "number" | "integer" => (FieldKind::Number, Vec::new()),
+            "boolean" => {
+                let yes_no = [("Yes", true), ("No", false)];
+                (
+                    FieldKind::One,
+                    yes_no
+                        .map(|(label, value)| choice(label, "", json!(value)))
+                        .to_vec(),
+                )
+            }
+            "array" => (FieldKind::Many, choices(property.get("items")?)),
+            _ => return None,
+        };
+        let title = text(property, "/title");
+        let description = text(property, "/description");
+        let words = [description, title, name];
+        let own = words
+            .into_iter()
+            .find(|words| !words.is_empty())
+            .unwrap_or(name);
+        let alone = alone && !message.is_empty();
+        let (options, values): (Vec<Choice>, Vec<Value>) = choices.into_iter().unzip();
+        Some(Self {
+            name: name.to_owned(),
+            question: Question {
+                text: if alone { message } else { own }.to_owned(),
+                header: title.to_owned(),
+                multi_select: kind == FieldKind::Many,
+                allow_free_text: options.is_empty() || beside.is_some(),
+                options,
+            },
+            kind,
+            values,
+            beside,
+        })
+    }
+
+    fn fill_in(&self, reply: &Reply, content: &mut Map<String, Value>) {
+        let chosen = self.question.options.iter().zip(&self.values);
+        let chosen = chosen.filter(|(option, _)| reply.labels.contains(&option.label));
+        let mut chosen = chosen.map(|(_, value)| value.clone());
+        let value = match self.kind {
+            FieldKind::Text => Some(json!(reply.text)),
+            // What is no number is left out, and the agent says so.
+            FieldKind::Number => serde_json::from_str(reply.text.trim())
+                .ok()
+                .filter(Value::is_number),
+            FieldKind::One => chosen.next(),
+            FieldKind::Many => Some(Value::Array(chosen.collect())),
+        };
+        if let Some(value) = value {
+            content.insert(self.name.clone(), value);
+        }
+        if let Some(beside) = self.beside.as_ref().filter(|_| !reply.text.is_empty()) {
+            content.insert(beside.clone(), json!(reply.text));
+        }
+    }
+}
+
+/// `oneOf` or `anyOf` with titles, or a bare `enum`. Labels are made unique: they are how an answer names its option.
+fn choices(property: &Value) -> Vec<(Choice, Value)> {
+    let titled = list(property, "/oneOf")
+        .iter()
+        .chain(list(property, "/anyOf"));
+    let titled = titled.filter_map(|option| {
+        let value = option.get("const")?;
+        let title = text(option, "/title");
+        let plain = value.as_str().unwrap_or_default();
+        let label = if title.is_empty() { plain } else { title };
+        Some(choice(label, text(option, "/description"), value.clone()))
+    });
+    let names = list(property, "/enumNames");
+    let bare = list(property, "/enum")
+        .iter()
+        .enumerate()
+        .map(|(at, value)| {
+            let name = names.get(at).and_then(Value::as_str);
+            choice(
+                name.or(value.as_str()).unwrap_or_default(),
+                "",
+                value.clone(),
+            )
+        });
+    let mut unique: Vec<(Choice, Value)> = Vec::new();
+    for (mut option, value) in titled.chain(bare) {
+        if option.label.is_empty() {
+            option.label = value.to_string();
+        }
+        if unique.iter().any(|(known, _)| known.label == option.label) {
+            option.label = format!("{} ({value})", option.label);
+        }
+        unique.push((option, value));
+    }
+    unique
+}
+
+fn choice(label: &str, description: &str, value: Value) -> (Choice, Value) {
+    let choice = Choice {
+        label: label.to_owned(),
+        description: description.to_owned(),
+    };
+    (choice, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_asked_field_by_field_and_filled_in_by_value() {
+        let form = Form::read(
+            &json!({"mode": "form", "message": "About it", "requestedSchema": {
+                "properties": {
+                    "colour": {"type": "string", "title": "Colour", "oneOf": [
+                        {"const": "r", "title": "Red"}, {"const": "b", "title": "Red"}]},
+                    "colour_custom": {"type": "string"},
+                    "sizes": {"type": "array", "items": {"enum": ["S", "M"]}},
+                    "count": {"type": "integer"},
+                    "sure": {"type": "boolean"},
+                }
+            }}),
+        )
+        .unwrap();
+        let questions = form.questions();
+        assert_eq!(questions.len(), 4);
+        let colour = questions
+            .iter()
+            .find(|question| question.header == "Colour")
+            .unwrap();
+        assert!(colour.allow_free_text && !colour.multi_select);
+        assert_eq!(colour.options[1].label, "Red (\"b\")");
+        let reply = |labels: &[&str], text: &str| Reply {
+            labels: labels.iter().map(|label| (*label).to_owned()).collect(),
+            text: text.to_owned(),
+        };
+        let replies = form.fields.iter().map(|field| match field.name.as_str() {
+            "colour" => reply(&["Red (\"b\")"], "a note"),
+            "sizes" => reply(&["S", "M"], ""),
+            "count" => reply(&[], " 3 "),
+            _ => reply(&["No"], ""),
+        });
+        let answer = form.answer(&Answer::Replies(replies.collect()));
+        let content = json!({
+            "colour": "b", "colour_custom": "a note", "sizes": ["S", "M"], "count": 3, "sure": false,
+        });
+        assert_eq!(answer, json!({"action": "accept", "content": content}));
+        assert_eq!(form.answer(&Answer::None), json!({"action": "cancel"}));
+    }
+
+    #[test]
+    fn what_is_no_form_is_none() {
+        assert_eq!(Form::read(&json!({"mode": "url", "url": "http://x"})), None);
+        assert_eq!(
+            Form::read(&json!({"mode": "form", "requestedSchema": {}})),
+            None
+        );
+        let odd = json!({"requestedSchema": {"properties": {"a": {"type": "object"}}}});
+        assert_eq!(Form::read(&odd), None);
+    }
+}

@@ -1,0 +1,304 @@
+//! How each kind is started, and how what a task asks for reaches it. An option that it cannot take is named before a
+//! process exists.
+
+use std::path::Path;
+
+use super::acp::{self, Acp};
+use super::claude::Claude;
+use super::codex::{self, AppServer, Exec};
+use super::translator::{Translator, Wire};
+use super::usage::Tokens;
+
+/// A kind of coding agent, as the operator configures it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AgentWire {
+    Claude,
+    CodexAppServer,
+    /// For versions of Codex without an app-server. It can ask nobody.
+    CodexExec,
+    Acp,
+}
+
+/// What a task asks for. Empty means: as the agent is set up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    pub(crate) prompt: String,
+    /// Absolute.
+    pub(crate) cwd: String,
+    /// The agent's own id of a conversation to go on with.
+    pub(crate) resume: Option<String>,
+    pub(crate) model: String,
+    pub(crate) effort: String,
+    pub(crate) permission_mode: String,
+    pub(crate) instructions: String,
+    pub(crate) context: Vec<ContextFile>,
+    /// What the conversation had used before, where that is known.
+    pub(crate) used_before: Option<Tokens>,
+}
+
+/// A file or folder that the agent should look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ContextFile {
+    /// Relative to the working directory.
+    pub(crate) path: String,
+    pub(crate) name: String,
+}
+
+/// Arguments after the operator's own, and who reads what comes.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    pub(crate) args: Vec<String>,
+    pub(crate) translator: Translator,
+}
+
+/// Names the option that this kind cannot take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this agent cannot take {option} {value:?}; it takes {takes}")]
+pub(crate) struct UnsupportedOption {
+    pub(crate) option: &'static str,
+    value: String,
+    takes: String,
+}
+
+const CLAUDE_MODES: [&str; 6] = [
+    "default",
+    "acceptEdits",
+    "bypassPermissions",
+    "plan",
+    "dontAsk",
+    "auto",
+];
+
+const CODEX_SANDBOXES: [&str; 3] = ["read-only", "workspace-write", "danger-full-access"];
+
+impl AgentWire {
+    /// The program that is run when the operator names none.
+    pub(crate) fn default_program(self) -> Option<&'static str> {
+        match self {
+            Self::Claude => Some("claude"),
+            Self::CodexAppServer | Self::CodexExec => Some("codex"),
+            Self::Acp => None,
+        }
+    }
+
+    pub(crate) fn launch(self, wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
+        match self {
+            Self::Claude => claude(wanted),
+            Self::CodexAppServer => app_server(wanted),
+            Self::CodexExec => exec(wanted),
+            Self::Acp => Ok(acp(wanted)),
+        }
+    }
+}
+
+fn claude(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
+    one_of("permission_mode", &wanted.permission_mode, &CLAUDE_MODES)?;
+    let fixed = "-p --output-format stream-json --input-format stream-json --verbose \
+                 --include-partial-messages --permission-prompt-tool stdio";
+    let mut args: Vec<String> = fixed.split_whitespace().map(str::to_owned).collect();
+    for (flag, value) in [
+        ("--model", wanted.model.as_str()),
+        ("--effort", wanted.effort.as_str()),
+        ("--permission-mode", wanted.permission_mode.as_str()),
+        ("--append-system-prompt", wanted.instructions.as_str()),
+        ("--resume", wanted.resume.as_deref().unwrap_or_default()),
+    ] {
+        if !value.is_empty() {
+            // Joined, so that no value is ever taken for a flag.
+            args.push(format!("{flag}={value}"));
+        }
+    }
+    let wire = Wire::Claude(Claude::new(wanted.resume.is_some()));
+    let translator = Translator::new(wire, prompt_with_context(wanted));
+    Ok(Launch { args, translator })
+}
+
+fn app_server(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
+    one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
+    let opening = codex::Opening {
+        prompt: prompt_with_context(wanted),
+        cwd: wanted.cwd.clone(),
+        resume: wanted.resume.clone(),
+        model: given(&wanted.model),
+        effort: given(&wanted.effort),
+        instructions: given(&wanted.instructions),
+        sandbox: given(&wanted.permission_mode),
+    };
+    let wire = Wire::CodexAppServer(AppServer::new(opening));
+    Ok(Launch {
+        args: vec!["app-server".to_owned()],
+        translator: Translator::new(wire, ""),
+    })
+}
+
+fn exec(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
+    one_of("permission_mode", &wanted.permission_mode, &CODEX_SANDBOXES)?;
+    // Where it works is the operator's choice, and need not be a repository.
+    let mut args = vec!["exec", "--json", "--skip-git-repo-check"];
+    let sandbox = given(&wanted.permission_mode).unwrap_or_else(|| "workspace-write".to_owned());
+    args.extend(["--sandbox", &sandbox]);
+    let model = given(&wanted.model).map(|model| format!("--model={model}"));
+    let setting = |name: &str, value: &str| {
+        let value = given(value).map(toml::Value::String);
+        value.map(|value| format!("--config={name}={value}"))
+    };
+    let effort = setting("model_reasoning_effort", &wanted.effort);
+    let instructions = setting("developer_instructions", &wanted.instructions);
+    args.extend(
+        [&model, &effort, &instructions]
+            .into_iter()
+            .flatten()
+            .map(String::as_str),
+    );
+    if let Some(thread) = &wanted.resume {
+        args.extend(["resume", thread]);
+    }
+    args.push("-");
+    let args = args.into_iter().map(str::to_owned).collect();
+    let exec = Exec::new(wanted.resume.clone(), wanted.used_before);
+    let translator = Translator::new(Wire::CodexExec(exec), prompt_with_context(wanted));
+    Ok(Launch { args, translator })
+}
+
+/// Whether a session offers what is asked for is known when it is open; then, and before the prompt, it is refused.
+fn acp(wanted: &Wanted) -> Launch {
+    let link = |file: &ContextFile| acp::Linked {
+        uri: format!(
+            "file://{}",
+            Path::new(&wanted.cwd).join(&file.path).display()
+        ),
+        name: shown(file).to_owned(),
+    };
+    let opening = acp::Opening {
+        prompt: wanted.prompt.clone(),
+        cwd: wanted.cwd.clone(),
+        resume: wanted.resume.clone(),
+        model: given(&wanted.model),
+        effort: given(&wanted.effort),
+        mode: given(&wanted.permission_mode),
+        instructions: given(&wanted.instructions),
+        context: wanted.context.iter().map(link).collect(),
+    };
+    Launch {
+        args: Vec::new(),
+        translator: Translator::new(Wire::Acp(Acp::new(opening)), ""),
+    }
+}
+
+fn given(value: &str) -> Option<String> {
+    (!value.is_empty()).then(|| value.to_owned())
+}
+
+fn one_of(option: &'static str, value: &str, known: &[&str]) -> Result<(), UnsupportedOption> {
+    if value.is_empty() || known.contains(&value) {
+        return Ok(());
+    }
+    Err(UnsupportedOption {
+        option,
+        value: value.to_owned(),
+        takes: known.join(", "),
+    })
+}
+
+fn shown(file: &ContextFile) -> &str {
+    if file.name.is_empty() {
+        &file.path
+    } else {
+        &file.name
+    }
+}
+
+/// Files go by name only; the agent reads them where they are.
+fn prompt_with_context(wanted: &Wanted) -> String {
+    if wanted.context.is_empty() {
+        return wanted.prompt.clone();
+    }
+    let files = wanted.context.iter().map(|file| match file.name.as_str() {
+        "" => format!("- {}", file.path),
+        name => format!("- {} ({name})", file.path),
+    });
+    let files = files.collect::<Vec<_>>().join("\n");
+    format!(
+        "{}\n\nLook at these files and folders:\n{files}",
+        wanted.prompt
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted() -> Wanted {
+        Wanted {
+            prompt: "do it".to_owned(),
+            cwd: "/work".to_owned(),
+            resume: Some("abc".to_owned()),
+            model: "m".to_owned(),
+            effort: "high".to_owned(),
+            instructions: "say \"yes\"".to_owned(),
+            context: vec![ContextFile {
+                path: "a/b".to_owned(),
+                name: String::new(),
+            }],
+            ..Wanted::default()
+        }
+    }
+
+    #[test]
+    fn options_reach_each_kind_in_its_own_way() {
+        let claude = AgentWire::Claude.launch(&wanted()).unwrap();
+        for arg in [
+            "--model=m",
+            "--effort=high",
+            "--resume=abc",
+            "--permission-prompt-tool",
+        ] {
+            assert!(claude.args.iter().any(|given| given == arg), "{arg}");
+        }
+        let opening = String::from_utf8(claude.translator.opening().bytes).unwrap();
+        assert!(
+            opening.contains("- a/b") && opening.ends_with("}\n"),
+            "{opening}"
+        );
+
+        let exec = AgentWire::CodexExec.launch(&wanted()).unwrap();
+        let expected = [
+            "exec",
+            "--json",
+            "--skip-git-repo-check",
+            "--sandbox",
+            "workspace-write",
+            "--model=m",
+            "--config=model_reasoning_effort=\"high\"",
+            "--config=developer_instructions='say \"yes\"'",
+            "resume",
+            "abc",
+            "-",
+        ];
+        assert_eq!(exec.args, expected);
+        let opening = exec.translator.opening();
+        assert!(opening.last, "its stdin is closed behind the prompt");
+    }
+
+    #[test]
+    fn an_option_that_a_kind_cannot_take_is_named_before_anything_runs() {
+        let wanted = Wanted {
+            permission_mode: "yolo".to_owned(),
+            ..wanted()
+        };
+        for kind in [
+            AgentWire::Claude,
+            AgentWire::CodexAppServer,
+            AgentWire::CodexExec,
+        ] {
+            let error = kind.launch(&wanted).unwrap_err();
+            assert_eq!(error.option, "permission_mode");
+            assert!(error.to_string().contains("yolo"), "{error}");
+        }
+        assert!(
+            AgentWire::Acp.launch(&wanted).is_ok(),
+            "the session decides"
+        );
+        assert_eq!(AgentWire::Acp.default_program(), None);
+    }
+}

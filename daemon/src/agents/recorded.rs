@@ -1,0 +1,412 @@
+//! Recordings of the real programs, as they are. They are not part of the project: `BATON_RECORDINGS` says where they
+//! are. What each of ours must come to stands in `recorded/expected.txt`; of others it is checked what holds of any.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::event::{AgentEvent, AgentExit, Ask, TurnPhase};
+use super::launch::{AgentWire, Wanted};
+use super::rendered;
+use super::translator::Translator;
+use super::usage::Tokens;
+use super::wire::{list, text};
+
+const EXPECTED: &str = include_str!("recorded/expected.txt");
+
+#[test]
+fn every_recording_comes_to_what_is_known_of_it() {
+    let Some(directory) = std::env::var_os("BATON_RECORDINGS") else {
+        tell("skipped: BATON_RECORDINGS does not say where recordings of agents are");
+        return;
+    };
+    let recordings = recordings(Path::new(&directory));
+    assert!(
+        !recordings.is_empty(),
+        "no recordings in {}",
+        directory.display()
+    );
+    let expected: BTreeMap<&str, &str> = EXPECTED
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .collect();
+    let mut wrong = Vec::new();
+    for recording in &recordings {
+        let events = recording.play();
+        let summary = summary(&events);
+        let mut problems = broken_rules(recording, &events);
+        match expected.get(recording.name.as_str()) {
+            Some(expected) if *expected == summary => {}
+            Some(expected) => problems.push(format!("expected {expected}\n     but is {summary}")),
+            None => {}
+        }
+        if !problems.is_empty() {
+            wrong.push(format!("{}: {}", recording.name, problems.join("\n  ")));
+        }
+    }
+    let right = recordings.len() - wrong.len();
+    tell(&format!(
+        "recordings of agents: {right} of {}",
+        recordings.len()
+    ));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Past what catches the output of tests that pass: one should see that it was run, and on how many.
+fn tell(words: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{words}");
+}
+
+struct Recording {
+    /// Program and scenario.
+    name: String,
+    meta: Value,
+    stdin: Vec<String>,
+    stdout: Vec<String>,
+    stderr: String,
+    used_before: Option<Tokens>,
+}
+
+fn recordings(directory: &Path) -> Vec<Recording> {
+    let folders = |path: &Path| {
+        let entries = std::fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let mut paths: Vec<PathBuf> = entries.collect();
+        paths.sort();
+        paths
+    };
+    let mut found = Vec::new();
+    for folder in folders(directory).into_iter().filter(|path| path.is_dir()) {
+        for meta in folders(&folder) {
+            let name = meta.file_name().unwrap().to_string_lossy().into_owned();
+            if let Some(scenario) = name.strip_suffix(".meta.json") {
+                found.push(Recording::read(&folder, scenario));
+            }
+        }
+    }
+    // What a thread had used is known from the recording that came before.
+    let before: Vec<Option<Tokens>> = found
+        .iter()
+        .map(|one| one.used_by_earlier(&found))
+        .collect();
+    for (recording, before) in found.iter_mut().zip(before) {
+        recording.used_before = before;
+    }
+    found
+}
+
+impl Recording {
+    fn read(folder: &Path, scenario: &str) -> Self {
+        let read = |ending: &str| {
+            let path = folder.join(format!("{scenario}.{ending}"));
+            let bytes = std::fs::read(path).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let lines = |text: String| text.lines().map(str::to_owned).collect();
+        let program = folder.file_name().unwrap().to_string_lossy().into_owned();
+        Self {
+            name: format!("{program}/{scenario}"),
+            meta: serde_json::from_str(&read("meta.json")).unwrap(),
+            stdin: lines(read("stdin.ndjson")),
+            stdout: lines(read("stdout.ndjson")),
+            stderr: read("stderr.txt"),
+            used_before: None,
+        }
+    }
+
+    fn kind(&self) -> AgentWire {
+        let argv = list(&self.meta, "/argv");
+        let has = |word| argv.iter().any(|arg| arg == word);
+        if self.name.contains("-acp-") || has("--acp") || has("acp") {
+            AgentWire::Acp
+        } else if has("app-server") {
+            AgentWire::CodexAppServer
+        } else if self.name.starts_with("codex") {
+            AgentWire::CodexExec
+        } else if self.name.starts_with("claude") {
+            AgentWire::Claude
+        } else {
+            AgentWire::Acp
+        }
+    }
+
+    /// The conversation that it was told to go on with.
+    fn resumes(&self) -> Option<String> {
+        let argv = list(&self.meta, "/argv").iter().filter_map(Value::as_str);
+        let mut after = argv
+            .skip_while(|arg| !matches!(*arg, "--resume" | "resume"))
+            .skip(1);
+        let by_argument = after.find(|arg| !arg.starts_with("--")).map(str::to_owned);
+        let by_message = || {
+            let messages = self
+                .stdin
+                .iter()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut openings = messages.filter(|message| {
+                matches!(
+                    text(message, "/method"),
+                    "thread/resume" | "session/load" | "session/resume"
+                )
+            });
+            let opening = openings.next()?;
+            let ids = [
+                text(&opening, "/params/threadId"),
+                text(&opening, "/params/sessionId"),
+            ];
+            ids.into_iter().find(|id| !id.is_empty()).map(str::to_owned)
+        };
+        by_argument.or_else(by_message)
+    }
+
+    fn used_by_earlier(&self, all: &[Self]) -> Option<Tokens> {
+        let thread = self.resumes()?;
+        let said = |one: &&Self| one.stdout.iter().any(|line| line.contains(&thread));
+        let earlier = all
+            .iter()
+            .filter(|one| one.resumes().is_none())
+            .find(said)?;
+        let line = earlier
+            .stdout
+            .iter()
+            .find(|line| line.contains("\"turn.completed\""))?;
+        let message: Value = serde_json::from_str(line).ok()?;
+        let count = |path| message.pointer(path).and_then(Value::as_u64).unwrap_or(0);
+        Some(Tokens {
+            input: count("/usage/input_tokens") - count("/usage/cached_input_tokens"),
+            output: count("/usage/output_tokens"),
+            cache_read: count("/usage/cached_input_tokens"),
+            cache_write: count("/usage/cache_write_input_tokens"),
+        })
+    }
+
+    fn translator(&self) -> Translator {
+        let wanted = Wanted {
+            cwd: text(&self.meta, "/cwd").to_owned(),
+            resume: self.resumes(),
+            used_before: self.used_before,
+            ..Wanted::default()
+        };
+        self.kind().launch(&wanted).unwrap().translator
+    }
+
+    /// In the order of the recording. What the adapter would write is not written: the recording says what was.
+    fn play(&self) -> Vec<AgentEvent> {
+        let mut translator = self.translator();
+        let mut events = Vec::new();
+        for step in list(&self.meta, "/timeline_ms") {
+            let at = step.get(2).and_then(Value::as_u64).unwrap_or(0);
+            let line = |lines: &[String]| {
+                let index = usize::try_from(at).unwrap().checked_sub(1);
+                index.and_then(|index| lines.get(index)).cloned()
+            };
+            match text(step, "/1") {
+                "in" => {
+                    let line = line(&self.stdin).unwrap_or_default();
+                    events.extend(translator.wrote(line.as_bytes()));
+                }
+                "out" => {
+                    let line = line(&self.stdout).unwrap_or_default();
+                    translator.stdout(format!("{line}\n").as_bytes());
+                    events.extend(std::iter::from_fn(|| translator.next()).flatten());
+                }
+                _ => {}
+            }
+        }
+        translator.stderr(self.stderr.as_bytes());
+        events.extend(translator.exited(self.exit()));
+        events
+    }
+
+    fn exit(&self) -> AgentExit {
+        let signal = match text(&self.meta, "/killed_by_signal") {
+            "SIGHUP" => 1,
+            "SIGINT" => 2,
+            "SIGKILL" => 9,
+            _ => 15,
+        };
+        let code = self.meta.get("exit_code").and_then(Value::as_i64);
+        code.map_or(AgentExit::Signal(signal), |code| {
+            AgentExit::Code(i32::try_from(code).unwrap())
+        })
+    }
+
+    /// Tool calls after the first prompt; what comes before it is an old conversation.
+    fn tools(&self) -> usize {
+        let steps = list(&self.meta, "/timeline_ms").iter();
+        let is_prompt = |step: &&Value| {
+            let at = step.get(2).and_then(Value::as_u64).unwrap_or(0);
+            let line = usize::try_from(at)
+                .ok()
+                .and_then(|at| self.stdin.get(at.wrapping_sub(1)));
+            text(step, "/1") == "in" && line.is_some_and(|line| line.contains("session/prompt"))
+        };
+        let waits = self.kind() == AgentWire::Acp;
+        let steps = steps.skip_while(|step| waits && !is_prompt(step));
+        let lines = steps
+            .filter(|step| text(step, "/1") == "out")
+            .filter_map(|step| {
+                let at = usize::try_from(step.get(2)?.as_u64()?).ok()?;
+                serde_json::from_str::<Value>(self.stdout.get(at.checked_sub(1)?)?).ok()
+            });
+        let mut ids = std::collections::BTreeSet::new();
+        for line in lines {
+            ids.extend(tools_in(self.kind(), &line).into_iter().map(str::to_owned));
+        }
+        ids.len()
+    }
+
+    /// The agent's requests, as any reader of JSON would count them.
+    fn requests(&self) -> usize {
+        let messages = self
+            .stdout
+            .iter()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let asks = messages.filter(|message| match self.kind() {
+            AgentWire::Claude => text(message, "/request/subtype") == "can_use_tool",
+            AgentWire::CodexAppServer => {
+                let method = text(message, "/method");
+                message.get("id").is_some() && method.contains("/request")
+            }
+            AgentWire::CodexExec => false,
+            AgentWire::Acp => {
+                matches!(
+                    text(message, "/method"),
+                    "session/request_permission" | "elicitation/create"
+                )
+            }
+        });
+        asks.count()
+    }
+}
+
+/// Ids of tool calls in a line, as any reader of JSON would find them.
+fn tools_in(kind: AgentWire, line: &Value) -> Vec<&str> {
+    let item = |path: &str| {
+        let item = line.pointer(path).unwrap_or(&Value::Null);
+        let kind = text(item, "/type").to_lowercase().replace('_', "");
+        let tool = matches!(
+            kind.as_str(),
+            "commandexecution" | "filechange" | "mcptoolcall"
+        );
+        if tool {
+            vec![text(item, "/id")]
+        } else {
+            Vec::new()
+        }
+    };
+    match kind {
+        AgentWire::Claude => {
+            let blocks = list(line, "/message/content").iter();
+            let calls = blocks.filter(|block| text(block, "/type") == "tool_use");
+            calls.map(|block| text(block, "/id")).collect()
+        }
+        AgentWire::CodexExec => item("/item"),
+        AgentWire::CodexAppServer => item("/params/item"),
+        AgentWire::Acp => {
+            let ids = ["/params/update/toolCallId", "/params/toolCall/toolCallId"];
+            let ids = ids.into_iter().map(|path| text(line, path));
+            ids.filter(|id| !id.is_empty()).collect()
+        }
+    }
+}
+
+/// Phases, tools, inputs, then how each turn ended.
+fn summary(events: &[AgentEvent]) -> String {
+    let mut words = Vec::new();
+    let mut names = BTreeMap::new();
+    for event in events {
+        match event {
+            AgentEvent::Phase(TurnPhase::PromptWritten) => words.push("prompt".to_owned()),
+            AgentEvent::Phase(TurnPhase::FirstEventSeen) => words.push("event".to_owned()),
+            AgentEvent::Phase(TurnPhase::FirstVisibleEventSeen) => words.push("visible".to_owned()),
+            AgentEvent::ToolStarted { id, name } => {
+                names.insert(id.as_str(), name.as_str());
+                words.push(format!("+{name}"));
+            }
+            AgentEvent::ToolFinished { id, failed } => {
+                let failed = if *failed { " failed" } else { "" };
+                words.push(format!(
+                    "-{}{failed}",
+                    names.get(id.as_str()).unwrap_or(&"?")
+                ));
+            }
+            AgentEvent::InputAsked(input) => words.push(match &input.ask {
+                Ask::Permission(permission) => format!("permission({})", permission.tool_name),
+                Ask::Questions(questions) => format!("questions({})", questions.len()),
+            }),
+            AgentEvent::InputAnswered { .. } => words.push("answered".to_owned()),
+            AgentEvent::InputWithdrawn { .. } => words.push("withdrawn".to_owned()),
+            AgentEvent::Malformed { .. } => words.push("malformed".to_owned()),
+            AgentEvent::LineCut { .. } => words.push("cut".to_owned()),
+            AgentEvent::Ended(ending) => words.push(format!("=> {}", rendered::ended(ending))),
+            AgentEvent::Output(_) | AgentEvent::Conversation(_) | AgentEvent::Write(_) => {}
+        }
+    }
+    words.join(" ")
+}
+
+/// What holds of any recording of any agent.
+fn broken_rules(recording: &Recording, events: &[AgentEvent]) -> Vec<String> {
+    let count = |is: fn(&AgentEvent) -> bool| events.iter().filter(|event| is(event)).count();
+    let asked = count(|event| matches!(event, AgentEvent::InputAsked(_)));
+    let closed = count(|event| {
+        matches!(
+            event,
+            AgentEvent::InputAnswered { .. } | AgentEvent::InputWithdrawn { .. }
+        )
+    });
+    let started = count(|event| matches!(event, AgentEvent::ToolStarted { .. }));
+    let finished = count(|event| matches!(event, AgentEvent::ToolFinished { .. }));
+    let ended = count(|event| matches!(event, AgentEvent::Ended(_)));
+    let malformed = count(|event| matches!(event, AgentEvent::Malformed { .. }));
+    let mut broken = Vec::new();
+    let mut rule = |holds: bool, words: &str| {
+        if !holds {
+            broken.push(words.to_owned());
+        }
+    };
+    rule(ended > 0, "it has no end");
+    rule(asked == closed, "an input stays open");
+    rule(
+        asked == recording.requests(),
+        "a request was not asked, or twice",
+    );
+    rule(started == finished, "a tool stays open");
+    rule(
+        started == recording.tools(),
+        "a tool call was not told, or twice",
+    );
+    rule(malformed == 0, "a line was not understood");
+    let talks = events
+        .iter()
+        .any(|event| matches!(event, AgentEvent::Output(output) if output.visible));
+    let visible = AgentEvent::Phase(TurnPhase::FirstVisibleEventSeen);
+    rule(
+        talks == events.contains(&visible),
+        "visible output and its phase differ",
+    );
+    broken.extend(bound_to_other_words(events));
+    broken
+}
+
+/// The digest is that of what is shown.
+fn bound_to_other_words(events: &[AgentEvent]) -> Option<String> {
+    use sha2::{Digest, Sha256};
+    let differ = |event: &AgentEvent| match event {
+        AgentEvent::InputAsked(input) => match &input.ask {
+            Ask::Permission(asked) => {
+                let digest: [u8; 32] = Sha256::digest(asked.arguments.as_bytes()).into();
+                digest != asked.digest || asked.arguments.len() < 3
+            }
+            Ask::Questions(questions) => questions.is_empty(),
+        },
+        _ => false,
+    };
+    events
+        .iter()
+        .any(differ)
+        .then(|| "an input is not bound to what is shown".to_owned())
+}

@@ -1,0 +1,164 @@
+//! Short transcripts of our own, one folder entry per wire: what the agent prints, what it is told, and what that must
+//! come to. They are read like this:
+//!
+//! - `start KIND [resume=ID] [model=..] [effort=..] [mode=..]`: the first line.
+//! - `< TEXT` the agent prints a line, `! TEXT` on its standard error.
+//! - `allow KEY`, `allow-attempt KEY`, `deny KEY WORDS`, `none KEY`, `reply KEY LABEL,LABEL:WORDS; …`: somebody answers.
+//! - `interrupt`, `exit CODE`, `signal NUMBER`.
+//! - `= EVENT`: what comes of the line above. What the agent is told is told at once, as a daemon would.
+
+use std::path::{Path, PathBuf};
+
+use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Reply};
+use super::launch::{AgentWire, Wanted};
+use super::rendered;
+use super::translator::Translator;
+
+fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/agents/transcripts")
+}
+
+#[test]
+fn every_transcript_comes_to_what_it_says() {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(directory())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    assert!(files.len() >= 8, "the transcripts are there");
+    for file in files {
+        let expected = std::fs::read_to_string(&file).unwrap();
+        let played = play(&expected);
+        assert_eq!(played, expected, "{} comes to:\n{played}", file.display());
+    }
+}
+
+/// The transcript with the events that it really comes to.
+fn play(transcript: &str) -> String {
+    let mut player = Player::default();
+    for line in transcript.lines().filter(|line| !line.starts_with("= ")) {
+        player.shown.push(line.to_owned());
+        if !line.is_empty() && !line.starts_with('#') {
+            player.step(line);
+        }
+    }
+    player.shown.join("\n") + "\n"
+}
+
+#[derive(Default)]
+struct Player {
+    translator: Option<Translator>,
+    shown: Vec<String>,
+}
+
+impl Player {
+    fn step(&mut self, line: &str) {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        if word == "start" {
+            let translator = start(rest);
+            let opening = translator.opening();
+            self.translator = Some(translator);
+            self.write(opening);
+            return;
+        }
+        // Stored and taken up again at every step: nothing may hang on what is not part of the state.
+        let stored = serde_json::to_string(self.translator()).unwrap();
+        self.translator = Some(serde_json::from_str(&stored).unwrap());
+        let text = format!("{rest}\n");
+        match word {
+            "<" => self.translator().stdout(text.as_bytes()),
+            "!" => self.translator().stderr(text.as_bytes()),
+            "exit" => self.exit(AgentExit::Code(rest.parse().unwrap())),
+            "signal" => self.exit(AgentExit::Signal(rest.parse().unwrap())),
+            "interrupt" => {
+                for message in self.translator().interrupt() {
+                    self.write(message);
+                }
+            }
+            _ => self.answer(word, rest),
+        }
+        while let Some(events) = self.translator().next() {
+            self.take(events);
+        }
+    }
+
+    fn translator(&mut self) -> &mut Translator {
+        self.translator
+            .as_mut()
+            .expect("a transcript begins with start")
+    }
+
+    fn exit(&mut self, exit: AgentExit) {
+        let events = self.translator().exited(exit);
+        self.take(events);
+    }
+
+    fn answer(&mut self, word: &str, rest: &str) {
+        let (key, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        let answer = match word {
+            "allow" => Answer::Allow { for_attempt: false },
+            "allow-attempt" => Answer::Allow { for_attempt: true },
+            "deny" => Answer::Deny {
+                message: rest.to_owned(),
+            },
+            "none" => Answer::None,
+            "reply" => Answer::Replies(rest.split("; ").map(reply).collect()),
+            other => panic!("no such word: {other}"),
+        };
+        match self.translator().answer(&InputKey(key.to_owned()), &answer) {
+            Some(message) => self.write(message),
+            None => self.shown.push("= nothing is open".to_owned()),
+        }
+    }
+
+    fn write(&mut self, message: Message) {
+        self.take(vec![AgentEvent::Write(message)]);
+    }
+
+    fn take(&mut self, events: Vec<AgentEvent>) {
+        for event in events {
+            self.shown.push(format!("= {}", rendered::event(&event)));
+            if let AgentEvent::Write(message) = event {
+                let events = self.translator().wrote(&message.bytes);
+                self.take(events);
+            }
+        }
+    }
+}
+
+fn start(words: &str) -> Translator {
+    let (kind, options) = words.split_once(' ').unwrap_or((words, ""));
+    let kind = match kind {
+        "claude" => AgentWire::Claude,
+        "codex" => AgentWire::CodexAppServer,
+        "codex-exec" => AgentWire::CodexExec,
+        "acp" => AgentWire::Acp,
+        other => panic!("no such kind: {other}"),
+    };
+    let mut wanted = Wanted {
+        prompt: "Do it.".to_owned(),
+        cwd: "/work".to_owned(),
+        ..Wanted::default()
+    };
+    for option in options.split_whitespace() {
+        let (name, value) = option.split_once('=').unwrap();
+        let value = value.to_owned();
+        match name {
+            "resume" => wanted.resume = Some(value),
+            "model" => wanted.model = value,
+            "effort" => wanted.effort = value,
+            "mode" => wanted.permission_mode = value,
+            other => panic!("no such option: {other}"),
+        }
+    }
+    kind.launch(&wanted).unwrap().translator
+}
+
+fn reply(words: &str) -> Reply {
+    let (labels, text) = words.split_once(':').unwrap_or((words, ""));
+    let labels = labels.split(',').filter(|label| !label.is_empty());
+    Reply {
+        labels: labels.map(str::to_owned).collect(),
+        text: text.to_owned(),
+    }
+}

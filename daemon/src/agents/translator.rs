@@ -1,0 +1,213 @@
+//! The one interface to every kind of coding agent: its bytes in, the same events out. Pure: no clock, no chance, no
+//! files. Its state can be stored and taken up again, and whoever drives it passes every message that goes to the
+//! agent's stdin through [`Translator::wrote`], so that the transcript alone decides what it says.
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::acp::Acp;
+use super::claude::Claude;
+use super::codex::{AppServer, Exec};
+use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Output};
+use super::lines::{Line, LineCutter};
+
+/// Bytes of standard error that are kept for the report of a failure.
+const STDERR_TAIL: usize = 16 * 1024;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Translator {
+    wire: Wire,
+    /// The prompt, for wires on which it is the first message.
+    prompt: String,
+    stdout: LineCutter,
+    stderr: LineCutter,
+    stderr_tail: String,
+    lines: u64,
+    malformed: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Wire {
+    Claude(Claude),
+    CodexAppServer(AppServer),
+    CodexExec(Exec),
+    Acp(Acp),
+}
+
+impl Translator {
+    pub(crate) fn new(wire: Wire, prompt: impl Into<String>) -> Self {
+        Self {
+            wire,
+            prompt: prompt.into(),
+            stdout: LineCutter::default(),
+            stderr: LineCutter::default(),
+            stderr_tail: String::new(),
+            lines: 0,
+            malformed: 0,
+        }
+    }
+
+    /// What is written first.
+    pub(crate) fn opening(&self) -> Message {
+        match &self.wire {
+            Wire::Claude(_) => Claude::prompt(&self.prompt),
+            Wire::CodexAppServer(_) => AppServer::greeting(),
+            Wire::CodexExec(_) => Exec::prompt(&self.prompt),
+            Wire::Acp(_) => Acp::greeting(),
+        }
+    }
+
+    pub(crate) fn stdout(&mut self, bytes: &[u8]) {
+        self.stdout.push(bytes);
+    }
+
+    pub(crate) fn stderr(&mut self, bytes: &[u8]) {
+        self.stderr.push(bytes);
+    }
+
+    /// What the next line comes to. Line by line: what has to be written because of one is written before the next is
+    /// read, so that nothing hangs on how the bytes were cut.
+    pub(crate) fn next(&mut self) -> Option<Vec<AgentEvent>> {
+        let mut out = Vec::new();
+        if let Some(line) = self.stdout.next() {
+            self.on_line(line, &mut out);
+        } else {
+            let line = self.stderr.next()?;
+            self.on_stderr(line, &mut out);
+        }
+        Some(out)
+    }
+
+    /// Bytes of stdout that no event has come of yet.
+    pub(crate) fn held(&self) -> usize {
+        self.stdout.held()
+    }
+
+    /// Lines that were no message of this wire.
+    pub(crate) fn malformed(&self) -> u64 {
+        self.malformed
+    }
+
+    fn on_line(&mut self, line: Line, out: &mut Vec<AgentEvent>) {
+        self.lines += 1;
+        let bytes = match line {
+            Line::Whole(bytes) => bytes,
+            Line::TooLong(length) => {
+                out.push(AgentEvent::LineCut { length });
+                return;
+            }
+        };
+        let Ok(json) = std::str::from_utf8(&bytes) else {
+            self.on_malformed(out);
+            return;
+        };
+        let json = json.trim();
+        if json.is_empty() {
+            return;
+        }
+        let understood = match serde_json::from_str(json) {
+            Ok(message) => self.on_message(json, &message, out),
+            Err(_) => false,
+        };
+        if !understood {
+            self.on_malformed(out);
+        }
+    }
+
+    fn on_malformed(&mut self, out: &mut Vec<AgentEvent>) {
+        self.malformed += 1;
+        out.push(AgentEvent::Malformed { line: self.lines });
+    }
+
+    fn on_message(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) -> bool {
+        match &mut self.wire {
+            Wire::Claude(claude) => claude.line(json, message, out),
+            Wire::CodexAppServer(server) => server.line(json, message, out),
+            Wire::CodexExec(exec) => exec.line(json, message, out),
+            Wire::Acp(acp) => acp.line(json, message, out),
+        }
+    }
+
+    fn on_stderr(&mut self, line: Line, out: &mut Vec<AgentEvent>) {
+        let bytes = match line {
+            Line::Whole(bytes) => bytes,
+            Line::TooLong(length) => {
+                out.push(AgentEvent::LineCut { length });
+                return;
+            }
+        };
+        let text = format!("{}\n", String::from_utf8_lossy(&bytes));
+        self.stderr_tail.push_str(&text);
+        let over = self.stderr_tail.len().saturating_sub(STDERR_TAIL);
+        let over = self.stderr_tail.ceil_char_boundary(over);
+        self.stderr_tail.drain(..over);
+        out.push(AgentEvent::Output(Output {
+            kind: OutputKind::Stderr,
+            visible: false,
+            text,
+            tool: None,
+        }));
+    }
+
+    /// A message goes to the agent's stdin.
+    pub(crate) fn wrote(&mut self, bytes: &[u8]) -> Vec<AgentEvent> {
+        let mut out = Vec::new();
+        if let Wire::CodexExec(exec) = &mut self.wire {
+            exec.wrote(&mut out);
+            return out;
+        }
+        let Ok(message) = serde_json::from_slice(bytes) else {
+            return out;
+        };
+        match &mut self.wire {
+            Wire::Claude(claude) => claude.wrote(&message, &mut out),
+            Wire::CodexAppServer(server) => server.wrote(&message, &mut out),
+            Wire::Acp(acp) => acp.wrote(&message, &mut out),
+            Wire::CodexExec(_) => {}
+        }
+        out
+    }
+
+    /// The answer as it has to be written. None when nothing of this key is open.
+    pub(crate) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
+        match &self.wire {
+            Wire::Claude(claude) => claude.answer(key, answer),
+            Wire::CodexAppServer(server) => server.answer(key, answer),
+            Wire::CodexExec(_) => None,
+            Wire::Acp(acp) => acp.answer(key, answer),
+        }
+    }
+
+    /// How the agent is asked to end its turn. Empty where only a signal will do.
+    pub(crate) fn interrupt(&self) -> Vec<Message> {
+        match &self.wire {
+            Wire::Claude(claude) => claude.interrupt(),
+            Wire::CodexAppServer(server) => server.interrupt(),
+            Wire::CodexExec(_) => Vec::new(),
+            Wire::Acp(acp) => acp.interrupt(),
+        }
+    }
+
+    /// No more bytes come, and this is how the process ended. A turn without an end has failed.
+    pub(crate) fn exited(&mut self, exit: AgentExit) -> Vec<AgentEvent> {
+        let mut out = Vec::new();
+        while let Some(events) = self.next() {
+            out.extend(events);
+        }
+        if let Some(line) = self.stdout.finish() {
+            self.on_line(line, &mut out);
+        }
+        if let Some(line) = self.stderr.finish() {
+            self.on_stderr(line, &mut out);
+        }
+        let stderr = &self.stderr_tail;
+        match &mut self.wire {
+            Wire::Claude(claude) => claude.exited(exit, stderr, &mut out),
+            Wire::CodexAppServer(server) => server.exited(exit, stderr, &mut out),
+            Wire::CodexExec(exec) => exec.exited(exit, stderr, &mut out),
+            Wire::Acp(acp) => acp.exited(exit, stderr, &mut out),
+        }
+        out
+    }
+}

@@ -1,0 +1,369 @@
+//! What every adapter has to keep in mind about a turn: which phases were said, which tools run, what was asked, and
+//! that a turn ends once. Part of the state that survives a restart.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::event::{
+    AgentEvent, Ask, Ending, Input, InputKey, Outcome, Output, Permission, TurnPhase,
+};
+use super::failure::Failure;
+use super::usage::TurnUsage;
+
+/// Bytes of a final text that are kept.
+pub(crate) const RESULT_MAX: usize = 64 * 1024;
+
+/// What a person can be shown whole.
+const ARGUMENTS_MAX: usize = 256 * 1024;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Turn {
+    state: State,
+    /// Prompts that were written while a turn ran.
+    queued: u32,
+    phase: Option<TurnPhase>,
+    open_tools: BTreeSet<String>,
+    ended_tools: BTreeSet<String>,
+    /// Open requests, each with what its answer needs.
+    asked: BTreeMap<InputKey, String>,
+    conversation: Option<String>,
+    /// Somebody told the agent to stop.
+    interrupted: bool,
+    /// The last words, for a result that does not repeat them.
+    words: Words,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum State {
+    #[default]
+    NotBegun,
+    Running,
+    Ended,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Words {
+    message: Option<String>,
+    text: String,
+}
+
+impl Turn {
+    /// A prompt is on its way. One that comes during a turn has its own turn after it.
+    pub(super) fn prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
+        if self.state == State::Running {
+            self.queued += 1;
+        } else {
+            self.begin(out);
+        }
+    }
+
+    /// The agent has begun: with a prompt that nobody has seen on stdin, because it was an argument.
+    pub(super) fn begin_unless_begun(&mut self, out: &mut Vec<AgentEvent>) {
+        if self.state == State::NotBegun {
+            self.begin(out);
+        }
+    }
+
+    fn begin(&mut self, out: &mut Vec<AgentEvent>) {
+        self.state = State::Running;
+        self.interrupted = false;
+        self.ended_tools.clear();
+        self.words = Words::default();
+        self.phase = None;
+        self.reach(TurnPhase::PromptWritten, out);
+    }
+
+    fn reach(&mut self, phase: TurnPhase, out: &mut Vec<AgentEvent>) {
+        if self.state == State::Running && self.phase.is_none_or(|reached| reached < phase) {
+            self.phase = Some(phase);
+            out.push(AgentEvent::Phase(phase));
+        }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+
+    /// The agent lives and works on the prompt.
+    pub(super) fn heard(&mut self, out: &mut Vec<AgentEvent>) {
+        self.reach(TurnPhase::FirstEventSeen, out);
+    }
+
+    /// What is said outside a turn, such as a conversation that is shown again, is nothing new to a person.
+    pub(super) fn say(
+        &mut self,
+        kind: OutputKind,
+        visible: bool,
+        text: impl Into<String>,
+        tool: Option<&str>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        let text = text.into();
+        if text.is_empty() {
+            return;
+        }
+        self.heard(out);
+        let visible = visible && self.is_running();
+        if visible {
+            self.reach(TurnPhase::FirstVisibleEventSeen, out);
+        }
+        out.push(AgentEvent::Output(Output {
+            kind,
+            visible,
+            text,
+            tool: tool.map(str::to_owned),
+        }));
+    }
+
+    /// Text of the agent. `message` is its id where it has one; `whole` when it is all of it and came in pieces before.
+    pub(super) fn speak(&mut self, text: &str, message: Option<&str>, out: &mut Vec<AgentEvent>) {
+        self.note_words(text, message);
+        self.say(OutputKind::Text, true, text, None, out);
+    }
+
+    /// Remembers the last message, without saying it. Words without an id never take the place of a message with one:
+    /// they are what a program says beside its agent.
+    pub(super) fn note_words(&mut self, text: &str, message: Option<&str>) {
+        if self.words.message.as_deref() != message {
+            if message.is_none() {
+                return;
+            }
+            self.words = Words {
+                message: message.map(str::to_owned),
+                text: String::new(),
+            };
+        }
+        let room = RESULT_MAX.saturating_sub(self.words.text.len());
+        self.words.text.push_str(cut(text, room));
+    }
+
+    /// What the agent says from here on is another message.
+    pub(super) fn forget_words(&mut self) {
+        self.words = Words::default();
+    }
+
+    pub(super) fn words(&self) -> &str {
+        &self.words.text
+    }
+
+    pub(super) fn tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
+        self.heard(out);
+        let new = self.is_running() && !self.ended_tools.contains(id);
+        if new && self.open_tools.insert(id.to_owned()) {
+            out.push(AgentEvent::ToolStarted {
+                id: id.to_owned(),
+                name: name.to_owned(),
+            });
+        }
+    }
+
+    pub(super) fn tool_finished(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
+        self.heard(out);
+        if self.open_tools.remove(id) {
+            self.ended_tools.insert(id.to_owned());
+            out.push(AgentEvent::ToolFinished {
+                id: id.to_owned(),
+                failed,
+            });
+        }
+    }
+
+    pub(super) fn converses(&mut self, id: &str, out: &mut Vec<AgentEvent>) {
+        if !id.is_empty() && self.conversation.as_deref() != Some(id) {
+            self.conversation = Some(id.to_owned());
+            out.push(AgentEvent::Conversation(id.to_owned()));
+        }
+    }
+
+    pub(super) fn conversation(&self) -> Option<&str> {
+        self.conversation.as_deref()
+    }
+
+    /// `needs` comes back with the answer.
+    pub(super) fn ask(&mut self, input: Input, needs: String, out: &mut Vec<AgentEvent>) {
+        self.heard(out);
+        self.asked.insert(input.key.clone(), needs);
+        out.push(AgentEvent::InputAsked(input));
+    }
+
+    pub(super) fn needs(&self, key: &InputKey) -> Option<&str> {
+        self.asked.get(key).map(String::as_str)
+    }
+
+    /// An answer goes to the agent.
+    pub(super) fn answered(&mut self, key: &InputKey, out: &mut Vec<AgentEvent>) {
+        if self.asked.remove(key).is_some() {
+            out.push(AgentEvent::InputAnswered { key: key.clone() });
+        }
+    }
+
+    pub(super) fn withdrawn(&mut self, key: &InputKey, reason: &str, out: &mut Vec<AgentEvent>) {
+        if self.asked.remove(key).is_some() {
+            out.push(AgentEvent::InputWithdrawn {
+                key: key.clone(),
+                reason: reason.to_owned(),
+            });
+        }
+    }
+
+    pub(super) fn open_inputs(&self) -> impl Iterator<Item = &InputKey> {
+        self.asked.keys()
+    }
+
+    pub(super) fn interrupt(&mut self) {
+        self.interrupted = true;
+    }
+
+    pub(super) fn was_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
+    /// The turn is over, and with it what was open in it. A second end of the same turn is ignored.
+    pub(super) fn end(
+        &mut self,
+        outcome: Outcome,
+        usage: Option<TurnUsage>,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        if self.state == State::Ended {
+            return;
+        }
+        self.close_what_is_open("the turn is over", out);
+        self.state = State::Ended;
+        out.push(AgentEvent::Ended(Ending { outcome, usage }));
+        if self.queued > 0 {
+            self.queued -= 1;
+            self.begin(out);
+        }
+    }
+
+    pub(super) fn fail(&mut self, failure: Failure, out: &mut Vec<AgentEvent>) {
+        self.end(Outcome::Failed(failure), None, out);
+    }
+
+    /// The process is gone. Nothing that was queued will ever run.
+    pub(super) fn process_ended(
+        &mut self,
+        failure: impl FnOnce() -> Failure,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        self.queued = 0;
+        if self.state != State::Ended {
+            let outcome = Outcome::Failed(failure());
+            self.end(outcome, None, out);
+        }
+        self.close_what_is_open("the agent has ended", out);
+    }
+
+    fn close_what_is_open(&mut self, reason: &str, out: &mut Vec<AgentEvent>) {
+        for key in std::mem::take(&mut self.asked).into_keys() {
+            let reason = reason.to_owned();
+            out.push(AgentEvent::InputWithdrawn { key, reason });
+        }
+        for id in std::mem::take(&mut self.open_tools) {
+            self.ended_tools.insert(id.clone());
+            out.push(AgentEvent::ToolFinished { id, failed: true });
+        }
+    }
+}
+
+/// A permission that is bound to what a person will see. None when that is too much to be shown whole.
+pub(super) fn permission(
+    tool_name: &str,
+    arguments: &str,
+    description: &str,
+    can_allow_for_attempt: bool,
+) -> Option<Ask> {
+    if arguments.len() > ARGUMENTS_MAX {
+        return None;
+    }
+    let name = tool_name.trim();
+    Some(Ask::Permission(Permission {
+        tool_name: cut(if name.is_empty() { "tool" } else { name }, 256).to_owned(),
+        arguments: arguments.to_owned(),
+        digest: Sha256::digest(arguments.as_bytes()).into(),
+        description: cut(description, 4096).to_owned(),
+        can_allow_for_attempt,
+    }))
+}
+
+/// Said to an agent whose request nobody could be shown.
+pub(super) const TOO_LONG_TO_SHOW: &str = "the arguments are too long to be shown to a person, so nobody can allow them; make them smaller";
+
+/// At most `max` bytes, whole characters.
+pub(super) fn cut(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max.min(text.len()))]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::failure::FailureClass;
+    use super::*;
+
+    fn ended(events: &[AgentEvent]) -> usize {
+        let ends = events
+            .iter()
+            .filter(|event| matches!(event, AgentEvent::Ended(_)));
+        ends.count()
+    }
+
+    #[test]
+    fn a_turn_ends_once_and_closes_what_is_open() {
+        let (mut turn, mut out) = (Turn::default(), Vec::new());
+        turn.prompt_written(&mut out);
+        turn.tool_started("t", "Bash", &mut out);
+        turn.tool_started("t", "Bash", &mut out);
+        let ask = permission("Bash", "{}", "", false).unwrap();
+        let key = InputKey("k".to_owned());
+        let input = Input {
+            key: key.clone(),
+            tool_call_id: None,
+            ask,
+        };
+        turn.ask(input, String::new(), &mut out);
+        turn.end(Outcome::Interrupted, None, &mut out);
+        turn.end(Outcome::Result("late".to_owned()), None, &mut out);
+        assert_eq!(ended(&out), 1);
+        let withdrawn = AgentEvent::InputWithdrawn {
+            key,
+            reason: "the turn is over".to_owned(),
+        };
+        assert!(out.contains(&withdrawn));
+        let starts = out
+            .iter()
+            .filter(|event| matches!(event, AgentEvent::ToolStarted { .. }));
+        assert_eq!(starts.count(), 1);
+    }
+
+    #[test]
+    fn a_prompt_during_a_turn_has_a_turn_of_its_own() {
+        let (mut turn, mut out) = (Turn::default(), Vec::new());
+        turn.prompt_written(&mut out);
+        turn.prompt_written(&mut out);
+        turn.end(Outcome::Result(String::new()), None, &mut out);
+        assert!(turn.is_running());
+        turn.end(Outcome::Result(String::new()), None, &mut out);
+        turn.process_ended(|| Failure::new(FailureClass::NoResult, "no"), &mut out);
+        assert_eq!(ended(&out), 2);
+    }
+
+    #[test]
+    fn words_beside_a_message_do_not_become_the_result() {
+        let (mut turn, mut out) = (Turn::default(), Vec::new());
+        turn.prompt_written(&mut out);
+        turn.speak("Warning", None, &mut out);
+        turn.speak("Hel", Some("m"), &mut out);
+        turn.speak("lo", Some("m"), &mut out);
+        turn.speak("Warning", None, &mut out);
+        assert_eq!(turn.words(), "Hello");
+    }
+
+    #[test]
+    fn what_cannot_be_shown_whole_cannot_be_asked() {
+        assert!(permission("Bash", &"x".repeat(ARGUMENTS_MAX), "", false).is_some());
+        assert!(permission("Bash", &"x".repeat(ARGUMENTS_MAX + 1), "", false).is_none());
+    }
+}

@@ -1,0 +1,158 @@
+//! What a turn used. Agents count in different ways: some start anew with each turn, some never do; here it is always
+//! this turn's own.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Input without what came from a cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Tokens {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) cache_read: u64,
+    pub(crate) cache_write: u64,
+}
+
+impl Tokens {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+
+    /// What a running total has grown by. One that was set back counts as zero, never as a wrapped number.
+    pub(crate) fn since(self, before: Self) -> Self {
+        self.with(before, u64::saturating_sub)
+    }
+
+    fn with(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            input: join(self.input, other.input),
+            output: join(self.output, other.output),
+            cache_read: join(self.cache_read, other.cache_read),
+            cache_write: join(self.cache_write, other.cache_write),
+        }
+    }
+
+    /// By the names that this agent gives them.
+    pub(super) fn read(value: &Value, names: [&str; 4]) -> Self {
+        let [input, output, cache_read, cache_write] =
+            names.map(|name| value.get(name).and_then(Value::as_u64).unwrap_or(0));
+        Self {
+            input,
+            output,
+            cache_read,
+            cache_write,
+        }
+    }
+
+    /// The same for one that counts what came from a cache as input too.
+    pub(super) fn read_with_cached_input(value: &Value, names: [&str; 4]) -> Self {
+        let read = Self::read(value, names);
+        Self {
+            input: read
+                .input
+                .saturating_sub(read.cache_read)
+                .saturating_sub(read.cache_write),
+            ..read
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TurnUsage {
+    pub(crate) tokens: Tokens,
+    /// Absent when the agent names no price.
+    pub(crate) cost: Option<Dollars>,
+    pub(crate) model: Option<String>,
+    /// Requests to the model, where the agent counts them.
+    pub(crate) turns: u32,
+}
+
+/// US dollars, exact to the trillionth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Dollars {
+    trillionths: u64,
+}
+
+const TRILLION: u64 = 1_000_000_000_000;
+
+impl Dollars {
+    /// A JSON number. Not one that is negative, or that no bill has ever reached.
+    pub(crate) fn read(value: &Value) -> Option<Self> {
+        let number = value.as_f64().filter(|number| number.is_finite())?;
+        // Rust prints the shortest decimals that mean this very number: no exponent, no noise.
+        let text = number.to_string();
+        let (whole, fraction) = text.split_once('.').unwrap_or((&text, ""));
+        let fraction: String = fraction
+            .chars()
+            .chain("0".repeat(12).chars())
+            .take(12)
+            .collect();
+        let whole: u64 = whole.parse().ok()?;
+        let fraction: u64 = fraction.parse().ok()?;
+        let trillionths = whole.checked_mul(TRILLION)?.checked_add(fraction)?;
+        Some(Self { trillionths })
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            trillionths: self.trillionths.saturating_add(other.trillionths),
+        }
+    }
+
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            trillionths: self.trillionths.saturating_sub(before.trillionths),
+        }
+    }
+}
+
+/// At least two decimals.
+impl fmt::Display for Dollars {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fraction = format!("{:012}", self.trillionths % TRILLION);
+        let shown = fraction.trim_end_matches('0').len().max(2);
+        write!(
+            out,
+            "{}.{}",
+            self.trillionths / TRILLION,
+            &fraction[..shown]
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn money_is_exact() {
+        let dollars = |value: Value| Dollars::read(&value);
+        let shown = |value: Value| dollars(value).map(|dollars| dollars.to_string());
+        assert_eq!(shown(json!(0)).as_deref(), Some("0.00"));
+        assert_eq!(shown(json!(0.000728)).as_deref(), Some("0.000728"));
+        assert_eq!(shown(json!(7.28e-6)).as_deref(), Some("0.00000728"));
+        assert_eq!(shown(json!(12.5)).as_deref(), Some("12.50"));
+        for nonsense in [json!(-1), json!("1"), json!(null), json!(1e300)] {
+            assert_eq!(shown(nonsense), None);
+        }
+        let twice = dollars(json!(0.001456)).unwrap();
+        let once = twice.since(dollars(json!(0.000728)).unwrap());
+        assert_eq!(once.to_string(), "0.000728");
+        assert_eq!(once.plus(once), twice);
+        assert_eq!(once.since(twice), Dollars::default());
+    }
+
+    #[test]
+    fn a_total_that_was_set_back_is_no_huge_number() {
+        let names = ["i", "o", "r", "w"];
+        let before = Tokens::read(&json!({"i": 5, "o": 5}), names);
+        let after = Tokens::read(&json!({"i": 9, "o": 1, "r": "x"}), names);
+        let grown = after.since(before);
+        assert_eq!((grown.input, grown.output, grown.cache_read), (4, 0, 0));
+        let cached = Tokens::read_with_cached_input(&json!({"i": 312, "r": 200}), names);
+        assert_eq!((cached.input, cached.cache_read), (112, 200));
+    }
+}
