@@ -151,7 +151,7 @@ fn not_started(error: &RelayError) -> CliError {
     let text = error.to_string();
     let (what, hint) = text.split_once("; ").unwrap_or((&text, ""));
     let mut story = Story {
-        what: what.to_owned(),
+        what: coded(error.code(), what),
         why: String::new(),
         hint: hint.to_owned(),
     };
@@ -162,6 +162,11 @@ fn not_started(error: &RelayError) -> CliError {
             .clone_into(&mut story.hint);
     }
     CliError::Usage(story)
+}
+
+/// What happened, behind the word that programs know it by.
+fn coded(code: Option<&str>, what: &str) -> String {
+    code.map_or_else(|| what.to_owned(), |code| format!("[{code}] {what}"))
 }
 
 /// Other commands with the same data directory find the relay by this file.

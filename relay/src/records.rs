@@ -2,6 +2,9 @@
 //!
 //! The only file that encodes or decodes a record. Recovery and ordinary reads use the same path.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use baton_core::Recovered;

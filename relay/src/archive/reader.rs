@@ -12,9 +12,12 @@ use super::fault::{ArchiveFault, Damage};
 use super::frame::{BODY_MAX, FRAME_HEAD, FrameHead, FrameKind, MAGIC};
 use super::item::{Head, Item, Trailer};
 use super::writer::hex;
+use crate::store::Schema;
 
 #[derive(Debug)]
 pub struct ArchiveReader<R> {
+    /// Records of older ones are brought up to it.
+    schema: Schema,
     frames: Frames<R>,
     head: Head,
     /// What was counted so far.
@@ -35,6 +38,10 @@ struct Frames<R> {
 impl<R: Read> ArchiveReader<R> {
     /// Reads the head.
     pub fn open(input: R) -> Result<Self, ArchiveFault> {
+        Self::open_as(input, Schema::CURRENT)
+    }
+
+    pub(super) fn open_as(input: R, schema: Schema) -> Result<Self, ArchiveFault> {
         let mut frames = Frames {
             input,
             hash: Sha256::new(),
@@ -52,6 +59,7 @@ impl<R: Read> ArchiveReader<R> {
             ..Trailer::default()
         };
         Ok(Self {
+            schema,
             frames,
             head,
             counted,
@@ -97,7 +105,18 @@ impl<R: Read> ArchiveReader<R> {
         }
         let item = Item::decode(kind, &body).ok_or(Damage::Inconsistent("a frame is malformed"))?;
         self.counted.count(&item);
-        Ok(Some(item))
+        self.bring_up(item).map(Some)
+    }
+
+    fn bring_up(&self, item: Item) -> Result<Item, Damage> {
+        let Item::Put { key, body } = item else {
+            return Ok(item);
+        };
+        let body = self.schema.bring_up(self.head.schema, &key, body);
+        let body = body.map_err(|_| {
+            Damage::Inconsistent("a record in it cannot be brought to this version's schema")
+        })?;
+        Ok(Item::Put { key, body })
     }
 
     fn finish(&mut self, body: &[u8], before: Sha256) -> Result<Trailer, Damage> {

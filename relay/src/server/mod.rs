@@ -392,3 +392,23 @@ pub enum RelayError {
     )]
     Stopped,
 }
+
+impl RelayError {
+    /// A stable word for programs, where there is one.
+    pub fn code(&self) -> Option<&'static str> {
+        match self {
+            Self::Store(error) | Self::Import(ImportError::Store(error)) => Some(error.code()),
+            Self::Config(_)
+            | Self::Listen { .. }
+            | Self::Data { .. }
+            | Self::Records(_)
+            | Self::Import(_)
+            | Self::Output(_)
+            | Self::Telemetry(_)
+            | Self::Tls(_)
+            | Self::Reflection(_)
+            | Self::Serve(_)
+            | Self::Stopped => None,
+        }
+    }
+}

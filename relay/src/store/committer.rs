@@ -87,7 +87,7 @@ impl Committer {
         for change in group.iter().flat_map(|append| &append.changes) {
             entry.push(change);
         }
-        careful(|| entry.write(&self.shared.disk.journal, first))
+        careful(|| entry.write(&self.shared.disk.journal, self.shared.config.schema, first))
             .map_err(|error| write_failed(&error))?;
         self.shared.disk.make_durable()?;
         let bytes: usize = group.iter().map(|append| append.bytes).sum();

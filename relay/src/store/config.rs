@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::Fatal;
 use super::disk::{self, SyncCall};
+use super::schema::Schema;
 
 /// No value in sled is longer: sled moves large leaves to blob files that it never syncs, and a leaf holds up to 17 values.
 pub(super) const MAX_VALUE: usize = 4_000;
@@ -16,8 +17,8 @@ pub(super) const MAX_VALUE: usize = 4_000;
 pub const MAX_ENTRY: usize = 1 << 20;
 /// Most appends that share one journal entry.
 pub(super) const MAX_GROUP: usize = 256;
-/// The newest record format that this version reads and writes.
-pub const SCHEMA: u16 = 1;
+/// The record format that this version writes; it reads all before it.
+pub const SCHEMA: u16 = Schema::CURRENT.number();
 
 /// How to open a store.
 #[derive(Clone)]
@@ -42,6 +43,8 @@ pub struct StoreConfig {
     pub told_bytes: u64,
     /// Called once when a write or sync failed. The default aborts the process.
     pub on_fatal: FatalHook,
+    /// The shape of records; tests of a migration give one that is not this version's.
+    pub schema: Schema,
     pub(super) sync: SyncCall,
 }
 
@@ -58,6 +61,7 @@ impl StoreConfig {
             apply_after: Duration::from_millis(400),
             told_bytes: 2 << 30,
             on_fatal: FatalHook::abort(),
+            schema: Schema::CURRENT,
             sync: disk::fdatasync(),
         }
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::records::Records;
+use super::schema::Schema;
 use super::{Fatal, OpenError};
 
 /// The sync that an acknowledgement waits for; a test can hold it or make it fail.
@@ -21,8 +22,13 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    pub(super) fn new(db: sled::Db, file: File, sync: SyncCall) -> Result<Self, sled::Error> {
-        let records = Records::new(db.open_tree("records")?);
+    pub(super) fn new(
+        db: sled::Db,
+        file: File,
+        schema: Schema,
+        sync: SyncCall,
+    ) -> Result<Self, sled::Error> {
+        let records = Records::new(db.open_tree("records")?, schema);
         let journal = db.open_tree("journal")?;
         Ok(Self {
             db,

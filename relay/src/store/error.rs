@@ -48,9 +48,15 @@ pub enum OpenError {
     #[error("the record {what} is unreadable; restore a backup, or start with --accept-loss")]
     MetaUnreadable { what: &'static str },
     #[error(
-        "the data was written by a newer version (format {found}, this one reads {known}); use that version"
+        "the data has the schema {found} of a newer version, and this one knows only {known}; nothing was changed: start \
+         the newer version again, or go back with `baton import` of an export that was made before the upgrade"
     )]
     NewerSchema { found: u16, known: u16 },
+    #[error(
+        "a change that is only in the journal cannot be brought from schema {from} to {known}; nothing was changed: \
+         start the version that wrote it, stop it in good order, which empties the journal, and upgrade then"
+    )]
+    Unmigratable { from: u16, known: u16 },
     #[error(
         "the database does not open: {reason}; restore a backup with `baton import`, or move {dir} away to start empty"
     )]
@@ -79,6 +85,7 @@ impl OpenError {
             Self::ForeignWatermark { .. } => "store_foreign_watermark",
             Self::MetaUnreadable { .. } => "store_meta_unreadable",
             Self::NewerSchema { .. } => "store_newer_schema",
+            Self::Unmigratable { .. } => "store_unmigratable",
             Self::Damaged { .. } => "store_damaged",
             Self::DamagedPage => "store_damaged_page",
             Self::NotThere { .. } => "store_not_there",
@@ -97,6 +104,7 @@ impl OpenError {
             Self::Locked { .. }
             | Self::Io { .. }
             | Self::NewerSchema { .. }
+            | Self::Unmigratable { .. }
             | Self::Damaged { .. }
             | Self::DamagedPage
             | Self::NotThere { .. }
@@ -121,8 +129,10 @@ pub enum Unreadable {
     Checksum,
     #[error("it is shorter than its header")]
     Short,
-    #[error("it has the newer format {0}")]
+    #[error("it has the newer schema {0}")]
     NewerSchema(u16),
+    #[error("it cannot be brought up from schema {0}")]
+    Step(u16),
     #[error("a part of it is missing or of another write")]
     Parts,
     #[error("the page of the database on which it stands is damaged")]

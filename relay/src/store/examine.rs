@@ -10,13 +10,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::config::SCHEMA;
 use super::disk::{Disk, damaged};
 use super::journal::{Entries, JournalError};
 use super::keep::Kept;
+use super::migrate::Standing;
 use super::overlay::Overlay;
 use super::preflight::{self, Places, io_error};
 use super::recover::{Facts, Start, Tail};
+use super::schema::Schema;
 use super::walk::Walk;
 use super::watermark::Mark;
 use super::{CommitSeq, Key, KeyRange, MetaKey, OpenError, StoreConfig, Unreadable};
@@ -107,7 +108,7 @@ fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
     let disk = open_disk(config, places, None)?;
     let overlay = Overlay::default();
     let stored = number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
-    let (tail, mut damaged_pages) = read_journal(&disk, places, stored)?;
+    let (tail, mut damaged_pages) = read_journal(&disk, config.schema, places, stored)?;
     if places.damage_note.exists() {
         damaged_pages += damaged_record_pages(&disk).map_err(broken)?;
     }
@@ -119,6 +120,7 @@ fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
         schema: number(&overlay, &disk, MetaKey::Schema).map_err(broken)?,
         incarnation: identity(&overlay, &disk).map_err(broken)?,
         relay_epoch: number(&overlay, &disk, MetaKey::RelayEpoch).map_err(broken)?,
+        stands: standing(&overlay, &disk).map_err(broken)?,
     };
     Ok(Found {
         overlay,
@@ -131,6 +133,7 @@ fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
 
 fn read_journal(
     disk: &Disk,
+    schema: Schema,
     places: &Places,
     applied: Fact<u64>,
 ) -> Result<(Tail, u64), OpenError> {
@@ -138,10 +141,14 @@ fn read_journal(
         JournalError::Sled(error) => damaged(&places.sled, error),
         JournalError::NewerSchema(found) => OpenError::NewerSchema {
             found,
-            known: SCHEMA,
+            known: schema.number(),
+        },
+        JournalError::Step(from) => OpenError::Unmigratable {
+            from,
+            known: schema.number(),
         },
     };
-    let mut entries = Entries::all(&disk.journal);
+    let mut entries = Entries::all(&disk.journal, schema);
     let mut met = entries.next().map_err(failed)?;
     // An unreadable record is a loss; if that is accepted, the journal is taken from its beginning.
     let lowest = met.as_ref().map_or(0, |met| met.first.0.saturating_sub(1));
@@ -189,7 +196,7 @@ fn open_disk(
         .flush_every_ms(flush_every_ms);
     let db = open_sled(&options, places)?;
     let file = File::open(places.db_file()).map_err(io_error("open", &places.db_file()))?;
-    let disk = Disk::new(db, file, Arc::clone(&config.sync));
+    let disk = Disk::new(db, file, config.schema, Arc::clone(&config.sync));
     disk.map_err(|error| damaged(&places.sled, error))
 }
 
@@ -222,6 +229,12 @@ fn number(overlay: &Overlay, disk: &Disk, key: MetaKey) -> sled::Result<Fact<u64
         let bytes = body.map(|body| <[u8; 8]>::try_from(&*body).map_err(|_| Unreadable::Short));
         Ok(bytes.transpose()?.map(u64::from_be_bytes))
     }))
+}
+
+/// Nothing where it cannot be read: the way is then gone once more from its beginning, which changes nothing.
+fn standing(overlay: &Overlay, disk: &Disk) -> sled::Result<Option<Standing>> {
+    let body = meta(overlay, disk, MetaKey::Migration)?;
+    Ok(body.ok().flatten().and_then(|body| Standing::read(&body)))
 }
 
 fn identity(overlay: &Overlay, disk: &Disk) -> sled::Result<Fact<Uuid>> {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::config::MAX_VALUE;
 use super::overlay::RawChange;
+use super::schema::Schema;
 use super::value::{MAX_SEALED, seal, unseal};
 use super::walk::Walk;
 use super::{CommitSeq, Unreadable};
@@ -59,14 +60,20 @@ impl Encoder {
     }
 
     /// Writes the entry, part by part. It counts only once all parts are durable.
-    pub(super) fn write(mut self, tree: &sled::Tree, first: CommitSeq) -> sled::Result<()> {
+    pub(super) fn write(
+        mut self,
+        tree: &sled::Tree,
+        schema: Schema,
+        first: CommitSeq,
+    ) -> sled::Result<()> {
         let crc = crc32fast::hash(&self.bytes[4..]);
         self.bytes[..4].copy_from_slice(&crc.to_be_bytes());
         let count = u16::try_from(self.bytes.len().div_ceil(PIECE))
             .expect("an entry is limited to little over 1 MiB, which is under 300 parts");
         for (index, piece) in (0_u16..).zip(self.bytes.chunks(PIECE)) {
             let key = part_key(first, index);
-            tree.insert(key, seal(&key, &count.to_be_bytes(), piece))?;
+            let value = seal(schema.number(), &key, &count.to_be_bytes(), piece);
+            tree.insert(key, value)?;
         }
         Ok(())
     }
@@ -79,11 +86,15 @@ pub(super) enum JournalError {
     Sled(sled::Error),
     #[error("the journal was written by a newer version (format {0})")]
     NewerSchema(u16),
+    #[error("a change in the journal cannot be brought up from format {0}")]
+    Step(u16),
 }
 
 /// Entries of the tree one by one, in order, whole or not. Steps past damaged pages and counts them.
 pub(super) struct Entries<'a> {
     walk: Walk<'a>,
+    /// What is read is brought up to it.
+    schema: Schema,
     /// The first part of the entry behind the one that was given last.
     ahead: Option<(CommitSeq, Option<Part>)>,
     pub(super) damaged_pages: u64,
@@ -92,18 +103,24 @@ pub(super) struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    pub(super) fn all(tree: &'a sled::Tree) -> Self {
-        Self::between(tree, CommitSeq(0), CommitSeq(u64::MAX))
+    pub(super) fn all(tree: &'a sled::Tree, schema: Schema) -> Self {
+        Self::between(tree, schema, CommitSeq(0), CommitSeq(u64::MAX))
     }
 
     /// Entries that begin in the range, both ends included.
-    pub(super) fn between(tree: &'a sled::Tree, from: CommitSeq, to: CommitSeq) -> Self {
+    pub(super) fn between(
+        tree: &'a sled::Tree,
+        schema: Schema,
+        from: CommitSeq,
+        to: CommitSeq,
+    ) -> Self {
         let bounds = (
             Bound::Included(part_key(from, 0).to_vec()),
             Bound::Included(part_key(to, u16::MAX).to_vec()),
         );
         Self {
             walk: Walk::new(tree, bounds, false),
+            schema,
             ahead: None,
             damaged_pages: 0,
             too_long: 0,
@@ -126,7 +143,10 @@ impl<'a> Entries<'a> {
             }
             parts.push(part);
         }
-        let entry = join(first, parts);
+        let entry = match join(first, parts) {
+            Some((schema, entry)) => Some(self.bring_up(schema, entry)?),
+            None => None,
+        };
         Ok(Some(Met { first, entry }))
     }
 
@@ -138,21 +158,44 @@ impl<'a> Entries<'a> {
             };
             self.too_long += u64::from(value.len() > MAX_VALUE);
             if let Some((first, index)) = split_part_key(&key) {
-                return Ok(Some((first, read_part(&key, index, &value)?)));
+                return Ok(Some((first, self.read_part(&key, index, &value)?)));
             }
         }
         Ok(None)
     }
-}
 
-fn read_part(key: &[u8], index: u16, value: &[u8]) -> Result<Option<Part>, JournalError> {
-    match unseal(key, value) {
-        Ok(sealed) => Ok(Part::read(index, sealed)),
-        // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
-        Err(Unreadable::NewerSchema(newer)) => Err(JournalError::NewerSchema(newer)),
-        Err(Unreadable::Checksum | Unreadable::Short | Unreadable::Parts | Unreadable::Page) => {
-            Ok(None)
+    fn read_part(
+        &self,
+        key: &[u8],
+        index: u16,
+        value: &[u8],
+    ) -> Result<Option<Part>, JournalError> {
+        match unseal(self.schema.number(), key, value) {
+            Ok((schema, sealed)) => Ok(Part::read(schema, index, sealed)),
+            // Not damage: to drop it as a torn tail would destroy what a newer version wrote.
+            Err(Unreadable::NewerSchema(newer)) => Err(JournalError::NewerSchema(newer)),
+            Err(
+                Unreadable::Checksum
+                | Unreadable::Short
+                | Unreadable::Parts
+                | Unreadable::Page
+                | Unreadable::Step(_),
+            ) => Ok(None),
         }
+    }
+
+    /// An entry is cut from the journal once its changes are records: one that cannot be brought up must not be passed over.
+    fn bring_up(&self, from: u16, mut entry: Entry) -> Result<Entry, JournalError> {
+        if from < self.schema.number() {
+            for change in &mut entry.changes {
+                let Some(body) = change.body.take() else {
+                    continue;
+                };
+                let body = self.schema.bring_up_raw(from, &change.key, body);
+                change.body = Some(body.map_err(|_| JournalError::Step(from))?);
+            }
+        }
+        Ok(entry)
     }
 }
 
@@ -169,15 +212,17 @@ pub(super) fn remove(tree: &sled::Tree, from: CommitSeq, to: CommitSeq) -> sled:
 
 #[derive(Debug)]
 struct Part {
+    schema: u16,
     index: u16,
     count: u16,
     piece: Vec<u8>,
 }
 
 impl Part {
-    fn read(index: u16, sealed: &[u8]) -> Option<Self> {
+    fn read(schema: u16, index: u16, sealed: &[u8]) -> Option<Self> {
         let (count, piece) = sealed.split_first_chunk::<PART_HEAD>()?;
         Some(Self {
+            schema,
             index,
             count: u16::from_be_bytes(*count),
             piece: piece.to_vec(),
@@ -185,17 +230,19 @@ impl Part {
     }
 }
 
-fn join(first: CommitSeq, parts: Vec<Option<Part>>) -> Option<Entry> {
+/// The entry and the schema that it was written with.
+fn join(first: CommitSeq, parts: Vec<Option<Part>>) -> Option<(u16, Entry)> {
     let mut bytes = Vec::with_capacity(parts.len() * PIECE);
-    let count = parts.len();
+    let (count, mut schema) = (parts.len(), 0);
     for (index, part) in parts.into_iter().enumerate() {
         let part = part?;
         if usize::from(part.index) != index || usize::from(part.count) != count {
             return None;
         }
+        schema = part.schema;
         bytes.extend_from_slice(&part.piece);
     }
-    decode(first, bytes.into())
+    decode(first, bytes.into()).map(|entry| (schema, entry))
 }
 
 fn decode(first: CommitSeq, bytes: Bytes) -> Option<Entry> {

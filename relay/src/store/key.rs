@@ -66,6 +66,9 @@ pub enum MetaKey {
     /// Anything: what is here goes on from a history whose end is not known, by an import or because a loss was
     /// accepted. Lives until the caller has drawn its conclusions.
     Inherited = 4,
+    /// u16: the schema that all records have, or are being brought to; then the key of the last one that was, while it
+    /// goes on. Absent in schema 1.
+    Migration = 5,
 }
 
 /// The second part of a key: what kind of record it names.
@@ -120,12 +123,13 @@ impl Kind {
 }
 
 impl MetaKey {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Schema,
         Self::Incarnation,
         Self::RelayEpoch,
         Self::Applied,
         Self::Inherited,
+        Self::Migration,
     ];
 }
 

@@ -15,6 +15,7 @@ mod keep;
 mod key;
 mod look;
 mod marker;
+mod migrate;
 mod open;
 mod overlay;
 mod pins;
@@ -24,6 +25,7 @@ mod queue;
 mod reader;
 mod records;
 mod recover;
+mod schema;
 mod tell;
 mod value;
 mod verify;
@@ -44,7 +46,9 @@ pub use config::{FatalHook, MAX_ENTRY, SCHEMA, StoreConfig};
 pub use error::{AppendError, Fatal, OpenError, ReadError, Stopped, Unreadable};
 pub use key::{BadKeyText, Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
 pub use look::Looked;
+pub use migrate::Migrated;
 pub use reader::Store;
+pub use schema::{Schema, Step};
 pub use tell::{TellError, Told};
 pub use verify::Verified;
 pub use weigh::Weight;
@@ -119,6 +123,8 @@ pub struct Recovery {
     pub blob_files: u64,
     /// Set when acknowledged changes are missing and that was accepted.
     pub accepted_loss: Option<String>,
+    /// Set when records of an older schema were brought to this version's.
+    pub migrated: Option<Migrated>,
 }
 
 /// One page of records.

@@ -10,12 +10,12 @@ use tokio::sync::{Notify, watch};
 use super::apply::Applier;
 use super::careful::careful;
 use super::committer::{Committer, Shared};
-use super::config::SCHEMA;
 use super::disk::write_failed;
 use super::examine::{Examined, Found, examine, open_for_good};
 use super::journal;
 use super::keep::Kept;
 use super::marker::Marker;
+use super::migrate::{Migration, Standing};
 use super::overlay::RawChange;
 use super::pins::Pins;
 use super::preflight::{self, Places, io_error};
@@ -98,7 +98,7 @@ fn begin(
     found: Found,
     start: &Start,
     beside: Beside,
-    recovery: Recovery,
+    mut recovery: Recovery,
 ) -> Result<Opened, OpenError> {
     let disk = open_for_good(&config, &beside.places)?;
     preflight::sync_names(&beside.places)?;
@@ -119,6 +119,7 @@ fn begin(
         durable: sender,
         relay_epoch: start.relay_epoch,
     };
+    let migration = Migration::due(shared.config.schema, found.facts.stands);
     let last = count_start(&committer, start)?;
     let mut marker = Marker {
         shared: Arc::clone(&shared),
@@ -130,10 +131,15 @@ fn begin(
     let threads = spawn(committer, applier, marker)?;
     let store = Store::new(Arc::clone(&shared), durable);
     let inherited = !matches!(store.get(&Key::Meta(MetaKey::Inherited)), Ok(None));
+    let mut journal = Journal::new(shared, last, threads);
+    recovery.migrated = migration
+        .filter(|_| !start.fresh)
+        .map(|migration| migration.run(&store, &mut journal))
+        .transpose()?;
     Ok(Opened {
         store,
         inherited,
-        journal: Journal::new(shared, last, threads),
+        journal,
         incarnation: start.incarnation,
         relay_epoch: start.relay_epoch,
         fresh: start.fresh,
@@ -168,8 +174,9 @@ fn take_over(
 /// The first entry of this start. It rides in the journal, so that the watermark vouches for the epoch as well.
 fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal> {
     let seq = CommitSeq(start.base.0 + 1);
+    let schema = committer.shared.config.schema.number();
     let mut facts = vec![
-        (MetaKey::Schema, u64::from(SCHEMA).to_be_bytes().to_vec()),
+        (MetaKey::Schema, u64::from(schema).to_be_bytes().to_vec()),
         (MetaKey::Incarnation, start.incarnation.as_bytes().to_vec()),
         (
             MetaKey::RelayEpoch,
@@ -179,6 +186,10 @@ fn count_start(committer: &Committer, start: &Start) -> Result<CommitSeq, Fatal>
     // With the first entry of the new history, or a crash before the caller's conclusions would lose the fact.
     if start.loss.is_some() || committer.shared.config.inherited {
         facts.push((MetaKey::Inherited, vec![1]));
+    }
+    // Nothing in a new directory is older.
+    if start.fresh && schema > 1 {
+        facts.push((MetaKey::Migration, Standing::done(schema).body()));
     }
     let changes: Vec<RawChange> = facts
         .into_iter()

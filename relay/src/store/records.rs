@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use sled::IVec;
 
 use super::careful::careful;
+use super::schema::Schema;
 use super::value::{Chunk, chunk_key, chunks, split_chunk_key};
 use super::{CommitSeq, Unreadable};
 
@@ -16,15 +17,18 @@ pub(super) struct Records {
     pub(super) tree: sled::Tree,
     /// By how many bytes of keys and values the tree has grown since it was opened.
     grown: Arc<AtomicI64>,
+    /// What is written is of this one; what is read is brought up to it.
+    schema: Schema,
 }
 
 /// What stands under a key: outer errors are sled's, inner ones concern this record only.
 pub(super) type Found = Result<Option<Bytes>, Unreadable>;
 
 impl Records {
-    pub(super) fn new(tree: sled::Tree) -> Self {
+    pub(super) fn new(tree: sled::Tree, schema: Schema) -> Self {
         Self {
             tree,
+            schema,
             grown: Arc::default(),
         }
     }
@@ -35,7 +39,7 @@ impl Records {
 
     pub(super) fn put(&self, key: &[u8], seq: CommitSeq, body: &Bytes) -> sled::Result<()> {
         let (mut written, mut before) = (0, None);
-        for (index, (key, value)) in (0_u16..).zip(chunks(key, seq, body)) {
+        for (index, (key, value)) in (0_u16..).zip(chunks(self.schema.number(), key, seq, body)) {
             let (key_len, len) = (key.len(), value.len());
             let old = self.tree.insert(key, value)?;
             let replaced = old.as_ref().map_or(0, |old| weight(key_len, old.len()));
@@ -56,7 +60,9 @@ impl Records {
     /// Removes the pieces of an older, longer value from number `from` on.
     fn drop_chunks(&self, key: &[u8], from: u16, before: Option<IVec>) -> sled::Result<()> {
         let Some(before) = before else { return Ok(()) };
-        let count = Chunk::read(&chunk_key(key, 0), &before).map(|chunk| chunk.count);
+        let count = self
+            .chunk(&chunk_key(key, 0), &before)
+            .map(|chunk| chunk.count);
         // An unreadable first piece does not say how many follow it.
         let Ok(count) = count else {
             return self.drop_by_scan(key, from);
@@ -94,11 +100,21 @@ impl Records {
             Ok(None) => return Ok(Ok(None)),
             Err(why) => return Ok(Err(why)),
         };
-        match Chunk::read(&first_key, &first) {
-            Ok(chunk) if chunk.count == 1 => Ok(Ok(Some(Bytes::copy_from_slice(chunk.body)))),
+        match self.chunk(&first_key, &first) {
+            Ok(chunk) if chunk.count == 1 => Ok(self.whole(key, &chunk)),
             Ok(chunk) => Ok(self.join(key, &chunk)?.map(Some)),
             Err(why) => Ok(Err(why)),
         }
+    }
+
+    fn chunk<'a>(&self, raw_key: &[u8], value: &'a [u8]) -> Result<Chunk<'a>, Unreadable> {
+        Chunk::read(self.schema.number(), raw_key, value)
+    }
+
+    /// A record of one piece.
+    fn whole(&self, key: &[u8], chunk: &Chunk<'_>) -> Found {
+        let body = Bytes::copy_from_slice(chunk.body);
+        self.schema.bring_up_raw(chunk.schema, key, body).map(Some)
     }
 
     /// A value read from a scan of the tree; `None` for a later piece of a record that was already met.
@@ -117,11 +133,12 @@ impl Records {
         if last == Some(key) {
             return Ok(None);
         }
-        let whole = Chunk::read(raw_key, value)
+        let whole = self
+            .chunk(raw_key, value)
             .ok()
             .filter(|chunk| index == 0 && chunk.count == 1);
         let found = match whole {
-            Some(chunk) => Ok(Some(Bytes::copy_from_slice(chunk.body))),
+            Some(chunk) => self.whole(key, &chunk),
             None => self
                 .get(key)?
                 .and_then(|body| body.map(Some).ok_or(Unreadable::Parts)),
@@ -138,7 +155,7 @@ impl Records {
                 Ok(None) => return Ok(Err(Unreadable::Parts)),
                 Err(why) => return Ok(Err(why)),
             };
-            match Chunk::read(&raw_key, &value) {
+            match self.chunk(&raw_key, &value) {
                 Ok(chunk) if (chunk.count, chunk.seq) == (first.count, first.seq) => {
                     body.extend_from_slice(chunk.body);
                 }
@@ -146,7 +163,8 @@ impl Records {
                 Err(why) => return Ok(Err(why)),
             }
         }
-        Ok(Ok(body.freeze()))
+        let whole = self.schema.bring_up_raw(first.schema, key, body.freeze());
+        Ok(whole)
     }
 
     fn piece(&self, raw_key: &[u8]) -> sled::Result<Result<Option<IVec>, Unreadable>> {

@@ -3,8 +3,8 @@
 
 use uuid::Uuid;
 
-use super::config::SCHEMA;
 use super::journal::{Entry, Met};
+use super::migrate::Standing;
 use super::watermark::Mark;
 use super::{CommitSeq, OpenError, StoreConfig, Unreadable};
 
@@ -80,6 +80,8 @@ pub(super) struct Facts {
     pub(super) schema: Result<Option<u64>, Unreadable>,
     pub(super) incarnation: Result<Option<Uuid>, Unreadable>,
     pub(super) relay_epoch: Result<Option<u64>, Unreadable>,
+    /// Where it stands between two schemas.
+    pub(super) stands: Option<Standing>,
 }
 
 /// How this start goes on.
@@ -101,7 +103,7 @@ impl Facts {
         mark: Option<Mark>,
         config: &StoreConfig,
     ) -> Result<Start, OpenError> {
-        self.check_schema()?;
+        self.check_schema(config.schema.number())?;
         let acknowledged = mark.map_or(CommitSeq::default(), |mark| mark.seq);
         match self.find_loss(tail, mark) {
             Some(loss) if !config.accept_loss => Err(loss),
@@ -131,21 +133,20 @@ impl Facts {
         self.relay_epoch.ok().flatten().unwrap_or(0) + 1
     }
 
-    fn check_schema(&self) -> Result<(), OpenError> {
+    fn check_schema(&self, known: u16) -> Result<(), OpenError> {
         let newer = match self.schema {
-            Ok(Some(found)) => u16::try_from(found).ok().filter(|found| *found > SCHEMA),
+            Ok(Some(found)) => u16::try_from(found).ok().filter(|found| *found > known),
             Err(Unreadable::NewerSchema(found)) => Some(found),
             Ok(None)
             | Err(
-                Unreadable::Checksum | Unreadable::Short | Unreadable::Parts | Unreadable::Page,
+                Unreadable::Checksum
+                | Unreadable::Short
+                | Unreadable::Parts
+                | Unreadable::Page
+                | Unreadable::Step(_),
             ) => None,
         };
-        newer.map_or(Ok(()), |found| {
-            Err(OpenError::NewerSchema {
-                found,
-                known: SCHEMA,
-            })
-        })
+        newer.map_or(Ok(()), |found| Err(OpenError::NewerSchema { found, known }))
     }
 
     fn find_loss(&self, tail: &Tail, mark: Option<Mark>) -> Option<OpenError> {

@@ -52,14 +52,15 @@ impl Store {
         // A record may have been read before its commit was durable; nothing may be told that could still be lost.
         let read = self.appended();
         if self.durable() < read {
-            self.wait_for(read)?;
+            self.wait_until(read)?;
         }
         let head = self.durable();
         self.tell_changes(&pin, head, &mut listener)?;
         Ok(head)
     }
 
-    fn wait_for(&self, seq: CommitSeq) -> Result<(), Stopped> {
+    /// The same as [`Store::wait_durable`] for a thread outside a runtime.
+    pub(super) fn wait_until(&self, seq: CommitSeq) -> Result<(), Stopped> {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime
             .map_err(|_| Stopped)?
@@ -102,7 +103,8 @@ impl Store {
         }
         let mut at = pin.from;
         let from = CommitSeq(at.0 + 1);
-        let mut entries = Entries::between(&self.shared.disk.journal, from, head);
+        let schema = self.shared.config.schema;
+        let mut entries = Entries::between(&self.shared.disk.journal, schema, from, head);
         while at < head {
             let entry = next_entry(&mut entries, at).map_err(|after| {
                 if pin.holds() {
@@ -131,6 +133,6 @@ fn next_entry(entries: &mut Entries<'_>, at: CommitSeq) -> Result<Entry, CommitS
             tracing::error!(%error, "the journal cannot be read");
             Err(at)
         }
-        Err(JournalError::NewerSchema(_)) => Err(at),
+        Err(JournalError::NewerSchema(_) | JournalError::Step(_)) => Err(at),
     }
 }

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::config::{MAX_VALUE, SCHEMA};
+use super::config::MAX_VALUE;
 use super::{CommitSeq, Unreadable};
 
 const SEAL: usize = 2 + 4;
@@ -14,9 +14,9 @@ const CHUNK: usize = MAX_VALUE - SEAL - CHUNK_HEAD;
 pub(super) const MAX_SEALED: usize = MAX_VALUE - SEAL;
 
 /// Wraps a body for storage under `key`.
-pub(super) fn seal(key: &[u8], head: &[u8], body: &[u8]) -> Vec<u8> {
+pub(super) fn seal(schema: u16, key: &[u8], head: &[u8], body: &[u8]) -> Vec<u8> {
     let mut value = Vec::with_capacity(SEAL + head.len() + body.len());
-    value.extend_from_slice(&SCHEMA.to_be_bytes());
+    value.extend_from_slice(&schema.to_be_bytes());
     value.extend_from_slice(&[0; 4]);
     value.extend_from_slice(head);
     value.extend_from_slice(body);
@@ -25,16 +25,20 @@ pub(super) fn seal(key: &[u8], head: &[u8], body: &[u8]) -> Vec<u8> {
     value
 }
 
-/// The body of a value found under `key`.
-pub(super) fn unseal<'a>(key: &[u8], value: &'a [u8]) -> Result<&'a [u8], Unreadable> {
+/// The body of a value found under `key`, and the schema that it was written with, which is at most `known`.
+pub(super) fn unseal<'a>(
+    known: u16,
+    key: &[u8],
+    value: &'a [u8],
+) -> Result<(u16, &'a [u8]), Unreadable> {
     let (head, body) = value.split_at_checked(SEAL).ok_or(Unreadable::Short)?;
     let crc = u32::from_be_bytes([head[2], head[3], head[4], head[5]]);
     if checksum(key, value) != crc {
         return Err(Unreadable::Checksum);
     }
     match u16::from_be_bytes([head[0], head[1]]) {
-        newer if newer > SCHEMA => Err(Unreadable::NewerSchema(newer)),
-        _known => Ok(body),
+        newer if newer > known => Err(Unreadable::NewerSchema(newer)),
+        schema => Ok((schema, body)),
     }
 }
 
@@ -50,21 +54,27 @@ fn checksum(key: &[u8], value: &[u8]) -> u32 {
 /// sequence number of the write tells the pieces of two writes apart.
 #[derive(Debug)]
 pub(super) struct Chunk<'a> {
+    pub(super) schema: u16,
     pub(super) count: u16,
     pub(super) seq: CommitSeq,
     pub(super) body: &'a [u8],
 }
 
 impl<'a> Chunk<'a> {
-    pub(super) fn read(key: &[u8], value: &'a [u8]) -> Result<Self, Unreadable> {
-        let sealed = unseal(key, value)?;
+    pub(super) fn read(known: u16, key: &[u8], value: &'a [u8]) -> Result<Self, Unreadable> {
+        let (schema, sealed) = unseal(known, key, value)?;
         let (count, rest) = sealed.split_first_chunk::<2>().ok_or(Unreadable::Short)?;
         let (seq, body) = rest.split_first_chunk::<8>().ok_or(Unreadable::Short)?;
         let (count, seq) = (
             u16::from_be_bytes(*count),
             CommitSeq(u64::from_be_bytes(*seq)),
         );
-        Ok(Self { count, seq, body })
+        Ok(Self {
+            schema,
+            count,
+            seq,
+            body,
+        })
     }
 }
 
@@ -84,6 +94,7 @@ pub(super) fn split_chunk_key(bytes: &[u8]) -> Option<(&[u8], u16)> {
 
 /// A record cut into the pieces that sled may hold, at least one.
 pub(super) fn chunks(
+    schema: u16,
     key: &[u8],
     seq: CommitSeq,
     body: &Bytes,
@@ -97,7 +108,7 @@ pub(super) fn chunks(
         let mut head = [0; CHUNK_HEAD];
         head[..2].copy_from_slice(&count.to_be_bytes());
         head[2..].copy_from_slice(&seq.0.to_be_bytes());
-        let value = seal(&key, &head, piece);
+        let value = seal(schema, &key, &head, piece);
         (key, value)
     })
 }

@@ -96,7 +96,7 @@ impl Store {
 
     fn walk_journal(&self, verified: &mut Verified) -> Result<(), ReadError> {
         let (tree, durable) = (&self.shared.disk.journal, self.durable());
-        let mut entries = Entries::all(tree);
+        let mut entries = Entries::all(tree, self.shared.config.schema);
         let mut broken = Vec::new();
         while let Some(met) = next(&mut entries)? {
             match met.entry {

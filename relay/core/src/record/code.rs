@@ -1,13 +1,14 @@
 //! The stable machine codes of ends and refusals. A code is never renamed; a daemon's unknown one is kept as sent.
+//! Stored as text, so that a code that becomes known later means the same in records of before.
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $text:literal,)* }) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum $name {
             $($variant,)*
             /// Not in this registry; kept as sent.
@@ -31,6 +32,18 @@ macro_rules! codes {
                     $($text => Self::$variant,)*
                     other => Self::Other(other.into()),
                 }
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.as_str())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer).map(|text| Self::parse(&text))
             }
         }
     };

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::super::item::{FORMAT, Head, Item, Trailer};
 use super::super::{ArchiveFault, ArchiveReader, ArchiveWriter, Damage};
 use crate::output::{CutReason, Piece};
-use crate::store::{Key, KeyText, SCHEMA};
+use crate::store::{Key, KeyText, SCHEMA, Schema, Step};
 
 fn head() -> Head {
     Head {
@@ -202,4 +202,31 @@ fn what_is_not_an_export_or_is_of_a_newer_version_says_so() {
     longer.push(0);
     let fault = read(&longer).expect_err("refused");
     assert!(matches!(fault.damage, Damage::Trailing), "{fault}");
+}
+
+#[test]
+fn records_of_an_older_schema_are_brought_up_and_what_cannot_be_is_refused() {
+    const NEXT: Schema = Schema::of(&[Step {
+        name: "two bytes more",
+        record: |_, body| (body != b"odd").then(|| [body, b"+2"].concat()),
+    }]);
+    let put = |body: &'static [u8]| Item::Put {
+        key: key(1),
+        body: Bytes::from_static(body),
+    };
+    let read = |body| {
+        let (bytes, _) = written(&[put(body), Item::Delete(key(2))]);
+        let mut reader = ArchiveReader::open_as(Cursor::new(bytes), NEXT).unwrap();
+        let first = reader.next_item()?;
+        assert_eq!(reader.next_item()?, Some(Item::Delete(key(2))));
+        assert_eq!(
+            reader.next_item()?,
+            None,
+            "hash and counts are the file's own"
+        );
+        Ok::<_, ArchiveFault>(first)
+    };
+    assert_eq!(read(b"one").unwrap(), Some(put(b"one+2")));
+    let fault = read(b"odd").unwrap_err();
+    assert!(matches!(fault.damage, Damage::Inconsistent(_)), "{fault}");
 }

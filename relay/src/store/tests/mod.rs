@@ -6,6 +6,7 @@ mod damage;
 mod damaged_pages;
 mod durability;
 mod keys;
+mod migrating;
 mod opening;
 mod reading;
 mod telling;

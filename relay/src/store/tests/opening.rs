@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::super::MetaKey;
 use super::super::records::Records;
+use super::super::{MetaKey, Schema};
 use super::*;
 
 #[test]
@@ -103,7 +103,7 @@ fn data_of_a_newer_version_is_refused_and_left_alone() {
     drop(rig.open());
     let newer = 7_u64.to_be_bytes().to_vec().into();
     rig.tamper(|records, _| {
-        let records = Records::new(records.clone());
+        let records = Records::new(records.clone(), Schema::CURRENT);
         records
             .put(&Key::Meta(MetaKey::Schema).encode(), CommitSeq(1), &newer)
             .unwrap();

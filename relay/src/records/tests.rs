@@ -1,0 +1,84 @@
+//! The shape of stored records. Data of schema 1 is read and written again byte for byte: whoever changes what a record
+//! holds finds out here that it needs a new schema number (ARCHITECTURE.md has the rule).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+
+use baton_core::record::{
+    DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::*;
+use crate::api::profiles::ProfileRecord;
+use crate::auth::TokenRecord;
+use crate::store::{Schema, Store, StoreConfig, Told};
+
+/// See tests/migration/README.md.
+fn kept(schema: u16) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/migration/schema-{schema}"))
+}
+
+/// A copy of the kept store, with the zeros at the end of its files.
+fn copy_store(schema: u16, to: &Path) {
+    let lengths = fs::read(kept(schema).join("lengths.json")).unwrap();
+    let lengths: BTreeMap<String, u64> = serde_json::from_slice(&lengths).unwrap();
+    for (file, len) in lengths
+        .iter()
+        .filter(|(file, _)| file.starts_with("store/"))
+    {
+        let path = to.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::copy(kept(schema).join("data").join(file), &path).unwrap();
+        let copy = File::options().write(true).open(path).unwrap();
+        copy.set_len(*len).unwrap();
+    }
+}
+
+fn again<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Vec<u8> {
+    encode(&decode::<T>("kept record", bytes).unwrap())
+}
+
+/// What this version writes for the record that it reads.
+fn rewritten(key: &Key, bytes: &[u8]) -> Vec<u8> {
+    match key {
+        // The key says it all.
+        Key::Meta(_) | Key::Body { .. } => bytes.to_vec(),
+        Key::Control { name, .. } if name.as_str() == SCHEDULER => again::<SchedulerRecord>(bytes),
+        Key::Control { .. } => again::<FenceRecord>(bytes),
+        Key::Spec { .. } => {
+            let stored: StoredSpec<'_> = postcard::from_bytes(bytes).unwrap();
+            encode(&stored)
+        }
+        Key::Live { .. } | Key::Done { .. } => again::<TaskRecord>(bytes),
+        Key::Idempotency { .. } => again::<IdempotencyRecord>(bytes),
+        Key::Profile { .. } => again::<ProfileRecord>(bytes),
+        Key::Token { .. } => again::<TokenRecord>(bytes),
+        Key::Daemon { .. } => again::<DaemonRecord>(bytes),
+    }
+}
+
+#[test]
+fn what_a_schema_left_is_written_again_byte_for_byte() {
+    let number = Schema::CURRENT.number();
+    let dir = tempfile::tempdir().unwrap();
+    copy_store(number, dir.path());
+    let config = StoreConfig::new(dir.path().join("store"), uuid::Uuid::now_v7());
+    let mut kinds = BTreeMap::new();
+    Store::look(config, |looked| {
+        let told = looked.store.tell(|told| {
+            let Told::Record(key, bytes) = told else {
+                return Err(format!("{told:?}"));
+            };
+            let same = rewritten(&key, &bytes) == *bytes;
+            assert!(same, "{key:?} has another shape: a schema number must grow");
+            *kinds.entry(key.kind().as_str()).or_insert(0) += 1;
+            Ok(())
+        });
+        told.unwrap();
+    })
+    .unwrap();
+    assert_eq!(kinds.len(), 9, "something of each kind: {kinds:?}");
+}

@@ -1,0 +1,138 @@
+//! Rewrites every record that an older version left, once, at the first start of a newer one. It goes through the
+//! journal like any other change, so a crash at any moment leaves records of which each is old or new and whole; reads
+//! bring up what is still old. How far it came is itself a record: the next start goes on there.
+
+use super::key::Key;
+use super::schema::Schema;
+use super::{Change, Fatal, KeyRange, Kind, MetaKey, Page, Store};
+use crate::store::Journal;
+
+/// Records read at one time.
+const PAGE: usize = 64;
+/// Bytes of records in one append, unless one alone has more.
+const BATCH_BYTES: usize = 256 * 1024;
+
+/// Where a directory stands between two numbers, as its record says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// The number that records are brought to.
+    to: u16,
+    /// The last one that was; `None` when all are.
+    upto: Option<Key>,
+}
+
+/// What a migration did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Migrated {
+    pub to: u16,
+    pub records: u64,
+    /// Records that were left as they are because they could not be read, or not be brought up.
+    pub left: u64,
+}
+
+impl Standing {
+    pub(super) fn done(to: u16) -> Self {
+        Self { to, upto: None }
+    }
+
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let (to, key) = body.split_first_chunk::<2>()?;
+        let upto = match key {
+            [] => None,
+            key => Some(Key::decode(key)?),
+        };
+        let to = u16::from_be_bytes(*to);
+        Some(Self { to, upto })
+    }
+
+    pub(super) fn body(&self) -> Vec<u8> {
+        let mut bytes = self.to.to_be_bytes().to_vec();
+        bytes.extend(self.upto.iter().flat_map(Key::encode));
+        bytes
+    }
+
+    fn change(&self) -> Change {
+        Change::Put(Key::Meta(MetaKey::Migration), self.body())
+    }
+}
+
+/// What is left to do in a directory whose record says `stands`; none is a directory of schema 1.
+#[derive(Debug)]
+pub(super) struct Migration {
+    to: u16,
+    after: Option<Key>,
+}
+
+impl Migration {
+    pub(super) fn due(schema: Schema, stands: Option<Standing>) -> Option<Self> {
+        let to = schema.number();
+        match stands {
+            None if to == 1 => None,
+            Some(Standing { to: at, upto: None }) if at >= to => None,
+            // Half of the way to another number is no way to this one.
+            Some(Standing { to: at, upto }) if at == to => Some(Self { to, after: upto }),
+            None | Some(_) => Some(Self { to, after: None }),
+        }
+    }
+
+    /// Returns when every record is durable in its new shape.
+    pub(super) fn run(self, store: &Store, journal: &mut Journal) -> Result<Migrated, Fatal> {
+        let (range, mut page) = (KeyRange::everything(), Page::first(PAGE));
+        page.after = self.after;
+        tracing::info!(to = self.to, after = ?page.after, "bringing records to a newer schema");
+        let mut migrated = Migrated {
+            to: self.to,
+            ..Migrated::default()
+        };
+        loop {
+            let scan = store.scan(&range, &page).map_err(|error| failed(&error))?;
+            migrated.left += scan.unreadable;
+            let last = scan.entries.last().map(|(key, _)| key.clone());
+            let records = scan.entries.into_iter();
+            let changes: Vec<Change> = records
+                .filter(|(key, _)| key.kind() != Kind::Meta)
+                .map(|(key, body)| Change::Put(key, body.to_vec()))
+                .collect();
+            migrated.records += changes.len() as u64;
+            append(journal, changes)?;
+            let upto = last.filter(|_| scan.more);
+            let stands = Standing {
+                to: self.to,
+                upto: upto.clone(),
+            };
+            append(journal, vec![stands.change()])?;
+            page.after = match upto {
+                Some(key) => Some(key),
+                None => break,
+            };
+        }
+        store
+            .wait_until(journal.last())
+            .map_err(|error| failed(&error))?;
+        tracing::info!(?migrated, "all records have the newer schema");
+        Ok(migrated)
+    }
+}
+
+/// In as many appends as their bytes need.
+fn append(journal: &mut Journal, changes: Vec<Change>) -> Result<(), Fatal> {
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    for change in changes {
+        if bytes > 0 && bytes + change.size() > BATCH_BYTES {
+            let full = std::mem::take(&mut batch);
+            journal.append(full).map_err(|error| failed(&error))?;
+            bytes = 0;
+        }
+        bytes += change.size();
+        batch.push(change);
+    }
+    if batch.is_empty() {
+        return Ok(());
+    }
+    journal.append(batch).map_err(|error| failed(&error))?;
+    Ok(())
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Fatal {
+    Fatal::new("migration", error)
+}

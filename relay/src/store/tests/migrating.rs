@@ -1,0 +1,101 @@
+//! The way from one schema to the next, and what cannot go it. tests/migration kills it at every write.
+
+use super::super::{MetaKey, ReadError, Schema, Step, Unreadable};
+use super::*;
+
+/// A schema 2 that cannot read one body.
+const NEXT: Schema = Schema::of(&[Step {
+    name: "a word more",
+    record: |_, body| (body != b"odd").then(|| [body, b", next"].concat()),
+}]);
+
+fn next(rig: &Rig) -> StoreConfig {
+    StoreConfig {
+        schema: NEXT,
+        ..rig.config()
+    }
+}
+
+fn text(store: &Store, number: u128) -> String {
+    String::from_utf8(body(store, number).unwrap()).unwrap()
+}
+
+#[test]
+fn all_records_are_brought_up_once_and_what_cannot_be_stays_and_is_counted() {
+    let rig = Rig::new();
+    let mut opened = rig.open();
+    let many = (0..200).map(|number| put(number, format!("{number}").as_bytes()));
+    commit(&mut opened, many.chain([put(77, b"odd")]).collect());
+    opened.journal.close().unwrap();
+    drop(opened.store);
+    let opened = Store::open(next(&rig)).unwrap();
+    let migrated = opened.recovery.migrated.clone().unwrap();
+    assert_eq!((migrated.to, migrated.records, migrated.left), (2, 199, 1));
+    assert_eq!(text(&opened.store, 150), "150, next");
+    let odd = opened.store.get(&done(77)).unwrap_err();
+    assert!(
+        matches!(
+            odd,
+            ReadError::Unreadable {
+                why: Unreadable::Step(1),
+                ..
+            }
+        ),
+        "{odd}"
+    );
+    assert_eq!(opened.store.verify().unwrap().unreadable, 1);
+    opened.journal.close().unwrap();
+    drop(opened.store);
+    let mut again = Store::open(next(&rig)).unwrap();
+    assert_eq!(again.recovery.migrated, None);
+    assert_eq!(text(&again.store, 150), "150, next", "no record goes twice");
+    commit(&mut again, vec![put(77, b"whole again")]);
+    assert_eq!(text(&again.store, 77), "whole again");
+}
+
+#[test]
+fn what_is_only_in_the_journal_is_brought_up_too() {
+    let rig = Rig::new();
+    let mut opened = Store::open(rig.lazy()).unwrap();
+    commit(&mut opened, vec![put(1, b"one"), put(2, &long(9_000, 3))]);
+    rig.crash(opened, vec![put(3, b"three")]);
+    let opened = Store::open(next(&rig)).unwrap();
+    assert_eq!(text(&opened.store, 1), "one, next");
+    let whole = [&long(9_000, 3)[..], b", next"].concat();
+    assert_eq!(body(&opened.store, 2), Some(whole));
+}
+
+#[test]
+fn a_change_in_the_journal_that_cannot_be_brought_up_refuses_with_a_way_that_works() {
+    let rig = Rig::new();
+    let mut opened = Store::open(rig.lazy()).unwrap();
+    commit(&mut opened, vec![put(1, b"one"), put(2, b"odd")]);
+    rig.crash(opened, vec![put(3, b"three")]);
+    let refusal = Store::open(next(&rig)).unwrap_err();
+    assert_eq!(refusal.code(), "store_unmigratable", "{refusal}");
+    assert!(!refusal.is_loss());
+    // As it says: the older version, stopped in good order.
+    let older = rig.open();
+    assert_eq!(body(&older.store, 2), Some(b"odd".to_vec()));
+    older.journal.close().unwrap();
+    drop(older.store);
+    let opened = Store::open(next(&rig)).unwrap();
+    assert_eq!(opened.recovery.migrated.clone().unwrap().left, 1);
+    assert_eq!(text(&opened.store, 1), "one, next");
+}
+
+#[test]
+fn a_new_directory_has_nothing_to_bring_up_and_is_refused_by_an_older_version() {
+    let rig = Rig::new();
+    let mut opened = Store::open(next(&rig)).unwrap();
+    assert_eq!(opened.recovery.migrated, None);
+    commit(&mut opened, vec![put(1, b"new")]);
+    drop(opened);
+    let again = Store::open(next(&rig)).unwrap();
+    assert_eq!(again.recovery.migrated, None);
+    assert_eq!(text(&again.store, 1), "new");
+    let fact = again.store.get(&Key::Meta(MetaKey::Migration)).unwrap();
+    assert_eq!(&*fact.unwrap(), &[0, 2]);
+    drop(again);
+    assert_eq!(rig.refusal().code(), "store_newer_schema");
+}

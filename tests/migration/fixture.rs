@@ -1,0 +1,49 @@
+//! The directories of older schemas, and what is known to be in them.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use baton_tests::{BentClock, copy_directory};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Beside the data: what clients were told before the relay was killed.
+pub(crate) const KNOWN: &str = "known.json";
+/// How long each file was: zeros at the end are not kept.
+pub(crate) const LENGTHS: &str = "lengths.json";
+
+pub(crate) fn place(schema: u16) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("migration/schema-{schema}"))
+}
+
+/// A copy of the directory, as the relay left it.
+pub(crate) fn copy(schema: u16) -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    copy_directory(&place(schema).join("data"), dir.path());
+    for (file, len) in read(schema, LENGTHS).as_object().expect("an object") {
+        let path = dir.path().join(file);
+        let file = File::options().write(true).open(path);
+        let len = len.as_u64().expect("a number");
+        file.and_then(|file| file.set_len(len))
+            .expect("a file of the directory");
+    }
+    dir
+}
+
+pub(crate) fn read(schema: u16, name: &str) -> Value {
+    let text = fs::read(place(schema).join(name)).expect("kept beside the data");
+    serde_json::from_slice(&text).expect("what was written as JSON")
+}
+
+/// An hour after the directory was made: nothing in it may be so old that it is no longer kept.
+pub(crate) fn clock(known: &Value) -> BentClock {
+    let made_ms = known["made_at_ms"].as_i64().expect("a number");
+    let now_ms = baton_relay::clock::Clock::system()
+        .now()
+        .wall
+        .0
+        .cast_signed();
+    let clock = BentClock::new();
+    clock.jump_wall(made_ms + 3_600_000 - now_ms);
+    clock
+}

@@ -1,0 +1,15 @@
+//! Data of older versions. `schema-1/` is a relay's directory as schema 1 wrote it; today's relay must serve it, and a
+//! newer version must bring it up through any number of kills. `README.md` says how a directory is made.
+//!
+//! Its own executable: it puts itself between the standard library and the kernel to count and to cut short what a
+//! process writes (`writes.rs`).
+
+mod fixture;
+mod killed;
+mod making;
+mod serving;
+mod writes;
+
+use baton_tests::Baton;
+
+const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
