@@ -28,8 +28,8 @@ fn help_and_version_go_to_stdout_and_succeed() {
     assert_eq!(help.status.code(), Some(0));
     for command in [
         "up", "relay", "daemon", "health", "submit", "watch", "output", "tasks", "show", "cancel",
-        "retry", "daemons", "info", "drain", "token", "profile", "export", "import", "verify",
-        "bench",
+        "retry", "daemons", "info", "drain", "forget", "token", "profile", "export", "import",
+        "verify", "bench",
     ] {
         assert!(
             text(&help.stdout).contains(&format!("\n  {command} ")),

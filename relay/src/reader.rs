@@ -8,7 +8,9 @@ use std::sync::Arc;
 use baton_core::Recovered;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
-use baton_core::record::{DaemonRecord, IdempotencyRecord, SchedulerRecord, TaskRecord};
+use baton_core::record::{
+    DaemonRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+};
 use baton_core::spec::TaskSpec;
 
 use crate::bodies::{Bodies, BodyHash};
@@ -236,6 +238,12 @@ impl Reader {
         }
         found.next = if scan.more { last } else { None };
         found
+    }
+
+    /// Which daemons operators had forgotten.
+    pub(crate) fn forgotten(&self) -> Option<ForgottenRecord> {
+        let (key, bytes) = self.bytes(&records::forgotten_key())?;
+        self.readable(&key, records::decode_forgotten(&bytes))
     }
 
     /// A daemon that has connected with a credential of this scope.

@@ -11,7 +11,7 @@ use baton_core::Recovered;
 use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::record::{
-    DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use serde::de::DeserializeOwned;
@@ -25,6 +25,7 @@ use crate::store::{Change, Key, KeyText};
 const SHARED: &str = "*";
 const FENCE_PREFIX: &str = "fence/";
 const SCHEDULER: &str = "scheduler";
+const FORGOTTEN: &str = "forgotten-daemons";
 
 /// A stored value that this version cannot read.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +101,7 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
             );
             into.extend(body.map(|hash| Change::Delete(body_key(BodyHash(hash), *task))));
         }
+        Write::PutForgotten(record) => into.push(Change::Put(forgotten_key(), encode(record))),
         Write::DropDaemon(record) => {
             into.push(Change::Delete(daemon_key(&record.scope, record.daemon)));
         }
@@ -118,6 +120,7 @@ pub(crate) fn task_of(write: &Write) -> Option<TaskId> {
         Write::RemoveTask { task, .. } => Some(*task),
         Write::PutDaemon(_)
         | Write::PutScheduler(_)
+        | Write::PutForgotten(_)
         | Write::DropFence(_)
         | Write::DropDaemon(_) => None,
     }
@@ -185,6 +188,8 @@ pub(crate) fn decode_control(
 ) -> Result<(), Undecodable> {
     if name == SCHEDULER {
         into.scheduler = decode_scheduler(bytes)?;
+    } else if name == FORGOTTEN {
+        into.forgotten = decode_forgotten(bytes)?;
     } else if name.starts_with(FENCE_PREFIX) {
         into.fences.push(decode::<FenceRecord>("fence", bytes)?);
     }
@@ -193,6 +198,10 @@ pub(crate) fn decode_control(
 
 pub(crate) fn decode_scheduler(bytes: &[u8]) -> Result<SchedulerRecord, Undecodable> {
     decode("scheduler switch", bytes)
+}
+
+pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<ForgottenRecord, Undecodable> {
+    decode("list of forgotten daemons", bytes)
 }
 
 pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, Undecodable> {
@@ -261,6 +270,13 @@ pub(crate) fn scheduler_key() -> Key {
     Key::Control {
         tenant: None,
         name: text(SCHEDULER),
+    }
+}
+
+pub(crate) fn forgotten_key() -> Key {
+    Key::Control {
+        tenant: None,
+        name: text(FORGOTTEN),
     }
 }
 

@@ -12,6 +12,7 @@ mod damage;
 mod disk_full;
 mod export;
 mod fencing;
+mod forgetting;
 mod holding_on;
 mod import;
 mod inherited;

@@ -16,6 +16,10 @@ use crate::{inspect, task_view};
 
 #[derive(Args, Debug)]
 pub(crate) struct DaemonsArgs {
+    /// Show those that were forgotten on somebody's word instead, with who and why.
+    #[arg(long)]
+    forgotten: bool,
+
     /// Print one JSON object with the list in `daemons`.
     #[arg(long)]
     json: bool,
@@ -26,15 +30,15 @@ pub(crate) struct DaemonsArgs {
 
 pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let daemons = list(&relay).await?;
+    let listed = list(&relay, args.forgotten).await?;
     if args.json {
-        let response = ListDaemonsResponse {
-            daemons,
-            next_page_token: String::new(),
-        };
-        console.json(&to_json(&response))?;
+        console.json(&to_json(&listed))?;
         return Ok(Exit::Done);
     }
+    if args.forgotten {
+        return show_forgotten(&listed, console);
+    }
+    let daemons = listed.daemons;
     let now = clock::wall_ms();
     let mut table = Table::new(["NAME", "STATE", "FREE", "AGENTS", "LABELS", "SEEN", "ID"]);
     for daemon in &daemons {
@@ -50,21 +54,47 @@ pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, Cl
     Ok(Exit::Done)
 }
 
-async fn list(relay: &Relay) -> Result<Vec<Daemon>, CliError> {
+fn show_forgotten(listed: &ListDaemonsResponse, console: &Console) -> Result<Exit, CliError> {
+    let now = clock::wall_ms();
+    let mut table = Table::new(["NAME", "FORGOTTEN", "SEEN", "BY", "ID", "REASON"]);
+    for one in &listed.forgotten {
+        table.row([
+            one_line(&one.name),
+            task_view::age(one.forgotten_at.as_ref(), now),
+            task_view::age(one.last_seen_at.as_ref(), now),
+            one_line(&one.by),
+            one_line(&one.daemon_id),
+            one_line(&one.reason),
+        ]);
+    }
+    if table.is_empty() {
+        console.note("nobody was forgotten on anybody's word");
+        return Ok(Exit::Done);
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// All pages as one.
+async fn list(relay: &Relay, include_forgotten: bool) -> Result<ListDaemonsResponse, CliError> {
     let mut request = ListDaemonsRequest {
         page_size: 200,
+        include_forgotten,
         ..ListDaemonsRequest::default()
     };
-    let mut daemons = Vec::new();
+    let mut all = ListDaemonsResponse::default();
     loop {
         let page = relay
             .fleet()
             .list_daemons(request.clone())
             .await?
             .into_inner();
-        daemons.extend(page.daemons);
+        all.daemons.extend(page.daemons);
+        all.forgotten = page.forgotten;
         if page.next_page_token.is_empty() {
-            return Ok(daemons);
+            return Ok(all);
         }
         request.page_token = page.next_page_token;
     }

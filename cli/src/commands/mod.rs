@@ -7,6 +7,7 @@ pub(crate) mod daemons;
 pub(crate) mod demo;
 pub(crate) mod drain;
 pub(crate) mod export;
+pub(crate) mod forget;
 pub(crate) mod health;
 pub(crate) mod import;
 pub(crate) mod info;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Daemons(daemons::DaemonsArgs),
     /// Stop offering work to a daemon; what it has goes on.
     Drain(drain::DrainArgs),
+    /// Take a daemon that is gone for good off the record.
+    Forget(forget::ForgetArgs),
     /// After an import or an accepted loss: say that the old fleet is down, so that inherited tasks are dispatched now.
     ReleaseInherited(release_inherited::ReleaseInheritedArgs),
     /// Create, list and revoke access tokens.
@@ -103,6 +106,7 @@ impl Command {
             Command::Retry(args) => retry::run(args, console).await,
             Command::Daemons(args) => daemons::run(args, console).await,
             Command::Drain(args) => drain::run(args, console).await,
+            Command::Forget(args) => forget::run(args, console).await,
             Command::ReleaseInherited(args) => release_inherited::run(args, console).await,
             Command::Token(command) => token::run(command, console).await,
             Command::Profile(command) => profile::run(command, console).await,

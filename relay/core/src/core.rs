@@ -15,7 +15,8 @@ use crate::input::Input;
 use crate::live::{Live, Scene};
 use crate::queue::Queue;
 use crate::record::{
-    DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, State, TaskRecord, TimelineEvent,
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, State,
+    TaskRecord, TimelineEvent,
 };
 use crate::reject::Rejection;
 use crate::roster::Roster;
@@ -29,6 +30,7 @@ pub struct Recovered {
     pub tasks: Vec<(Arc<TaskSpec>, Arc<TaskRecord>)>,
     pub daemons: Vec<Arc<DaemonRecord>>,
     pub scheduler: SchedulerRecord,
+    pub forgotten: ForgottenRecord,
     pub fences: Vec<FenceRecord>,
     /// Of live tasks; the store is asked for the others.
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
@@ -51,6 +53,7 @@ pub struct Core {
     pub(crate) deadlines: Deadlines<TaskId>,
     pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(crate) scheduler: SchedulerRecord,
+    pub(crate) forgotten: ForgottenRecord,
     /// When this run began, and the uptime that earlier runs had.
     pub(crate) started: Moment,
     pub(crate) earlier_ms: u64,
@@ -250,6 +253,13 @@ impl Core {
                 daemon,
                 by: _,
             } => self.undrain(request, &scope, daemon, turn),
+            Input::ForgetDaemon {
+                request,
+                scope,
+                daemon,
+                by,
+                reason,
+            } => self.forget_by_word(request, &scope, daemon, by, reason, turn),
             Input::Inspect {
                 request,
                 tenant,

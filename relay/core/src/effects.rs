@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::LeaseToken;
 use crate::record::{
-    DaemonRecord, FenceRecord, IdempotencyRecord, InputKind, SchedulerRecord, TaskRecord,
-    TimelineEvent, TimerKind,
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, InputKind, SchedulerRecord,
+    TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -51,6 +51,7 @@ pub enum Write {
     },
     /// Retention: a daemon that stayed away.
     DropDaemon(Arc<DaemonRecord>),
+    PutForgotten(ForgottenRecord),
 }
 
 #[derive(Debug)]

@@ -89,6 +89,15 @@ pub enum Input {
         daemon: DaemonId,
         by: Actor,
     },
+    /// The daemon is gone for good: nothing of it stays on record but this word. Refused while it could come back to what
+    /// it holds.
+    ForgetDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        daemon: DaemonId,
+        by: Actor,
+        reason: Arc<str>,
+    },
     /// A live task with what only the core knows: its armed deadlines and why it waits.
     Inspect {
         request: RequestId,

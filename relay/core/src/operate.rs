@@ -206,7 +206,7 @@ impl Core {
     }
 
     /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
-    fn may_run(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
+    pub(crate) fn may_run(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
         let record = self.daemons.get(&daemon);
         record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
     }
@@ -247,7 +247,7 @@ impl Core {
         turn.reply(request, After::Everything, Reply::Daemons(views));
     }
 
-    fn daemon_view(&self, daemon: DaemonId, now: Now) -> Option<DaemonView> {
+    pub(crate) fn daemon_view(&self, daemon: DaemonId, now: Now) -> Option<DaemonView> {
         let record = Arc::clone(self.daemons.get(&daemon)?);
         let live: &Daemon = self.roster.get(daemon)?;
         Some(DaemonView {

@@ -22,8 +22,8 @@ pub use attempt::{
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{
-    DaemonRecord, DrainMark, FenceRecord, IdempotencyRecord, InheritedHold, Pause, Release,
-    SchedulerRecord,
+    DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord, IdempotencyRecord,
+    InheritedHold, Pause, Release, SchedulerRecord,
 };
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 

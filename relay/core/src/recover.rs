@@ -68,6 +68,7 @@ impl Core {
             deadlines: Deadlines::default(),
             daemons: BTreeMap::new(),
             scheduler: recovered.scheduler.clone(),
+            forgotten: recovered.forgotten.clone(),
             started: now.at,
             earlier_ms: recovered.scheduler.uptime_ms,
             uptime_written: now.at,

@@ -9,6 +9,10 @@ pub enum Rejection {
     UnknownInput,
     UnknownDaemon,
     UnknownSession,
+    /// The daemon has a stream.
+    DaemonConnected,
+    /// Processes of its attempts may still run.
+    DaemonHolds,
     /// The task's state does not allow it.
     AlreadyFinished,
     NotFinished,
@@ -52,6 +56,8 @@ impl Rejection {
             Rejection::UnknownInput => "unknown_input",
             Rejection::UnknownDaemon => "unknown_daemon",
             Rejection::UnknownSession => "unknown_session",
+            Rejection::DaemonConnected => "daemon_connected",
+            Rejection::DaemonHolds => "daemon_holds",
             Rejection::AlreadyFinished => "already_finished",
             Rejection::NotFinished => "not_finished",
             Rejection::BeingCanceled => "being_canceled",
@@ -90,6 +96,10 @@ impl Rejection {
             Rejection::UnknownInput => "no input with this id; list the open inputs of the task",
             Rejection::UnknownDaemon => "no daemon with this id; list the daemons",
             Rejection::UnknownSession => "this stream is not a session of the relay; connect again",
+            Rejection::DaemonConnected => "the daemon is connected; stop it first",
+            Rejection::DaemonHolds => {
+                "the daemon holds attempts, or may still run ended ones; wait until their leases are over"
+            }
             Rejection::AlreadyFinished => "the task has finished and cannot be changed",
             Rejection::NotFinished => {
                 "the task has not ended in a state that can be retried; wait or cancel it first"

@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply, Write};
-use crate::id::{DaemonId, RequestId, TaskId, TokenId};
-use crate::input::Removable;
-use crate::record::DaemonRecord;
+use crate::id::{DaemonId, RequestId, TaskId, TenantScope, TokenId};
+use crate::input::{Actor, Removable};
+use crate::record::{DaemonRecord, Forgotten};
+use crate::reject::Rejection;
 use crate::time::{Now, Wall};
 
 /// What is stored of a daemon says when it was last seen at least as exactly as this.
@@ -97,6 +99,42 @@ impl Core {
         let longest_away = longest_away.daemon;
         self.forget_daemon(longest_away, turn);
         true
+    }
+
+    /// An operator says that it is gone for good. Who forgets one that runs would let it come back as a stranger, and
+    /// what it runs would be nobody's.
+    pub(crate) fn forget_by_word(
+        &mut self,
+        request: RequestId,
+        scope: &TenantScope,
+        daemon: DaemonId,
+        by: Actor,
+        mut reason: Arc<str>,
+        turn: &mut Turn<'_>,
+    ) {
+        let view = self.daemon_view(daemon, turn.now);
+        let Some(view) = view.filter(|_| self.may_run(scope, daemon)) else {
+            return turn.refuse(request, Rejection::UnknownDaemon);
+        };
+        if self.is_connected(daemon) {
+            return turn.refuse(request, Rejection::DaemonConnected);
+        }
+        if self.holds_anything(daemon) {
+            return turn.refuse(request, Rejection::DaemonHolds);
+        }
+        bounds::clip(&mut reason, bounds::NOTE_BYTES);
+        self.forgotten.note(Forgotten {
+            daemon,
+            scope: view.record.scope.clone(),
+            name: view.record.name.clone(),
+            last_seen: view.record.last_seen,
+            by: by.name,
+            reason,
+            at: turn.now.wall,
+        });
+        self.forget_daemon(daemon, turn);
+        turn.write(Write::PutForgotten(self.forgotten.clone()));
+        turn.reply(request, After::Everything, Reply::Daemon(Box::new(view)));
     }
 
     /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.

@@ -7,6 +7,7 @@ mod bounds;
 mod cancel;
 mod deadlines;
 mod fencing;
+mod forgetting;
 mod found;
 mod inherited;
 mod inputs;

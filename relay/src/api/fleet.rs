@@ -5,6 +5,7 @@ use std::sync::Arc;
 use baton_core::effects::{DaemonView, Reply};
 use baton_core::id::{DaemonId, TenantScope};
 use baton_core::input::Input;
+use baton_core::record::Forgotten;
 use baton_proto::v1;
 use baton_proto::v1::fleet_server::Fleet;
 use tonic::{Request, Response, Status};
@@ -12,7 +13,7 @@ use tonic::{Request, Response, Status};
 use super::fault::{Fault, Thing};
 use super::tasks::unexpected;
 use super::validate::{self, Checked};
-use super::{Api, actor, limits, optional_reason, paging, tokens, unary};
+use super::{Api, actor, limits, optional_reason, paging, required_reason, tokens, unary};
 use crate::auth::Principal;
 use crate::wire::timestamp;
 
@@ -51,6 +52,13 @@ impl Fleet for Api {
     ) -> Result<Response<v1::UndrainDaemonResponse>, Status> {
         unary(request, |who, request| self.undrain(who, request)).await
     }
+
+    async fn forget_daemon(
+        &self,
+        request: Request<v1::ForgetDaemonRequest>,
+    ) -> Result<Response<v1::ForgetDaemonResponse>, Status> {
+        unary(request, |who, request| self.forget(who, request)).await
+    }
 }
 
 impl Api {
@@ -86,6 +94,11 @@ impl Api {
                 .map(|view| paging.token(&position(view)))
                 .unwrap_or_default(),
             daemons: page.into_iter().map(daemon).collect(),
+            forgotten: if request.include_forgotten {
+                self.forgotten_of(&who)
+            } else {
+                Vec::new()
+            },
         })
     }
 
@@ -174,6 +187,41 @@ impl Api {
         })
     }
 
+    async fn forget(
+        &self,
+        who: Principal,
+        request: v1::ForgetDaemonRequest,
+    ) -> Result<v1::ForgetDaemonResponse, Fault> {
+        let reason = required_reason(&request.reason)?;
+        let daemon = self.daemon_view(&who, &request.daemon).await?.record.daemon;
+        let (scope, by) = (drains(&who), actor(&who));
+        tracing::info!(daemon_id = %daemon, by = %by.name, %reason, "a daemon is to be forgotten");
+        let ask = move |request| Input::ForgetDaemon {
+            request,
+            scope,
+            daemon,
+            by,
+            reason,
+        };
+        Ok(v1::ForgetDaemonResponse {
+            daemon: Some(self.daemon_after(ask).await?),
+        })
+    }
+
+    /// Daemons of the caller that operators had forgotten, newest first.
+    fn forgotten_of(&self, who: &Principal) -> Vec<v1::ForgottenDaemon> {
+        let record = self.reader.forgotten().unwrap_or_default();
+        let theirs = record
+            .daemons
+            .into_iter()
+            .rev()
+            .filter(|one| match &who.scope {
+                TenantScope::All => true,
+                TenantScope::One(tenant) => one.scope.covers(tenant),
+            });
+        theirs.map(|one| forgotten(&one)).collect()
+    }
+
     async fn daemon_after(
         &self,
         ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
@@ -204,6 +252,18 @@ fn state(view: &DaemonView) -> v1::DaemonState {
         view if view.draining => v1::DaemonState::Draining,
         view if view.sick => v1::DaemonState::Sick,
         _takes_work => v1::DaemonState::Online,
+    }
+}
+
+fn forgotten(one: &Forgotten) -> v1::ForgottenDaemon {
+    v1::ForgottenDaemon {
+        daemon_id: one.daemon.to_string(),
+        name: one.name.to_string(),
+        tenant: tokens::shown_scope(&one.scope),
+        last_seen_at: Some(timestamp(one.last_seen)),
+        forgotten_at: Some(timestamp(one.at)),
+        by: one.by.to_string(),
+        reason: one.reason.to_string(),
     }
 }
 

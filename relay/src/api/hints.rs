@@ -127,6 +127,8 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::AlreadyFinished | Rejection::NotFinished | Rejection::NotPaused => {
             "look at the task; `baton show TASK`"
         }
+        Rejection::DaemonConnected => "stop the daemon, then forget it",
+        Rejection::DaemonHolds => "wait for its leases to end; `baton daemons` shows what it holds",
         Rejection::BeingCanceled => "wait until it has ended",
         Rejection::QueueFull | Rejection::TenantQueueFull => "wait until tasks have ended",
         Rejection::IdempotencyConflict => "use a new key for a new task",

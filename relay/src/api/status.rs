@@ -214,6 +214,8 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::NotFinished
         | Rejection::BeingCanceled
         | Rejection::NotPaused
+        | Rejection::DaemonConnected
+        | Rejection::DaemonHolds
         | Rejection::DispatchLimit
         | Rejection::InputClosed
         | Rejection::NotLeased
@@ -236,7 +238,9 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 32] = [
+    const EVERY_REJECTION: [Rejection; 34] = [
+        Rejection::DaemonConnected,
+        Rejection::DaemonHolds,
         Rejection::UnknownTask,
         Rejection::UnknownAttempt,
         Rejection::UnknownInput,

@@ -59,6 +59,7 @@ const TABLE: &[(&str, &[Role])] = &[
     ("/baton.v1.Fleet/DrainDaemon", OPERATE),
     ("/baton.v1.Fleet/UndrainDaemon", OPERATE),
     ("/baton.v1.Fleet/DisconnectDaemon", OPERATE),
+    ("/baton.v1.Fleet/ForgetDaemon", OPERATE),
     ("/baton.v1.Operator/Inspect", LOOK_INSIDE),
     ("/baton.v1.Operator/ListAttempts", LOOK_INSIDE),
     ("/baton.v1.Operator/ForceRelease", OPERATE),

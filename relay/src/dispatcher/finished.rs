@@ -62,6 +62,7 @@ pub(super) fn complete<'a>(
         | Input::ReleaseInherited { .. }
         | Input::DrainDaemon { .. }
         | Input::UndrainDaemon { .. }
+        | Input::ForgetDaemon { .. }
         | Input::Inspect { .. }
         | Input::ListDaemons { .. }
         | Input::ForgetDaemons { .. }
@@ -93,6 +94,7 @@ pub(super) fn named(input: &Input) -> Vec<TaskId> {
         | Input::ReleaseInherited { .. }
         | Input::DrainDaemon { .. }
         | Input::UndrainDaemon { .. }
+        | Input::ForgetDaemon { .. }
         | Input::Inspect { .. }
         | Input::ListDaemons { .. }
         | Input::ForgetDaemons { .. }

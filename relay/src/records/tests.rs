@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use baton_core::record::{
-    DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -47,6 +47,7 @@ fn rewritten(key: &Key, bytes: &[u8]) -> Vec<u8> {
         // The key says it all.
         Key::Meta(_) | Key::Body { .. } => bytes.to_vec(),
         Key::Control { name, .. } if name.as_str() == SCHEDULER => again::<SchedulerRecord>(bytes),
+        Key::Control { name, .. } if name.as_str() == FORGOTTEN => again::<ForgottenRecord>(bytes),
         Key::Control { .. } => again::<FenceRecord>(bytes),
         Key::Spec { .. } => {
             let stored: StoredSpec<'_> = postcard::from_bytes(bytes).unwrap();

@@ -339,8 +339,8 @@ pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'sta
         )),
         CloseReason::TooManyDaemons => Some((
             v1::GoodbyeCode::TooManyDaemons,
-            "this credential has as many daemons as it may; start it in a data directory that it had before, or give it \
-             a credential of its own",
+            "this credential has as many daemons as it may; start it in a data directory that it had before, forget \
+             daemons that are gone (`baton forget`), or give it a credential of its own",
         )),
         CloseReason::Silent => Some((
             v1::GoodbyeCode::IdleTimeout,
@@ -406,6 +406,8 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::UnknownInput
         | Rejection::UnknownDaemon
         | Rejection::UnknownSession
+        | Rejection::DaemonConnected
+        | Rejection::DaemonHolds
         | Rejection::NotFinished
         | Rejection::BeingCanceled
         | Rejection::QueueFull

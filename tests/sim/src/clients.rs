@@ -242,6 +242,16 @@ impl World {
         let unseen_ms = self.rng.below(200_000);
         let request = self.ask(|request| Input::ForgetDaemons { request, unseen_ms });
         self.remember(request, Asked::Other);
+        let (scope, by, reason) = (TenantScope::All, actor(), Arc::from("gone"));
+        let daemon = self.daemons[self.rng.index(self.daemons.len())].id;
+        let request = self.ask(|request| Input::ForgetDaemon {
+            request,
+            scope,
+            daemon,
+            by,
+            reason,
+        });
+        self.remember(request, Asked::Other);
     }
 
     fn inspect_some(&mut self) {

@@ -45,6 +45,7 @@ impl World {
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }
+            | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
             | Input::ListDaemons { .. }
             | Input::SessionClosed { .. }

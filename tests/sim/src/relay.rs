@@ -108,6 +108,7 @@ fn task_of(write: &Write) -> Option<TaskId> {
         Write::PutDaemon(_)
         | Write::PutScheduler(_)
         | Write::DropFence(_)
+        | Write::PutForgotten(_)
         | Write::DropDaemon(_) => None,
     }
 }

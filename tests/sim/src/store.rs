@@ -8,7 +8,8 @@ use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId};
 use baton_core::input::{Finished, Prior, Removable};
 use baton_core::record::{
-    AttemptRecord, DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    AttemptRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord,
+    TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 
@@ -25,6 +26,7 @@ pub(crate) struct State {
     daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
+    forgotten: ForgottenRecord,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +103,7 @@ impl State {
                     self.keys.remove(&(tenant.clone(), key.clone()));
                 }
             }
+            Write::PutForgotten(record) => self.forgotten = record.clone(),
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }
@@ -112,6 +115,7 @@ impl State {
         let mut recovered = Recovered {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
+            forgotten: self.forgotten.clone(),
             fences: self.fences.values().cloned().collect(),
             ..Recovered::default()
         };

@@ -35,6 +35,34 @@ pub struct DrainMark {
     pub since: Wall,
 }
 
+/// Daemons that operators had forgotten, oldest first: the audit of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForgottenRecord {
+    pub daemons: Vec<Forgotten>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forgotten {
+    pub daemon: DaemonId,
+    pub scope: TenantScope,
+    pub name: Arc<str>,
+    pub last_seen: Wall,
+    pub by: Arc<str>,
+    pub reason: Arc<str>,
+    pub at: Wall,
+}
+
+impl ForgottenRecord {
+    /// The newest are kept; the record is written whole.
+    const KEPT: usize = 128;
+
+    pub(crate) fn note(&mut self, forgotten: Forgotten) {
+        let over = (self.daemons.len() + 1).saturating_sub(Self::KEPT);
+        self.daemons.drain(..over);
+        self.daemons.push(forgotten);
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     pub by: Arc<str>,

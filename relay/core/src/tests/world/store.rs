@@ -7,7 +7,9 @@ use crate::Recovered;
 use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
-use crate::record::{DaemonRecord, FenceRecord, IdempotencyRecord, SchedulerRecord, TaskRecord};
+use crate::record::{
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+};
 use crate::spec::TaskSpec;
 
 #[derive(Default)]
@@ -19,6 +21,7 @@ pub(in crate::tests) struct Store {
     pub(super) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(super) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
+    pub(in crate::tests) forgotten: ForgottenRecord,
 }
 
 impl Store {
@@ -30,6 +33,7 @@ impl Store {
             tasks: self.live.iter().map(task).collect(),
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
+            forgotten: self.forgotten.clone(),
             fences: self.fences.values().cloned().collect(),
             idempotency: self
                 .keys
@@ -109,6 +113,7 @@ impl Store {
                     self.keys.remove(&(tenant, key));
                 }
             }
+            Write::PutForgotten(record) => self.forgotten = record,
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }

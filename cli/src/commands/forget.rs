@@ -1,0 +1,47 @@
+//! `baton forget`: takes a daemon that is gone off the record.
+
+use baton_proto::to_json;
+use baton_proto::v1::ForgetDaemonRequest;
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::sanitize::one_line;
+
+#[derive(Args, Debug)]
+pub(crate) struct ForgetArgs {
+    /// Id of the daemon, or its name if only one has it.
+    #[arg(value_name = "DAEMON")]
+    daemon: String,
+
+    /// Why, for those who ask later; `baton daemons --forgotten` shows it.
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+
+    /// Print the daemon, as it was, as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: ForgetArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = ForgetDaemonRequest {
+        daemon: args.daemon,
+        reason: args.reason,
+    };
+    let response = relay.fleet().forget_daemon(request).await?.into_inner();
+    let daemon = response.daemon.unwrap_or_default();
+    if args.json {
+        console.json(&to_json(&daemon))?;
+    } else {
+        console.line(&format!("forgot {}", one_line(&daemon.daemon_id)))?;
+        console.note("if it comes back all the same, it gets a new id");
+    }
+    Ok(Exit::Done)
+}

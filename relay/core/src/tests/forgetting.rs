@@ -1,0 +1,98 @@
+//! Daemons that an operator takes off the record: only such as nothing can come from, and not without a word of it.
+
+use super::world::{GRACE, Machine, TTL, World, actor, completed, spec};
+use crate::effects::Reply;
+use crate::id::TenantScope;
+use crate::input::Input;
+use crate::reject::Rejection;
+use crate::samples;
+
+impl World {
+    fn forget(&mut self, machine: &Machine, scope: TenantScope) -> Result<(), Rejection> {
+        let (daemon, by) = (machine.daemon, actor());
+        let reason = "scrapped".into();
+        let reply = self.ask(|request| Input::ForgetDaemon {
+            request,
+            scope,
+            daemon,
+            by,
+            reason,
+        })?;
+        match reply {
+            Reply::Daemon(view) if view.record.daemon == daemon => Ok(()),
+            other => panic!("not the daemon that was forgotten: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_daemon_is_forgotten_on_an_operators_word_once_nothing_can_come_from_it() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(spec());
+    world.started();
+    let all = || TenantScope::All;
+    let refused = |world: &mut World, code| {
+        assert_eq!(world.forget(&machine, all()), Err(code));
+        assert!(world.store.forgotten.daemons.is_empty());
+    };
+    refused(&mut world, Rejection::DaemonConnected);
+    world.disconnect(&machine);
+    refused(&mut world, Rejection::DaemonHolds);
+    world.pass(TTL + GRACE);
+    let own = TenantScope::One(samples::tenant("acme"));
+    assert_eq!(
+        world.forget(&machine, own),
+        Err(Rejection::UnknownDaemon),
+        "a shared daemon is no tenant's to forget"
+    );
+    assert_eq!(world.forget(&machine, all()), Ok(()));
+    for _ in 0..2 {
+        let audit = &world.store.forgotten.daemons;
+        assert_eq!((audit.len(), audit[0].daemon), (1, machine.daemon));
+        assert_eq!(
+            (&*audit[0].by, &*audit[0].reason),
+            (&*actor().name, "scrapped")
+        );
+        assert_eq!(
+            world.forget(&machine, all()),
+            Err(Rejection::UnknownDaemon),
+            "it is not on record"
+        );
+        world.restart();
+    }
+    let other = world.machine(2);
+    world.disconnect(&other);
+    assert_eq!(world.forget(&other, all()), Ok(()));
+    assert_eq!(
+        world.store.forgotten.daemons.len(),
+        2,
+        "a restart knows the audit"
+    );
+}
+
+#[test]
+fn a_forgotten_daemon_that_returns_is_a_new_one_that_works() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.disconnect(&machine);
+    world.forget(&machine, TenantScope::All).unwrap();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(&mut work, completed());
+    assert!(world.state(task).is_terminal());
+}
+
+#[test]
+fn the_newest_words_are_kept() {
+    let mut world = World::new();
+    for number in 1..=130 {
+        let machine = world.machine(number);
+        world.disconnect(&machine);
+        world.forget(&machine, TenantScope::All).unwrap();
+    }
+    let audit = world.store.forgotten.daemons.iter();
+    let kept: Vec<u128> = audit.map(|one| one.daemon.0.as_u128()).collect();
+    assert!(kept.iter().copied().eq(3..=130), "{kept:?}");
+}

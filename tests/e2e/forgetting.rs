@@ -1,0 +1,68 @@
+//! Daemons that are gone: an operator takes them off the record, with a word that stays.
+
+use baton_proto::v1::Role;
+use baton_tests::{RelayProcess, ScriptedDaemon, for_agent, hello};
+
+use crate::BATON;
+
+const AGENT: &str = "forgotten";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_gone_is_forgotten_and_who_did_it_is_kept() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let link = client.of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
+    let id = daemon.welcome.daemon_id.clone();
+    let forget = ["forget", &id, "--reason", "the machine was scrapped"];
+
+    let refused = BATON.run(relay.data(), &forget).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("stop the daemon"), "{refused:?}");
+    let task = client.submit(for_agent(AGENT)).await;
+    let mut attempt = daemon.running().await;
+    let returning = daemon.hello.clone();
+    attempt.lose_stream();
+    drop(daemon);
+    client.until_offline(&id).await;
+    let refused = BATON.run(relay.data(), &forget).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("holds attempts"), "{refused:?}");
+
+    // It comes back to finish, and is gone for good then.
+    let mut daemon = ScriptedDaemon::resume(&link, returning.clone(), &mut attempt).await;
+    attempt.complete("").await;
+    daemon.acked(&attempt).await;
+    drop((daemon, attempt));
+    client.until_offline(&id).await;
+    let said = BATON.run(relay.data(), &forget).await;
+    assert_eq!(
+        (said.code, said.stdout),
+        (Some(0), format!("forgot {id}\n"))
+    );
+    let refused = BATON.run(relay.data(), &forget).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+
+    relay.terminate().await;
+    relay.revive().await;
+    let listed = BATON
+        .run(relay.data(), &["daemons", "--forgotten", "--json"])
+        .await;
+    let listed = listed.json();
+    assert!(
+        listed
+            .get("daemons")
+            .is_none_or(|list| list.as_array().unwrap().is_empty())
+    );
+    let audit = &listed["forgotten"][0];
+    assert_eq!(audit["daemonId"], id.as_str());
+    assert_eq!(audit["reason"], "the machine was scrapped");
+    assert!(!audit["by"].as_str().unwrap().is_empty(), "{audit}");
+    let shown = BATON.run(relay.data(), &["daemons", "--forgotten"]).await;
+    assert!(shown.stdout.contains("scrapped"), "{shown:?}");
+    assert_eq!(client.get(&task.task_id).await.task_id, task.task_id);
+
+    // It was not gone after all: a new one, by its old id's side.
+    let back = ScriptedDaemon::connect(&link, returning).await;
+    assert_ne!(back.welcome.daemon_id, id);
+}
