@@ -24,7 +24,7 @@ pub(crate) struct Ending {
     pub(crate) cleared: Cleared,
     pub(crate) process_started: bool,
     pub(crate) stderr_tail: String,
-    /// When the child ended; absent where only the present moment is known.
+    /// When the child ended; absent where nobody saw it, so that only the present moment is known.
     pub(crate) ended: Option<EndedAt>,
 }
 
@@ -115,7 +115,7 @@ impl Ending {
             },
             process_started,
             stderr_tail: String::new(),
-            ended: process_started.then(|| ended_at(report)),
+            ended: ended_at(report).filter(|_| process_started),
         }
     }
 
@@ -137,12 +137,13 @@ fn exit(report: &Report) -> Option<Exit> {
     }
 }
 
-fn ended_at(report: &Report) -> EndedAt {
+/// A child that the shim never saw dead has no such moment.
+fn ended_at(report: &Report) -> Option<EndedAt> {
     let limit = report.lease.as_ref().map_or(0, |lease| lease.limit_ms);
-    EndedAt {
+    (report.exited_at_ms > 0).then(|| EndedAt {
         wall: SystemTime::UNIX_EPOCH + Duration::from_millis(report.exited_wall_ms),
         within_lease: Moment::from_millis(report.exited_at_ms) < Moment::from_millis(limit),
-    }
+    })
 }
 
 impl Attempt {
@@ -257,6 +258,16 @@ mod tests {
         };
         assert!(within(999).within_lease);
         assert!(!within(1_000).within_lease);
+    }
+
+    #[test]
+    fn a_child_that_nobody_saw_dead_has_not_ended_at_the_beginning_of_time() {
+        let report = Report {
+            how: Some(report::How::Unseen(true)),
+            empty: false,
+            ..ended(0, EndedBy::Lease)
+        };
+        assert_eq!(Ending::reported(&report, None).ended, None);
     }
 
     #[test]
