@@ -88,6 +88,7 @@ fn check_directory(cwd: &PathBuf) -> Result<(), SpawnError> {
 
 /// The child must not be waited for yet: then its pid cannot have been reused.
 pub(crate) fn identify_child(pid: i32) -> io::Result<ProcessId> {
-    let stat = stat::read(pid).ok_or_else(|| io::Error::other("/proc does not show the child"))?;
+    let stat = stat::read(pid)?;
+    let stat = stat.ok_or_else(|| io::Error::other("/proc does not show the child"))?;
     Ok(stat.id)
 }

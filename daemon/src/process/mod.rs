@@ -6,6 +6,7 @@ mod before_exec;
 mod child;
 mod coalesce;
 mod environment;
+mod family;
 mod reaper;
 mod signal;
 mod stat;
@@ -16,9 +17,10 @@ use std::fmt;
 pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
 pub(crate) use coalesce::{Chunk, Coalescer};
 pub(crate) use environment::{Owner, child_environment};
+pub(crate) use family::descendants;
 pub(crate) use reaper::{DirectChild, adopt_orphans, reap_orphans};
 pub(crate) use signal::signal_one;
-pub(crate) use stat::{ProcessStat, identity_of, process_table, read as read_stat};
+pub(crate) use stat::{ProcessStat, identity_of, read as read_stat};
 pub(crate) use sweep::{Cleared, kill_marked, kill_strangers};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.

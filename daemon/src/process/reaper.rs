@@ -26,8 +26,11 @@ pub(crate) fn adopt_orphans() -> std::io::Result<()> {
 /// Reaps every dead orphan that came to this process; a no-op unless it adopts them. Blocks for the
 /// time of a walk through /proc.
 pub(crate) fn reap_orphans() {
-    if ADOPTS.load(Ordering::Acquire) {
-        reap(&stat::process_table());
+    if ADOPTS.load(Ordering::Acquire)
+        && let Ok(table) = stat::process_table()
+    {
+        // Without a table the next round finds them.
+        reap(&table);
     }
 }
 

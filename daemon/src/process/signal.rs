@@ -10,8 +10,8 @@ pub(crate) fn signal_one(id: ProcessId, signal: Signal) {
     let Some(pid) = Pid::from_raw(id.pid) else {
         return;
     };
-    let same = || stat::read(id.pid).is_some_and(|stat| stat.id == id);
-    // Errors below mean that the process is gone; the next look decides.
+    let same = || stat::identity_of(id.pid) == Some(id);
+    // Errors below mean that the process is gone, or that the machine has no room to ask; the next look decides.
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) if same() => drop(pidfd_send_signal(pidfd, signal)),
         Err(Errno::NOSYS) if same() => drop(kill_process(pid, signal)),

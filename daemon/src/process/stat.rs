@@ -1,7 +1,11 @@
 //! Reads the process table from /proc. A process may vanish between any two reads; then it is simply
-//! not there. Fields that are 0 because another pid namespace owns them stay 0 and match nothing.
+//! not there, like one that is hidden from this user. A read that fails for any other reason is an error: it says
+//! nothing about who is there. Fields that are 0 because another pid namespace owns them stay 0 and match nothing.
 
 use std::fs;
+use std::io;
+
+use rustix::io::Errno;
 
 use super::ProcessId;
 
@@ -11,7 +15,6 @@ pub(crate) struct ProcessStat {
     pub(crate) id: ProcessId,
     pub(crate) parent: i32,
     pub(crate) group: i32,
-    pub(crate) session: i32,
     state: u8,
     threads: u32,
 }
@@ -24,32 +27,57 @@ impl ProcessStat {
 }
 
 /// All processes that can be seen now.
-pub(crate) fn process_table() -> Vec<ProcessStat> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
+pub(crate) fn process_table() -> io::Result<Vec<ProcessStat>> {
+    let mut table = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let pid = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        if let Some(pid) = pid {
+            table.extend(read(pid)?);
+        }
+    }
+    Ok(table)
+}
+
+/// The process with this number, if there is one to be seen.
+pub(crate) fn read(pid: i32) -> io::Result<Option<ProcessStat>> {
+    let Some(line) = if_seen(fs::read(format!("/proc/{pid}/stat")))? else {
+        return Ok(None);
     };
-    let pids = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(read).collect()
+    let stat = parse(&line).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Some(stat))
 }
 
-pub(crate) fn read(pid: i32) -> Option<ProcessStat> {
-    parse(&fs::read(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The process that has this number now.
+/// The process that has this number now, as far as that can be told.
 pub(crate) fn identity_of(pid: i32) -> Option<ProcessId> {
-    read(pid).map(|stat| stat.id)
+    read(pid).ok().flatten().map(|stat| stat.id)
 }
 
-/// What the process was started with under this name. Of the dead nobody knows.
-pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
-    let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
+/// What the process was started with under this name. Of the dead nobody knows, and of many others only they do.
+pub(super) fn variable(pid: i32, name: &str) -> io::Result<Option<String>> {
+    let environ = if_seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
     let value = environ
         .split(|byte| *byte == 0)
-        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-    Some(String::from_utf8_lossy(value).into_owned())
+        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
+}
+
+/// `None` of what is gone or hidden; the errors that are left are the machine's.
+pub(super) fn if_seen<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_unseen(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn is_unseen(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+    ) || Errno::from_io_error(error) == Some(Errno::SRCH)
 }
 
 /// The name in parentheses may hold spaces, parentheses, newlines and bytes that are not UTF-8, so
@@ -72,7 +100,6 @@ fn parse(line: &[u8]) -> Option<ProcessStat> {
         },
         parent: number(1)?,
         group: number(2)?,
-        session: number(3)?,
         state: *fields.first()?.as_bytes().first()?,
         threads: fields.get(17)?.parse().ok()?,
     })
@@ -80,7 +107,7 @@ fn parse(line: &[u8]) -> Option<ProcessStat> {
 
 #[cfg(test)]
 impl ProcessStat {
-    pub(crate) fn sample(pid: i32, parent: i32, group: i32, session: i32, start: u64) -> Self {
+    pub(crate) fn sample(pid: i32, parent: i32, group: i32, start: u64) -> Self {
         let id = ProcessId {
             pid,
             start_time: start,
@@ -89,7 +116,6 @@ impl ProcessStat {
             id,
             parent,
             group,
-            session,
             state: b'S',
             threads: 1,
         }
@@ -112,7 +138,7 @@ mod tests {
                 start_time: 77326
             }
         );
-        assert_eq!((stat.parent, stat.group, stat.session), (7, 40, 39));
+        assert_eq!((stat.parent, stat.group), (7, 40));
         assert!(stat.is_zombie());
         let threaded = ProcessStat { threads: 3, ..stat };
         assert!(!threaded.is_zombie());
@@ -124,11 +150,21 @@ mod tests {
     #[test]
     fn the_table_holds_this_process() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let stat = process_table()
-            .into_iter()
-            .find(|stat| stat.id.pid == own)
-            .unwrap();
-        assert_eq!(Some(stat.id), read(own).map(|stat| stat.id));
+        let table = process_table().unwrap();
+        let stat = table.iter().find(|stat| stat.id.pid == own).unwrap();
+        assert_eq!(Some(stat.id), identity_of(own));
         assert!(!stat.is_zombie());
+    }
+
+    #[test]
+    fn who_is_gone_is_not_there_and_what_cannot_be_read_is_no_answer() {
+        assert_eq!(read(i32::MAX).unwrap(), None);
+        assert_eq!(variable(i32::MAX, "PATH").unwrap(), None);
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {
+            if_seen::<()>(Err(errno.into())).unwrap_err();
+        }
+        for errno in [Errno::NOENT, Errno::SRCH, Errno::ACCESS, Errno::PERM] {
+            assert_eq!(if_seen::<()>(Err(errno.into())).unwrap(), None);
+        }
     }
 }

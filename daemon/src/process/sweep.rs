@@ -3,12 +3,14 @@
 //! identities only, so a reused pid is never hit.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tracing::warn;
 
 use super::signal::signal_one;
-use super::stat::{self, ProcessStat};
+use super::stat;
 use super::{ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, reaper};
 use crate::clock::Clock;
 
@@ -38,9 +40,11 @@ pub(crate) async fn kill_marked(
     clock: &Clock,
 ) -> Cleared {
     let value = value.to_owned();
-    let is_meant = move |id: ProcessId| {
-        Some(id) != spare && stat::variable(id.pid, marker).is_some_and(|found| found == value)
-    };
+    let is_meant =
+        move |id: ProcessId| {
+            Ok(Some(id) != spare
+                && stat::variable(id.pid, marker)?.is_some_and(|found| found == value))
+        };
     kill_all(is_meant, clock).await
 }
 
@@ -52,32 +56,38 @@ pub(crate) async fn kill_strangers(
 ) -> Cleared {
     let (daemon_id, known) = (daemon_id.to_owned(), known.clone());
     let is_stranger = move |id: ProcessId| {
-        stat::variable(id.pid, DAEMON_MARKER).is_some_and(|found| found == daemon_id)
-            && stat::variable(id.pid, ATTEMPT_MARKER).is_some_and(|found| !known.contains(&found))
+        let is_ours = stat::variable(id.pid, DAEMON_MARKER)? == Some(daemon_id.clone());
+        let attempt = stat::variable(id.pid, ATTEMPT_MARKER)?;
+        Ok(is_ours && attempt.is_some_and(|found| !known.contains(&found)))
     };
     kill_all(is_stranger, clock).await
 }
 
 async fn kill_all(
-    is_meant: impl Fn(ProcessId) -> bool + Clone + Send + 'static,
+    is_meant: impl Fn(ProcessId) -> io::Result<bool> + Clone + Send + 'static,
     clock: &Clock,
 ) -> Cleared {
     let give_up = clock.now().after(SWEEP_LIMIT);
     let mut found = BTreeSet::new();
     let mut empty_looks = 0;
     while empty_looks < 2 {
-        let left = look(is_meant.clone()).await;
-        if left.is_empty() {
-            empty_looks += 1;
-            continue;
+        match look(is_meant.clone()).await {
+            Ok(left) if left.is_empty() => {
+                empty_looks += 1;
+                continue;
+            }
+            Ok(left) => {
+                for id in left {
+                    signal_one(id, Signal::KILL);
+                    found.insert(id);
+                }
+            }
+            // It says nothing about who is there.
+            Err(error) => warn!(error = %error, "cannot look for processes; trying again"),
         }
         empty_looks = 0;
         if clock.now() >= give_up {
             break;
-        }
-        for id in left {
-            signal_one(id, Signal::KILL);
-            found.insert(id);
         }
         tokio::time::sleep(POLL).await;
     }
@@ -90,16 +100,20 @@ async fn kill_all(
 }
 
 /// Walks through /proc off the runtime's threads, and reaps what it finds dead. Never itself.
-async fn look(is_meant: impl Fn(ProcessId) -> bool + Send + 'static) -> Vec<ProcessId> {
+async fn look(
+    is_meant: impl Fn(ProcessId) -> io::Result<bool> + Send + 'static,
+) -> io::Result<Vec<ProcessId>> {
     let looked = tokio::task::spawn_blocking(move || {
         let own = std::process::id().cast_signed();
-        let table = stat::process_table();
+        let table = stat::process_table()?;
         reaper::reap_orphans_in(&table);
-        let living = table
-            .into_iter()
-            .filter(|stat: &ProcessStat| !stat.is_zombie() && stat.id.pid != own)
-            .map(|stat| stat.id);
-        living.filter(|id| is_meant(*id)).collect()
+        let mut meant = Vec::new();
+        for stat in table {
+            if !stat.is_zombie() && stat.id.pid != own && is_meant(stat.id)? {
+                meant.push(stat.id);
+            }
+        }
+        Ok(meant)
     });
     looked.await.expect("looking at /proc does not panic")
 }
@@ -126,7 +140,12 @@ mod tests {
 
     fn identity(child: &Child) -> ProcessId {
         let pid = child.id().unwrap().cast_signed();
-        stat::read(pid).unwrap().id
+        stat::identity_of(pid).unwrap()
+    }
+
+    fn is_alive(child: &Child) -> bool {
+        let stat = stat::read(identity(child).pid).unwrap();
+        stat.is_some_and(|stat| !stat.is_zombie())
     }
 
     async fn signal_of(child: &mut Child) -> Option<i32> {
@@ -149,7 +168,7 @@ mod tests {
         assert!(cleared.empty && cleared.killed && cleared.swept == 1);
         assert_eq!(signal_of(&mut mine).await, Some(9));
         for other in [&spared, &foreign] {
-            assert!(stat::read(identity(other).pid).is_some_and(|stat| !stat.is_zombie()));
+            assert!(is_alive(other));
         }
     }
 
@@ -164,7 +183,7 @@ mod tests {
         assert!(cleared.empty && cleared.swept == 1);
         assert_eq!(signal_of(&mut stranger).await, Some(9));
         for other in [&ours, &foreign] {
-            assert!(stat::read(identity(other).pid).is_some_and(|stat| !stat.is_zombie()));
+            assert!(is_alive(other));
         }
     }
 }

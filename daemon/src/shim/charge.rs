@@ -17,7 +17,7 @@ use rustix::io::{Errno, ioctl_fionbio};
 use rustix::process::{PidfdFlags, WaitStatus, getpid, pidfd_open};
 
 use super::course::{Course, Lease, Look};
-use super::descendants::{Members, reap};
+use super::descendants::{self, Members, reap};
 use super::ladder::Sight;
 use super::recorder::{Appetite, Recorder};
 use super::stdin::{StdinQueue, TooMuch};
@@ -157,15 +157,19 @@ impl Charge {
     }
 
     fn look(&mut self, look: Look, now: Moment) {
-        let group = self.id.pid;
+        let child = descendants::Child {
+            group: self.id.pid,
+            is_unreaped: self.exit.is_none(),
+        };
         let sight = if look == Look::AtKnown && self.members.any_alive() {
             Sight::Known
         } else {
-            self.members = Members::look();
-            self.members.sight(group)
+            // A look that fails has seen nobody, which does not mean that nobody is there.
+            self.members = Members::look().unwrap_or_default();
+            self.members.sight(child)
         };
         if let Some(rung) = self.course.on_sight(sight, now) {
-            self.members.signal(group, rung);
+            self.members.signal(child, rung);
         }
     }
 

@@ -20,7 +20,8 @@ pub(super) enum Sight {
     Nobody,
     /// Those that were signalled last are still there; nobody looked for others.
     Known,
-    /// All that could be seen. None of them while somebody is left means: look again.
+    /// All that could be seen, and the child as long as nobody waited for it. None of them while somebody is left
+    /// means: look again.
     Members {
         living: usize,
         /// Of these, how many are not in the child's own process group.

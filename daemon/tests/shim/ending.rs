@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use baton_proto::worker::report::How;
 use baton_proto::worker::{EndedBy, to_shim};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use crate::daemon::{Shim, is_dead, lease, now, shell, until_dead};
 
@@ -210,4 +210,21 @@ fn the_last_renewal_of_a_daemon_that_died_of_it_counts() {
     assert_eq!(shim.wire.greet().lease, Some(longer));
     shim.wire.stop(Duration::ZERO);
     shim.report();
+}
+
+#[test]
+fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
+    let mut shim = Shim::run("trap '' TERM; echo $$; while :; do sleep 600; done");
+    let pids = shim.transcript(0).pids(&mut shim.wire);
+    // It has more files than that open already, and can open none to read /proc; waiting for a few takes as many.
+    let none = Rlimit {
+        current: Some(8),
+        maximum: Some(8),
+    };
+    prlimit(Pid::from_raw(shim.pid()), Resource::Nofile, none).unwrap();
+    shim.wire.stop(Duration::ZERO);
+    let report = shim.report();
+    assert_eq!(report.how, Some(How::Signal(9)));
+    assert!(report.empty && report.killed);
+    assert!(is_dead(pids[0]));
 }
