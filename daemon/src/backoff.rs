@@ -17,15 +17,19 @@ pub(crate) struct Retry {
     pub(crate) retry_after: Option<Duration>,
     /// Time left on the shortest lease that is still held.
     pub(crate) shortest_lease: Option<Duration>,
+    /// The most that a relay which is back may be kept waiting for the last words of attempts.
+    pub(crate) last_words: Option<Duration>,
 }
 
 /// Full jitter under a doubling ceiling; `random` is uniform in `0.0..1.0`.
 ///
 /// The relay's wish is a lower bound. A held lease beats both: reconnecting must happen while there is
-/// still time to renew, so a quarter of what is left is the most that is waited.
+/// still time to renew, so a quarter of what is left is the most that is waited. Results that nobody has heard keep the
+/// ceiling low: a relay that comes back waits for them only a little.
 pub(crate) fn delay(retry: Retry, random: f64) -> Duration {
     let ceiling = FIRST
         .saturating_mul(1 << retry.failures.min(7))
+        .min(retry.last_words.unwrap_or(LONGEST))
         .min(LONGEST);
     let jittered = ceiling.mul_f64(random.clamp(0.0, 1.0));
     let wished = retry
@@ -45,6 +49,7 @@ mod tests {
         failures: 0,
         retry_after: None,
         shortest_lease: None,
+        last_words: None,
     };
 
     #[test]
@@ -95,5 +100,25 @@ mod tests {
             ..asked
         };
         assert_eq!(delay(ended, 0.9), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_result_that_nobody_has_heard_is_not_kept_for_a_minute() {
+        let holding = Retry {
+            failures: 9,
+            last_words: Some(Duration::from_secs(5)),
+            ..IDLE
+        };
+        assert_eq!(delay(holding, 1.0), Duration::from_secs(5));
+        let first = Retry {
+            failures: 0,
+            ..holding
+        };
+        assert_eq!(delay(first, 1.0), FIRST);
+        let asked = Retry {
+            retry_after: Some(Duration::from_secs(20)),
+            ..holding
+        };
+        assert!(delay(asked, 0.0) >= Duration::from_secs(20));
     }
 }

@@ -29,6 +29,7 @@ mod redact;
 mod session;
 pub mod shim;
 pub mod spool;
+mod stake;
 mod status;
 mod storage;
 mod supervisor;
@@ -59,6 +60,7 @@ use health::HealthChecks;
 use identity::Identity;
 use link::Link;
 use process::{adopt_orphans, kill_strangers};
+use stake::Stake;
 use storage::Storage;
 use supervisor::{Supervisor, adoption};
 
@@ -155,18 +157,18 @@ impl Daemon {
         let inherited = adoption::take_over(attempts, &identity.boot_id, &workshop).await?;
         end_strangers(&workshop, &inherited.known).await;
         let (events, link_events) = mpsc::channel(LINK_EVENTS);
-        let (shortest, shortest_lease) = watch::channel(None);
+        let (at_stake, stake) = watch::channel(Stake::default());
         let finish = CancellationToken::new();
         let link = Link {
             endpoint,
             token_file: config.token_file.clone(),
             clock: config.clock.clone(),
             supervisor: events,
-            shortest_lease,
+            stake,
             finish: finish.clone(),
         };
         let mut supervisor =
-            Supervisor::new(&config, identity, storage, workshop, shortest, status)?;
+            Supervisor::new(&config, identity, storage, workshop, at_stake, status)?;
         supervisor.adopt_all(inherited.attempts);
         let supervised = async {
             let result = supervisor.run(link_events, stop).await;

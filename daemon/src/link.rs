@@ -18,8 +18,9 @@ use tonic::{Code, Request, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use crate::backoff::{self, Retry};
-use crate::clock::{Clock, Moment};
+use crate::clock::Clock;
 use crate::session::Session;
+use crate::stake::Stake;
 use crate::supervisor::LinkEvent;
 
 mod address;
@@ -46,7 +47,7 @@ pub(crate) struct Link {
     pub(crate) clock: Clock,
     /// Full: the link waits, and with it the relay.
     pub(crate) supervisor: mpsc::Sender<LinkEvent>,
-    pub(crate) shortest_lease: watch::Receiver<Option<Moment>>,
+    pub(crate) stake: watch::Receiver<Stake>,
     /// The supervisor is done: say no more, dial no more.
     pub(crate) finish: CancellationToken,
 }
@@ -98,7 +99,7 @@ impl Link {
             if finish.is_cancelled() {
                 return;
             }
-            let mut shortest_lease = self.shortest_lease_left();
+            let mut stake = *self.stake.borrow();
             let pause = match outcome {
                 Outcome::Over => return,
                 Outcome::Lost(pause) => {
@@ -112,7 +113,7 @@ impl Link {
                 Outcome::Superseded(pause) => {
                     (failures, was_welcome) = (0, true);
                     // Leases that run out meanwhile are the other one's now, or nobody's.
-                    shortest_lease = None;
+                    stake = Stake::default();
                     let retry_after = pause.retry_after.unwrap_or_default().max(SUPERSEDED);
                     Pause {
                         retry_after: Some(retry_after),
@@ -140,7 +141,8 @@ impl Link {
             let retry = Retry {
                 failures,
                 retry_after: pause.retry_after,
-                shortest_lease,
+                shortest_lease: self.left_of(stake),
+                last_words: stake.last_words,
             };
             self.tell_trouble(pause.why).await;
             self.back_off(retry).await;
@@ -168,9 +170,8 @@ impl Link {
     }
 
     /// What is left of the shortest lease that is held; one that is over hurries nobody.
-    fn shortest_lease_left(&self) -> Option<Duration> {
-        let limit = (*self.shortest_lease.borrow())?;
-        let left = self.clock.now().until(limit);
+    fn left_of(&self, stake: Stake) -> Option<Duration> {
+        let left = self.clock.now().until(stake.lease?);
         (!left.is_zero()).then_some(left)
     }
 
@@ -239,7 +240,8 @@ impl Link {
             warn!(error = %error, "cannot dial");
             not_reached(error.to_string())
         })?;
-        let patience = Patience::with(self.shortest_lease_left());
+        let stake = *self.stake.borrow();
+        let patience = Patience::with(self.left_of(stake));
         let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
         let channel = tokio::time::timeout(patience.connect, self.endpoint.connect())
             .await

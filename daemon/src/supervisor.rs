@@ -26,6 +26,7 @@ use crate::link::LinkError;
 use crate::outbox::Writer;
 use crate::process::reap_orphans;
 use crate::session::{Heartbeats, Session};
+use crate::stake::Stake;
 use crate::status::{DaemonStatus, Heard};
 use crate::storage::Storage;
 
@@ -127,8 +128,8 @@ pub(crate) struct Supervisor {
     /// Until then the relay counts as about to come: nothing is cut because it is not there yet.
     awaited_until: Moment,
     reap_at: Moment,
-    /// Earliest lease limit, for the link's backoff.
-    shortest_lease: watch::Sender<Option<Moment>>,
+    /// For the link's backoff.
+    stake: watch::Sender<Stake>,
     status: watch::Sender<DaemonStatus>,
 }
 
@@ -138,7 +139,7 @@ impl Supervisor {
         identity: Identity,
         storage: Storage,
         workshop: Workshop,
-        shortest_lease: watch::Sender<Option<Moment>>,
+        stake: watch::Sender<Stake>,
         status: watch::Sender<DaemonStatus>,
     ) -> io::Result<Self> {
         let (events, incoming) = mpsc::channel(EVENTS);
@@ -174,7 +175,7 @@ impl Supervisor {
             duties: HashMap::new(),
             events,
             incoming,
-            shortest_lease,
+            stake,
             status,
         })
     }
@@ -349,14 +350,9 @@ impl Supervisor {
     }
 
     fn publish(&self) {
-        let limits = self
-            .held
-            .values()
-            .filter_map(Held::lease)
-            .map(|lease| lease.limit());
-        let shortest = limits.min();
-        self.shortest_lease
-            .send_if_modified(|old| std::mem::replace(old, shortest) != shortest);
+        let stake = Stake::of(self.held.values());
+        self.stake
+            .send_if_modified(|old| std::mem::replace(old, stake) != stake);
         let running = self.held.values().filter(|held| held.holds_slot()).count();
         let status = DaemonStatus {
             connected: self.live.is_some(),

@@ -15,6 +15,11 @@ impl Held {
         self.lease.filter(|_| self.holds_slot())
     }
 
+    /// Of the grant that was the last one, also when nothing runs any more.
+    pub(crate) fn last_ttl(&self) -> Option<Duration> {
+        self.lease.map(|lease| lease.ttl())
+    }
+
     /// Counted from the send of what the relay answered. The shim learns of it at once.
     pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
         if let Some(lease) = &mut self.lease {
