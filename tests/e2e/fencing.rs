@@ -1,77 +1,318 @@
-//! Two attempts of one task never run at the same time.
+//! Two attempts of one task never run at the same time, and nobody hears the first one any more: by the times at
+//! which processes begin and end. `BATON_CUT=50` cuts off as many attempts at once.
 
-use baton_proto::v1::{AttemptState, RetryPolicy, TaskEventKind, TaskSpec, WhenUnsafe};
-use baton_tests::{RealDaemon, Relay, Tap, command, marked, marked_gone, poll_until, recorded_ms};
+use std::time::Duration;
 
-use crate::STANDIN;
+use baton_proto::v1::settlement::Decision;
+use baton_proto::v1::{
+    AttemptState, DaemonFrame, FenceCode, Role, Settlement, Task, TaskEvent, TaskEventKind,
+    TaskState, daemon_frame, relay_frame,
+};
+use baton_tests::{
+    Client, DaemonProcess, Passing, RelayProcess, Tap, Taped, Watched, Wire, boottime, by_attempt,
+    command, first_began, is_stopped, poll_until, retried, signal, together,
+};
+use rustix::process::Signal;
 
-const MARK: &str = "fenced";
+use crate::{BATON, STANDIN};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cut_off_worker_has_stopped_its_child_before_a_successor_starts() {
-    let relay = Relay::start().await;
-    let client = relay.admin();
-    let tap = Tap::start(relay.url()).await;
-    let mut cut_off = RealDaemon::start(&tap.url(), &relay.daemon_token().await).await;
-    let dir = tempfile::tempdir().unwrap();
-    let (runs, stopped) = (dir.path().join("runs"), dir.path().join("stopped"));
-    let [runs_text, stopped_text] = [&runs, &stopped].map(|path| path.display().to_string());
-    let arguments = ["count", &runs_text, "note-term", &stopped_text, "pause"];
-    let task = client
-        .submit(TaskSpec {
-            lease_ttl_ms: Some(5_000),
-            retry: Some(RetryPolicy {
-                when_unsafe: WhenUnsafe::Retry.into(),
-                backoff_initial_ms: Some(10),
-                ..RetryPolicy::default()
-            }),
-            ..command(STANDIN, &arguments, MARK)
-        })
-        .await;
-    let mut watch = client.watch(&task.task_id).await;
-    watch
-        .until("the child to run", |event| {
-            event.state() == AttemptState::Streaming
-        })
-        .await;
-    let first = marked(MARK);
-    tap.cut();
-    cut_off
-        .until("the daemon to notice", |status| !status.connected)
-        .await;
-    let _other = relay.real_daemon().await;
+/// The shortest that the relay grants.
+const LEASE: Duration = Duration::from_secs(5);
+/// From a death to the look that sees it, on a machine that is busy.
+const LOOK: Duration = Duration::from_secs(1);
+const SHORT_CUT: usize = 10;
 
-    let lost = watch.until_kind(TaskEventKind::Ended).await;
-    assert_eq!(
-        (lost.state(), lost.failure_code.as_str()),
-        (AttemptState::Lost, "lease_expired")
-    );
-    let stopped =
-        std::fs::read_to_string(&stopped).expect("the worker stopped its child by itself");
-    let stopped: u64 = stopped.trim().parse().unwrap();
-    assert!(
-        stopped < recorded_ms(&lost),
-        "and did so before the relay gave the attempt up"
-    );
-    let ran = poll_until("the successor to run", || {
-        let lines = std::fs::read_to_string(&runs).unwrap_or_default();
-        (lines.lines().count() == 2).then_some(lines)
+fn cut() -> usize {
+    std::env::var("BATON_CUT").map_or(SHORT_CUT, |count| {
+        count.parse().expect("BATON_CUT is a number")
+    })
+}
+
+/// A relay and its administrator, the directory and the credential of its daemons.
+struct Scene {
+    relay: RelayProcess,
+    dir: tempfile::TempDir,
+    secret: String,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let relay = RelayProcess::start(BATON).await;
+        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let dir = tempfile::tempdir().expect("a directory");
+        Self { relay, dir, secret }
+    }
+
+    fn client(&self) -> &Client {
+        self.relay.admin()
+    }
+
+    async fn daemon(&self, name: &str, url: &str, slots: usize) -> DaemonProcess {
+        let slots = slots.to_string();
+        let more = ["--slots", slots.as_str()];
+        DaemonProcess::start_with(BATON, self.dir.path(), name, url, &self.secret, &more).await
+    }
+
+    /// Runs `first` when the task runs for the first time, and then waits for a word from the test.
+    fn twice(&self, mark: &str, first: &str) -> Vec<String> {
+        let dir = self.dir.path().display();
+        let script = format!(
+            "if mkdir {dir}/{mark} 2>/dev/null; then {first}; \
+             else echo second; until [ -e {dir}/end ]; do sleep 0.05; done; fi"
+        );
+        vec!["-c".to_owned(), script]
+    }
+}
+
+/// Waits until each of these tasks has so many processes, its shim among them, and watches them from then on.
+async fn watched(client: &Client, tasks: &[String], processes: usize) -> Vec<Watched> {
+    let mut attempts = Vec::new();
+    for task_id in tasks {
+        client.until_state(task_id, TaskState::Running).await;
+        let task = client.get(task_id).await;
+        attempts.push((task_id, task.attempts[0].attempt_id.clone()));
+    }
+    let living = poll_until("all processes to run", || {
+        let living = by_attempt();
+        let count = |id: &String| living.get(id).map_or(0, Vec::len);
+        let all = attempts.iter().all(|(_, id)| count(id) >= processes);
+        all.then_some(living)
     })
     .await;
-    let left = marked(MARK)
-        .into_iter()
-        .filter(|process| first.contains(process))
-        .count();
-    assert_eq!(
-        left, 0,
-        "nothing of the first attempt is left when the second one runs"
-    );
-    let attempts = client.get(&task.task_id).await.attempts;
-    let ids: Vec<&str> = attempts
+    let watch = |(task_id, id): (&String, String)| Watched::new(task_id, &id, &living[&id]);
+    attempts.into_iter().map(watch).collect()
+}
+
+/// A second attempt that runs, seen by the relay; its id.
+async fn successor(client: &Client, task_id: &str) -> String {
+    let mut watch = client.watch(task_id).await;
+    let second =
+        |event: &TaskEvent| event.attempt_number == 2 && event.state() == AttemptState::Streaming;
+    let ended = watch.until_kind(TaskEventKind::Ended).await;
+    assert_eq!(ended.failure_code, "lease_expired", "{ended:?}");
+    watch.until("the successor to run", second).await.attempt_id
+}
+
+/// The least time from the end of a first attempt to the first process of its successor, and the longest from `since`
+/// to such an end.
+async fn margins(client: &Client, firsts: Vec<Watched>, since: Duration) -> (Duration, Duration) {
+    let successors = firsts.iter().map(|first| successor(client, &first.task_id));
+    let successors = together(successors).await;
+    let living = by_attempt();
+    let (mut least, mut longest) = (Duration::MAX, Duration::ZERO);
+    for (first, second) in firsts.into_iter().zip(successors) {
+        let task = first.task_id.clone();
+        assert!(!living.contains_key(&first.attempt_id), "{task} runs twice");
+        let began = first_began(&living[&second]);
+        let end = first.end().await;
+        assert!(
+            end < began,
+            "{task}: the last process of one attempt ended at {end:?}, the next attempt began at {began:?}"
+        );
+        least = least.min(began - end);
+        longest = longest.max(end.saturating_sub(since));
+    }
+    (least, longest)
+}
+
+/// What nothing may change that comes from the first attempts: state and result, and the state of each attempt.
+type Standing = (i32, Vec<u8>, Vec<(String, i32)>);
+
+async fn standing(client: &Client, tasks: &[String]) -> Vec<Standing> {
+    let tasks = together(tasks.iter().map(|task| client.get(task))).await;
+    let standing = |task: Task| {
+        let attempts = task.attempts.into_iter();
+        let attempts = attempts.map(|one| (one.attempt_id, one.state)).collect();
+        (task.state, task.result.to_vec(), attempts)
+    };
+    tasks.into_iter().map(standing).collect()
+}
+
+/// Whatever the first attempt's daemon said after its end is at most evidence.
+fn assert_fenced(events: &[TaskEvent]) {
+    let first = |event: &&TaskEvent| event.attempt_number == 1;
+    let late = events
         .iter()
-        .map(|attempt| attempt.attempt_id.as_str())
+        .filter(first)
+        .skip_while(|event| event.kind() != TaskEventKind::Ended)
+        .skip(1);
+    for event in late {
+        let harmless = [
+            TaskEventKind::RetryScheduled,
+            TaskEventKind::ReceiptArrived,
+            TaskEventKind::LateTerminal,
+        ];
+        assert!(harmless.contains(&event.kind()), "{event:#?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_process_of_a_cut_off_daemon_is_dead_before_its_successor_starts() {
+    let scene = Scene::start().await;
+    let (client, count) = (scene.client(), cut());
+    let wire = Wire::to(client.url()).await;
+    let cut_off = scene.daemon("cut-off", &wire.url(), count).await;
+    let mut tasks = Vec::new();
+    for number in 0..count {
+        // Each with a grandchild in a session of its own; every other one ignores TERM.
+        let stubborn: &[&str] = if number % 2 == 0 {
+            &[]
+        } else {
+            &["ignore-term"]
+        };
+        let arguments = [&["print", "1", "grandchild"], stubborn, &["pause"]].concat();
+        let spec = command(STANDIN, &arguments, &format!("cut-{number}"));
+        tasks.push(client.submit(retried(spec, LEASE)).await.task_id);
+    }
+    let firsts = watched(client, &tasks, 3).await;
+    let _other = scene.daemon("other", client.url(), count).await;
+    for task in &tasks {
+        assert_eq!(
+            client.get(task).await.attempts.len(),
+            1,
+            "the cut is to come"
+        );
+    }
+    wire.let_pass(Passing::Nothing);
+    let (least, longest) = margins(client, firsts, boottime()).await;
+    println!(
+        "{count} attempts cut off at once: all dead at most {longest:?} after the cut, under a lease of {LEASE:?}; \
+         the first process of a successor began at least {least:?} after the last one of its predecessor had ended"
+    );
+    assert!(
+        longest < LEASE + LOOK,
+        "dead only {longest:?} after the cut"
+    );
+
+    let before = standing(client, &tasks).await;
+    wire.let_pass(Passing::Both);
+    poll_until("the daemon to tell all it has to tell", || {
+        cut_off.is_settled().then_some(())
+    })
+    .await;
+    assert_eq!(standing(client, &tasks).await, before);
+    together(tasks.iter().map(|task| client.cancel(task))).await;
+    for task in &tasks {
+        client.until_state(task, TaskState::Canceled).await;
+        assert_fenced(&client.watch(task).await.to_end().await);
+    }
+}
+
+/// What the relay answered to the one Hello on this piece of tape.
+fn settlements(tape: &[Taped]) -> Vec<Settlement> {
+    let said_hello = |frame: &&Taped| match frame {
+        Taped::Up(up) => {
+            let DaemonFrame { frame } = up.as_ref();
+            matches!(frame, Some(daemon_frame::Frame::Hello(_)))
+        }
+        Taped::Down(_) => false,
+    };
+    assert_eq!(tape.iter().filter(said_hello).count(), 1);
+    let mut answers = tape
+        .iter()
+        .skip_while(|frame| !said_hello(frame))
+        .filter_map(|frame| match frame {
+            Taped::Up(_) => None,
+            Taped::Down(down) => Some(down.frame.clone()),
+        });
+    match answers.next() {
+        Some(Some(relay_frame::Frame::Welcome(welcome))) => welcome.settlements,
+        other => panic!("Hello was answered with {other:?}"),
+    }
+}
+
+fn is_of_attempt(frame: &Taped) -> bool {
+    match frame {
+        Taped::Up(up) => matches!(up.frame, Some(daemon_frame::Frame::Attempt(_))),
+        Taped::Down(_) => false,
+    }
+}
+
+/// Whether the daemon was told to kill it. Otherwise it knew that the attempt was over, and may tell what it knows.
+fn is_killed(settlements: &[Settlement], attempt_id: &str) -> bool {
+    let settled = settlements.iter().find(|one| one.attempt_id == attempt_id);
+    match settled.and_then(|one| one.decision) {
+        Some(Decision::Kill(kill)) => {
+            assert_eq!(kill.code(), FenceCode::StaleAttempt);
+            true
+        }
+        Some(Decision::Adopt(_)) => false,
+        other => panic!("{attempt_id}: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_was_stopped_past_its_lease_changes_nothing_and_is_settled_in_one_round_trip()
+{
+    let scene = Scene::start().await;
+    let client = scene.client();
+    let tap = Tap::start(client.url()).await;
+    let stopped = scene.daemon("stopped", &tap.url(), 4).await;
+    let in_time = scene.dir.path().join("in-time").display().to_string();
+    let until_told = format!("until [ -e {in_time} ]; do sleep 0.02; done; echo first");
+    let mut tasks = Vec::new();
+    for (mark, first) in [
+        // Talks without end and does not obey.
+        (
+            "talks",
+            r#"trap "" TERM; while :; do echo first; sleep 0.05; done"#,
+        ),
+        // Have a result, in time, that nobody hears in time.
+        ("completes", until_told.as_str()),
+        ("fails", &format!("{until_told}; exit 3")),
+    ] {
+        let arguments = scene.twice(mark, first);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let spec = command("sh", &arguments, mark);
+        tasks.push(client.submit(retried(spec, LEASE)).await.task_id);
+        let at_work = scene.dir.path().join(mark);
+        poll_until("it to be at work", || at_work.exists().then_some(())).await;
+    }
+    let firsts = watched(client, &tasks, 2).await;
+    let ids: Vec<String> = firsts
+        .iter()
+        .map(|first| first.attempt_id.clone())
         .collect();
-    assert_eq!(ran.lines().collect::<Vec<_>>(), ids);
-    client.cancel(&task.task_id).await;
-    marked_gone(MARK).await;
+
+    signal(stopped.pid(), Signal::STOP);
+    poll_until("it to stop", || is_stopped(stopped.pid()).then_some(())).await;
+    let since = boottime();
+    std::fs::write(&in_time, "").unwrap();
+    let _other = scene.daemon("other", client.url(), 4).await;
+    let (least, longest) = margins(client, firsts, since).await;
+    assert!(is_stopped(stopped.pid()), "their shims did it alone");
+    assert!(
+        longest < LEASE + LOOK,
+        "dead only {longest:?} after the stop"
+    );
+
+    let before = standing(client, &tasks).await;
+    let taped = tap.frames().len();
+    signal(stopped.pid(), Signal::CONT);
+    let woken = boottime();
+    poll_until("the daemon to tell all it has to tell", || {
+        stopped.is_settled().then_some(())
+    })
+    .await;
+    let took = boottime() - woken;
+    assert_eq!(standing(client, &tasks).await, before);
+    let tape = &tap.frames()[taped..];
+    let settlements = settlements(tape);
+    let killed = ids.iter().filter(|id| is_killed(&settlements, id)).count();
+    let said = tape.iter().filter(|frame| is_of_attempt(frame)).count();
+    assert!(said >= ids.len(), "it had something to say of each");
+    println!(
+        "a daemon stopped past its lease: {} attempts dead at most {longest:?} after the stop by their shims alone, \
+         at least {least:?} before their successors; awake again it was told of all in one Welcome \
+         ({killed} to be killed, {} over); its {said} frames were done with after {took:?} and changed nothing",
+        ids.len(),
+        ids.len() - killed
+    );
+    std::fs::write(scene.dir.path().join("end"), "").unwrap();
+    for task in &tasks {
+        client.until_state(task, TaskState::Completed).await;
+        assert_eq!(client.get(task).await.attempts.len(), 2);
+        assert_eq!(client.output(task).await, b"second\n");
+        assert_fenced(&client.watch(task).await.to_end().await);
+    }
 }

@@ -6,15 +6,13 @@ use std::time::Duration;
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
-    AttemptState, ReadOutputRequest, RetryPolicy, Role, TaskEventKind, TaskSpec, TaskState,
-    Termination, WhenUnsafe,
+    AttemptState, ReadOutputRequest, Role, TaskEventKind, TaskSpec, TaskState, Termination,
 };
 use baton_tests::{
-    BentBoot, Client, DaemonProcess, RelayProcess, command, marked, marked_gone, of_attempt,
-    poll_until, shim_of, within,
+    BentBoot, Client, DaemonProcess, RelayProcess, boottime, command, marked, marked_gone,
+    of_attempt, poll_until, retried, shim_of, signal, together, within,
 };
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 
 use crate::{BATON, STANDIN};
@@ -24,6 +22,10 @@ const SHORT_RUN: usize = 3;
 const SHORT_LEASE: Duration = Duration::from_secs(5);
 /// From a death to the look that sees it, on a machine that is busy.
 const LOOK: Duration = Duration::from_secs(1);
+/// Machines that lose their daemon at the same time: more would wait for this machine and not for a lease.
+const AT_ONCE: usize = 5;
+/// A new daemon gives all shims of the old one two seconds together; the rest is for a machine that is busy.
+const SEARCH: Duration = Duration::from_secs(5);
 const LINES: usize = 80;
 const TICK_MS: &str = "15";
 
@@ -31,19 +33,6 @@ fn rounds() -> usize {
     std::env::var("BATON_ROUNDS").map_or(SHORT_RUN, |rounds| {
         rounds.parse().expect("BATON_ROUNDS is a number")
     })
-}
-
-fn boottime() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::new(
-        now.tv_sec.unsigned_abs(),
-        u32::try_from(now.tv_nsec).unwrap_or(0),
-    )
-}
-
-fn signal(pid: u32, signal: Signal) {
-    let pid = Pid::from_raw(pid.cast_signed()).expect("a process has a number");
-    kill_process(pid, signal).expect("the process is there");
 }
 
 /// A relay and a daemon on one machine, both as processes.
@@ -98,18 +87,6 @@ impl Machine {
 
 async fn start_daemon(boot: &BentBoot, dir: &Path, client: &Client, secret: &str) -> DaemonProcess {
     DaemonProcess::start(boot.bend(BATON), dir, "holder", client.url(), secret).await
-}
-
-fn retried(spec: TaskSpec, lease: Duration) -> TaskSpec {
-    TaskSpec {
-        lease_ttl_ms: Some(u64::try_from(lease.as_millis()).expect("a short lease")),
-        retry: Some(RetryPolicy {
-            when_unsafe: WhenUnsafe::Retry.into(),
-            backoff_initial_ms: Some(10),
-            ..RetryPolicy::default()
-        }),
-        ..spec
-    }
 }
 
 fn lines(count: usize) -> Vec<u8> {
@@ -193,61 +170,68 @@ async fn a_killed_daemon_comes_back_and_the_same_attempt_goes_on_without_gap_or_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_daemon_every_process_is_dead_when_its_lease_ends() {
-    let rounds = rounds();
+    let rounds: Vec<usize> = (0..rounds()).collect();
     let mut longest = Duration::ZERO;
-    for round in 0..rounds {
-        let mut machine = Machine::start().await;
-        let mark = format!("orphaned-{round}");
-        // The child ignores TERM; its grandchild has a session of its own.
-        let arguments = ["print", "1", "grandchild", "ignore-term", "pause"];
-        let spec = TaskSpec {
-            lease_ttl_ms: Some(5_000),
-            ..command(STANDIN, &arguments, &mark)
-        };
-        let (task, attempt) = machine.running(spec, &mark).await;
-        poll_until("the grandchild to run", || {
-            (marked(&mark).len() == 2).then_some(())
-        })
-        .await;
-        let mut watch = machine.client.watch(&task).await;
-        machine.daemon.kill().await;
-        let killed = boottime();
-        assert_eq!(marked(&mark).len(), 2, "they go on without their daemon");
-        let dead = poll_until("all to be dead", || {
-            of_attempt(&attempt).is_empty().then(boottime)
-        });
-        let lost = watch.until_kind(TaskEventKind::Ended);
-        let (dead, left) = tokio::join!(dead, async {
-            let lost = lost.await;
-            assert_eq!(lost.failure_code, "lease_expired");
-            of_attempt(&attempt)
-        });
-        assert!(
-            left.is_empty(),
-            "alive when the relay gave them up: {left:?}"
-        );
-        // Every renewal was sent before the daemon died.
-        let took = dead - killed;
-        assert!(
-            took < SHORT_LEASE + LOOK,
-            "dead only {took:?} after the daemon"
-        );
-        longest = longest.max(took);
-        machine.revive().await;
-        machine
-            .client
-            .until_state(&task, TaskState::NeedsAttention)
-            .await;
-        let told = poll_until_told(&machine.client, &task).await;
-        assert_eq!(
-            told,
-            Termination::Confirmed,
-            "the next daemon brings the receipt"
-        );
+    for some in rounds.chunks(AT_ONCE) {
+        let took = together(some.iter().map(|round| orphaned(*round))).await;
+        longest = took.into_iter().fold(longest, Duration::max);
     }
     println!(
-        "{rounds} rounds: all dead at most {longest:?} after the daemon, under a lease of 5 s"
+        "{} rounds: all dead at most {longest:?} after the daemon, under a lease of 5 s",
+        rounds.len()
     );
+}
+
+/// How long a stubborn family lives without its daemon.
+async fn orphaned(round: usize) -> Duration {
+    let mut machine = Machine::start().await;
+    let mark = format!("orphaned-{round}");
+    // The child ignores TERM; its grandchild has a session of its own.
+    let arguments = ["print", "1", "grandchild", "ignore-term", "pause"];
+    let spec = TaskSpec {
+        lease_ttl_ms: Some(5_000),
+        ..command(STANDIN, &arguments, &mark)
+    };
+    let (task, attempt) = machine.running(spec, &mark).await;
+    poll_until("the grandchild to run", || {
+        (marked(&mark).len() == 2).then_some(())
+    })
+    .await;
+    let mut watch = machine.client.watch(&task).await;
+    machine.daemon.kill().await;
+    let killed = boottime();
+    assert_eq!(marked(&mark).len(), 2, "they go on without their daemon");
+    let dead = poll_until("all to be dead", || {
+        of_attempt(&attempt).is_empty().then(boottime)
+    });
+    let lost = watch.until_kind(TaskEventKind::Ended);
+    let (dead, left) = tokio::join!(dead, async {
+        let lost = lost.await;
+        assert_eq!(lost.failure_code, "lease_expired");
+        of_attempt(&attempt)
+    });
+    assert!(
+        left.is_empty(),
+        "alive when the relay gave them up: {left:?}"
+    );
+    // Every renewal was sent before the daemon died.
+    let took = dead - killed;
+    assert!(
+        took < SHORT_LEASE + LOOK,
+        "dead only {took:?} after the daemon"
+    );
+    machine.revive().await;
+    machine
+        .client
+        .until_state(&task, TaskState::NeedsAttention)
+        .await;
+    let told = poll_until_told(&machine.client, &task).await;
+    assert_eq!(
+        told,
+        Termination::Confirmed,
+        "the next daemon brings the receipt"
+    );
+    took
 }
 
 /// What the relay knows of the first attempt's end, once a receipt has come.
@@ -326,7 +310,7 @@ async fn a_killed_shim_leaves_no_process_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stuck_shim_delays_nobody_else_and_goes_on_when_it_answers_again() {
+async fn stuck_shims_delay_nobody_else_and_go_on_when_they_answer_again() {
     let mut machine = Machine::start().await;
     let go_on = machine.dir.path().join("go-on");
     let script = format!(
@@ -334,27 +318,39 @@ async fn a_stuck_shim_delays_nobody_else_and_goes_on_when_it_answers_again() {
         go_on.display()
     );
     let shell = |mark: &str| command("sh", &["-c", &script], mark);
-    let (stuck_task, stuck) = machine.running(shell("stuck"), "stuck").await;
+    let (mut stuck_tasks, mut shims) = (Vec::new(), Vec::new());
+    for mark in ["stuck-0", "stuck-1", "stuck-2"] {
+        let (task, attempt) = machine.running(shell(mark), mark).await;
+        stuck_tasks.push(task);
+        shims.push(shim_of(&attempt).expect("a shim runs").pid);
+    }
     let (other_task, _) = machine.running(shell("other"), "other").await;
-    let shim = shim_of(&stuck).expect("a shim runs").pid;
-    signal(shim, Signal::STOP);
-    machine.kill_and_revive().await;
+    shims.iter().for_each(|shim| signal(*shim, Signal::STOP));
+    machine.daemon.kill().await;
     std::fs::write(&go_on, "").unwrap();
+    let killed = boottime();
+    machine.revive().await;
     machine
         .client
         .until_state(&other_task, TaskState::Completed)
         .await;
-    assert_eq!(
-        machine.client.get(&stuck_task).await.state(),
-        TaskState::Running,
-        "the other one ended first"
+    let took = boottime() - killed;
+    println!(
+        "{} stuck shims; the other attempt was over after {took:?}",
+        shims.len()
     );
-    signal(shim, Signal::CONT);
-    machine
-        .client
-        .until_state(&stuck_task, TaskState::Completed)
-        .await;
-    for task in [&stuck_task, &other_task] {
+    assert!(took < SEARCH, "each of them was waited for: {took:?}");
+    for task in &stuck_tasks {
+        let waiting = machine.client.get(task).await;
+        assert_eq!(
+            waiting.state(),
+            TaskState::Running,
+            "the other one ended first"
+        );
+    }
+    shims.iter().for_each(|shim| signal(*shim, Signal::CONT));
+    for task in stuck_tasks.iter().chain([&other_task]) {
+        machine.client.until_state(task, TaskState::Completed).await;
         assert_eq!(machine.client.get(task).await.attempts.len(), 1);
         assert_eq!(machine.client.output(task).await, b"begun\nfinished\n");
     }
@@ -391,40 +387,47 @@ async fn a_shim_that_stays_stuck_is_ended_with_all_it_started_before_a_successor
 #[tokio::test(flavor = "multi_thread")]
 async fn a_changed_boot_id_frees_the_machines_tasks_at_once() {
     let mut machine = Machine::start().await;
-    let runs = machine.dir.path().join("runs");
-    let runs_text = runs.display().to_string();
-    let first_time = machine.dir.path().join("first");
-    let first_text = first_time.display().to_string();
-    let script = format!(
-        "echo x >> {runs_text}; [ -e {first_text} ] && exit 0; touch {first_text}; sleep 600"
-    );
-    // Far longer than anybody waits here.
-    let spec = retried(
-        command("sh", &["-c", &script], "booted"),
-        Duration::from_secs(3_600),
-    );
-    let (task, attempt) = machine.running(spec, "booted").await;
-    poll_until("the child to be at work", || {
-        first_time.exists().then_some(())
-    })
-    .await;
-    // The machine goes down: daemon, shim and child at one stroke.
+    let dir = machine.dir.path().display().to_string();
+    let (mut tasks, mut firsts) = (Vec::new(), Vec::new());
+    for number in 0..3 {
+        let mark = format!("booted-{number}");
+        let script =
+            format!("echo x >> {dir}/runs; mkdir {dir}/{mark} 2>/dev/null || exit 0; sleep 600");
+        // Far longer than anybody waits here.
+        let lease = Duration::from_secs(3_600);
+        let spec = retried(command("sh", &["-c", &script], &mark), lease);
+        let (task, attempt) = machine.running(spec, &mark).await;
+        let at_work = machine.dir.path().join(&mark);
+        poll_until("the child to be at work", || at_work.exists().then_some(())).await;
+        tasks.push(task);
+        firsts.push(attempt);
+    }
+    // The machine goes down: daemon, shims and children at one stroke.
     machine.daemon.kill().await;
-    for process in of_attempt(&attempt) {
-        signal(process.pid, Signal::KILL);
+    for process in firsts.iter().flat_map(|first| of_attempt(first)) {
+        let pid = Pid::from_raw(process.pid.cast_signed()).expect("a process has a number");
+        // The child dies with its shim and may be gone by now.
+        let _ = kill_process(pid, Signal::KILL);
     }
     poll_until("all to be gone", || {
-        of_attempt(&attempt).is_empty().then_some(())
+        let left = firsts.iter().map(|first| of_attempt(first).len());
+        (left.sum::<usize>() == 0).then_some(())
     })
     .await;
     machine.boot.reboot();
+    let booted = boottime();
     machine.revive().await;
-    machine
-        .client
-        .until_state(&task, TaskState::Completed)
-        .await;
-    let done = machine.client.get(&task).await;
-    assert_eq!(done.attempts.len(), 2, "{done:#?}");
-    assert_eq!(done.attempts[0].state(), AttemptState::Lost);
-    assert_eq!(std::fs::read_to_string(&runs).unwrap().lines().count(), 2);
+    for task in &tasks {
+        machine.client.until_state(task, TaskState::Completed).await;
+        let done = machine.client.get(task).await;
+        assert_eq!(done.attempts.len(), 2, "{done:#?}");
+        assert_eq!(done.attempts[0].state(), AttemptState::Lost);
+    }
+    let took = boottime() - booted;
+    println!(
+        "{} tasks had run again {took:?} after the boot, under leases of an hour",
+        tasks.len()
+    );
+    let runs = std::fs::read_to_string(machine.dir.path().join("runs")).unwrap();
+    assert_eq!(runs.lines().count(), 2 * tasks.len());
 }

@@ -1,7 +1,8 @@
 //! Who is alive: processes found in /proc by a marker in their environment, whatever session or parent they have.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::patience::poll_until;
 
@@ -28,6 +29,26 @@ pub fn marked(mark: &str) -> Vec<Process> {
 /// Living processes of an attempt, its shim among them.
 pub fn of_attempt(attempt_id: &str) -> Vec<Process> {
     with_variable(&format!("BATON_ATTEMPT_ID={attempt_id}"))
+}
+
+/// Living processes of all attempts on this machine, by the attempt's id: one look for many attempts.
+pub fn by_attempt() -> BTreeMap<String, Vec<Process>> {
+    let mut living: BTreeMap<String, Vec<Process>> = BTreeMap::new();
+    for (pid, path) in processes() {
+        if let Some(attempt_id) = variable(&path, "BATON_ATTEMPT_ID=") {
+            let command_line = command_line(&path);
+            let process = Process { pid, command_line };
+            living.entry(attempt_id).or_default().push(process);
+        }
+    }
+    living
+}
+
+fn variable(path: &Path, name: &str) -> Option<String> {
+    let environment = fs::read(path.join("environ")).ok()?;
+    let mut entries = environment.split(|byte| *byte == 0);
+    let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes()))?;
+    Some(String::from_utf8_lossy(value).into_owned())
 }
 
 /// The shim of an attempt: the one of its processes that has nothing of the task's environment.
@@ -89,7 +110,7 @@ fn processes() -> impl Iterator<Item = (u32, PathBuf)> {
     })
 }
 
-fn command_line(path: &std::path::Path) -> String {
+fn command_line(path: &Path) -> String {
     let bytes = fs::read(path.join("cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace('\0', " ")
 }

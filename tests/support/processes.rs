@@ -154,6 +154,10 @@ impl RelayProcess {
         self.dir.path()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id().expect("the relay runs")
+    }
+
     /// kill -9; returns when the process is gone.
     pub async fn kill(&mut self) {
         self.child.start_kill().expect("the relay runs");
@@ -255,7 +259,7 @@ impl DaemonProcess {
         Self::start_with(baton, dir, name, url, token, &[]).await
     }
 
-    /// With more on its command line.
+    /// With more on its command line, or other slots.
     pub async fn start_with(
         baton: Baton,
         dir: &Path,
@@ -268,9 +272,12 @@ impl DaemonProcess {
         std::fs::create_dir_all(&data).expect("a directory can be made");
         let token_file = data.join("credential");
         std::fs::write(&token_file, token).expect("a file can be written");
+        let slots = ["--slots", "4"];
+        let slots = slots.iter().filter(|_| !more.contains(&slots[0]));
         Self::start_in(baton, &data, &[], |command| {
             command
-                .args(["daemon", "--relay", url, "--name", name, "--slots", "4"])
+                .args(["daemon", "--relay", url, "--name", name])
+                .args(slots)
                 .args(["--allow-command", "--drain", "5s", "--token-file"])
                 .arg(&token_file)
                 .args(more);
@@ -296,6 +303,12 @@ impl DaemonProcess {
 
     pub fn pid(&self) -> u32 {
         self.child.id().expect("the daemon runs")
+    }
+
+    /// Whether it has nothing left to tell of any attempt: the relay has acknowledged all of it.
+    pub fn is_settled(&self) -> bool {
+        let kept = std::fs::read_dir(self.data.join("attempts"));
+        kept.is_ok_and(|mut kept| kept.next().is_none())
     }
 
     pub async fn terminate(&mut self) -> ExitStatus {

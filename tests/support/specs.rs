@@ -1,6 +1,8 @@
 //! Tasks to submit. Only what a test is about should stand in the test.
 
-use baton_proto::v1::{CommandSpec, TaskSpec};
+use std::time::Duration;
+
+use baton_proto::v1::{CommandSpec, RetryPolicy, TaskSpec, WhenUnsafe};
 
 use crate::census::{MARK, own};
 
@@ -23,5 +25,18 @@ pub fn for_agent(agent: &str) -> TaskSpec {
         agent: agent.to_owned(),
         prompt: "do it".to_owned(),
         ..TaskSpec::default()
+    }
+}
+
+/// Under a lease of this length, and run again at once after any loss.
+pub fn retried(spec: TaskSpec, lease: Duration) -> TaskSpec {
+    TaskSpec {
+        lease_ttl_ms: Some(u64::try_from(lease.as_millis()).expect("a short lease")),
+        retry: Some(RetryPolicy {
+            when_unsafe: WhenUnsafe::Retry.into(),
+            backoff_initial_ms: Some(10),
+            ..RetryPolicy::default()
+        }),
+        ..spec
     }
 }

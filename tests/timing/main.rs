@@ -10,11 +10,13 @@
 
 mod dead_wires;
 mod promises;
+mod stopped_relay;
 mod timers;
 
-use baton_tests::Relay;
+use baton_tests::{Baton, Relay};
 use tokio::task::JoinSet;
 
+const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
 const STANDIN: &str = env!("CARGO_BIN_EXE_standin");
 
 /// What "at most" may be exceeded by.
