@@ -16,7 +16,9 @@ use tracing::warn;
 use crate::clock::{Clock, Moment};
 use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
-use crate::process::{ATTEMPT_MARKER, ChildSpec, Chunk, Cleared, kill_marked};
+use crate::process::{
+    ATTEMPT_MARKER, ChildSpec, Chunk, Cleared, ProcessId, kill_family, kill_marked,
+};
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
 use crate::timers::Deadlines;
@@ -178,6 +180,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         workshop,
         fold,
         lease_file: None,
+        own_shim: None,
         cause: None,
         kill_at: None,
         pending: None,
@@ -192,11 +195,22 @@ pub(crate) async fn bury(
     events: mpsc::Sender<(String, AttemptEvent)>,
     clock: Clock,
 ) {
-    let cleared = kill_marked(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
+    let swept = kill_marked(ATTEMPT_MARKER, &attempt_id, None, &clock).await;
+    let cleared = unproved(swept.killed);
     // Without a supervisor there is nobody to tell.
     let _ = events
         .send((attempt_id, AttemptEvent::Ended(Ending::broken(cleared))))
         .await;
+}
+
+/// What a sweep has killed is dead; what it could not see may live.
+fn unproved(killed: u32) -> Cleared {
+    Cleared {
+        empty: false,
+        terminated: false,
+        killed: killed > 0,
+        swept: killed,
+    }
 }
 
 struct Attempt {
@@ -208,6 +222,8 @@ struct Attempt {
     fold: Fold,
     transcript: Transcript,
     lease_file: Option<Arc<LeaseFile>>,
+    /// The shim, where this process started it.
+    own_shim: Option<ProcessId>,
     /// What ended it: the first thing that was decided on this side.
     cause: Option<Cause>,
     /// When KILL is due, once it was decided that it ends.
@@ -271,6 +287,7 @@ impl Attempt {
         };
         let started = client::start(&self.workshop.shim, &self.directory, markers);
         let mut connection = started.map_err(|error| Ending::not_started(&error))?;
+        self.own_shim = connection.shim();
         let prompt = Stdin {
             id: PROMPT,
             data: plan.prompt.clone(),
@@ -286,13 +303,21 @@ impl Attempt {
         self.fold.enter(phase, pid, now);
     }
 
-    /// Ends what the attempt left, its shim too.
+    /// Ends what the attempt left, its shim too. That nobody is left can be proved of a shim that this process
+    /// started; of another one the relay waits for the end of the lease.
     async fn sweep(&self) -> Cleared {
-        let cleared = kill_marked(ATTEMPT_MARKER, &self.id, None, &self.workshop.clock).await;
-        if !cleared.empty {
+        let clock = &self.workshop.clock;
+        if let Some(shim) = self.own_shim {
+            let cleared = kill_family(shim, &self.id, clock).await;
+            if cleared.empty {
+                return cleared;
+            }
+        }
+        let swept = kill_marked(ATTEMPT_MARKER, &self.id, None, clock).await;
+        if !swept.is_quiet {
             warn!(attempt_id = %self.id, "processes of the attempt cannot be killed");
         }
-        cleared
+        unproved(swept.killed)
     }
 
     async fn tell(&self, event: AttemptEvent) {

@@ -189,10 +189,10 @@ async fn end_strangers(workshop: &Workshop, known: &BTreeSet<String>) {
     if workshop.daemon_id.is_empty() {
         return;
     }
-    let cleared = kill_strangers(&workshop.daemon_id, known, &workshop.clock).await;
-    if cleared.killed {
+    let swept = kill_strangers(&workshop.daemon_id, known, &workshop.clock).await;
+    if swept.killed > 0 {
         warn!(
-            killed = cleared.swept,
+            killed = swept.killed,
             "killed processes of attempts that this daemon knows nothing of"
         );
     }

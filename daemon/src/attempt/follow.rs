@@ -286,11 +286,11 @@ impl Attempt {
     fn sweep_all_but(&self, shim: Option<ProcessId>) {
         let (id, clock) = (self.id.clone(), self.workshop.clock.clone());
         tokio::spawn(async move {
-            let cleared = kill_marked(ATTEMPT_MARKER, &id, shim, &clock).await;
-            if cleared.killed {
+            let swept = kill_marked(ATTEMPT_MARKER, &id, shim, &clock).await;
+            if swept.killed > 0 {
                 warn!(
                     attempt_id = id,
-                    killed = cleared.swept,
+                    killed = swept.killed,
                     "the shim had not ended everything by the limit of the lease"
                 );
             }

@@ -21,7 +21,7 @@ pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
 }
 
 /// These and everybody below them, the dead left out.
-fn descend(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
+pub(super) fn descend(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
     let mut open = first;
     let mut found = Vec::new();
     while let Some(pid) = open.pop() {

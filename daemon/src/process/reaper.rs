@@ -1,32 +1,57 @@
-//! Waits for dead processes that nobody else will wait for: orphans that the kernel hands to the daemon
-//! because it is their nearest subreaper. Never waits for "any child": that would steal the exits of
-//! children which the runtime waits for, so those are registered here and left alone.
+//! Orphans: processes that the kernel hands to the daemon because it is their nearest subreaper. Dead ones are waited
+//! for, and of the living it can be told for sure whether there are any. Never waits for "any child": that would steal
+//! the exits of children which the runtime waits for, so those are registered here and left alone.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, set_child_subreaper, waitid};
 
-use super::stat::{self, ProcessStat};
+use super::ProcessId;
+use super::stat::{self, ProcessStat, if_seen};
 
-/// Children that the runtime waits for. Per process, like the children themselves.
-static DIRECT: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-/// Every other child of this process is an orphan that came to it.
-static ADOPTS: AtomicBool = AtomicBool::new(false);
+/// Children that the runtime waits for, from their start until they are gone. Per process, like the children themselves.
+static DIRECT: Mutex<BTreeSet<ProcessId>> = Mutex::new(BTreeSet::new());
+/// Set once this process adopts: then every other child of it is an orphan that came to it.
+static ADOPTS: OnceLock<Origin> = OnceLock::new();
+
+/// How often a list of children that change under the reader is read.
+const READS: usize = 100;
+
+/// Whose orphans come to this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// Of its own children alone.
+    Own,
+    /// Of others too: it is the first process of its namespace, or it had children before it was the daemon.
+    Anyone,
+}
 
 /// Makes this process the one that orphans of its children go to. For processes that have no children
-/// of their own beside those of attempts; call once, before the first attempt.
-pub(crate) fn adopt_orphans() -> std::io::Result<()> {
+/// of their own beside those of attempts; call before the first attempt.
+pub(crate) fn adopt_orphans() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
-    ADOPTS.store(true, Ordering::Release);
+    ADOPTS.get_or_init(|| {
+        let has_none = children().is_ok_and(|children| children == Some(Vec::new()));
+        if has_none && !getpid().is_init() {
+            Origin::Own
+        } else {
+            Origin::Anyone
+        }
+    });
     Ok(())
+}
+
+/// Every orphan is of a child that this process started.
+pub(super) fn all_orphans_are_ours() -> bool {
+    ADOPTS.get() == Some(&Origin::Own)
 }
 
 /// Reaps every dead orphan that came to this process; a no-op unless it adopts them. Blocks for the
 /// time of a walk through /proc.
 pub(crate) fn reap_orphans() {
-    if ADOPTS.load(Ordering::Acquire)
+    if ADOPTS.get().is_some()
         && let Ok(table) = stat::process_table()
     {
         // Without a table the next round finds them.
@@ -36,7 +61,7 @@ pub(crate) fn reap_orphans() {
 
 /// The same with a table that was just read.
 pub(super) fn reap_orphans_in(table: &[ProcessStat]) {
-    if ADOPTS.load(Ordering::Acquire) {
+    if ADOPTS.get().is_some() {
         reap(table);
     }
 }
@@ -48,7 +73,7 @@ fn reap(dead: &[ProcessStat]) {
     let direct = registered();
     let orphans = dead
         .iter()
-        .filter(|stat| stat.is_zombie() && stat.parent == own && !direct.contains(&stat.id.pid));
+        .filter(|stat| stat.is_zombie() && stat.parent == own && !direct.contains(&stat.id));
     for stat in orphans {
         if let Some(pid) = Pid::from_raw(stat.id.pid) {
             // An error means that somebody waited first, which is as good.
@@ -60,31 +85,72 @@ fn reap(dead: &[ProcessStat]) {
     }
 }
 
-fn registered() -> MutexGuard<'static, BTreeSet<i32>> {
-    // A set of numbers is whole even if a holder panicked.
+/// The orphans that this process has, dead ones too. `None` where it cannot be told.
+///
+/// Without any, nothing is left of a child that is dead: whoever descends from it has a line of parents to this process,
+/// and that line ends in an orphan. So an empty list is a proof, and no process can fork itself past it.
+pub(super) fn orphans() -> io::Result<Option<Vec<i32>>> {
+    if ADOPTS.get().is_none() {
+        return Ok(None);
+    }
+    // Held over the reading: no orphan is waited for meanwhile, and no child starts that is not registered.
+    let direct = registered();
+    let Some(mut orphans) = children()? else {
+        return Ok(None);
+    };
+    let mut failed = None;
+    orphans.retain(|pid| match is_direct(&direct, *pid) {
+        Ok(is_direct) => !is_direct,
+        Err(error) => {
+            failed = Some(error);
+            true
+        }
+    });
+    failed.map_or(Ok(Some(orphans)), Err)
+}
+
+fn is_direct(direct: &BTreeSet<ProcessId>, pid: i32) -> io::Result<bool> {
+    let Some(known) = direct.iter().find(|known| known.pid == pid) else {
+        return Ok(false);
+    };
+    Ok(stat::read(pid)?.is_none_or(|now| now.id == *known))
+}
+
+/// The children of the first thread, to which orphans come. `None` where the kernel does not list them.
+///
+/// The kernel adds children at the end of its list, and finds its place again by the child that it told last: only
+/// if that one was waited for meanwhile may it pass over others. Then the list does not begin as before any more.
+fn children() -> io::Result<Option<Vec<i32>>> {
+    let own = std::process::id();
+    let path = format!("/proc/{own}/task/{own}/children");
+    let read = || if_seen(std::fs::read_to_string(&path));
+    for _ in 0..READS {
+        let (Some(list), Some(again)) = (read()?, read()?) else {
+            return Ok(None);
+        };
+        if again.starts_with(&list) {
+            let pids = list.split_ascii_whitespace();
+            return Ok(Some(pids.filter_map(|pid| pid.parse().ok()).collect()));
+        }
+    }
+    Err(io::Error::other("children come and go too fast"))
+}
+
+fn registered() -> MutexGuard<'static, BTreeSet<ProcessId>> {
+    // A set of identities is whole even if a holder panicked.
     DIRECT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps one child out of the reaper's hands for as long as it lives.
-#[derive(Debug)]
-pub(crate) struct DirectChild {
-    pid: i32,
+/// Starts a child and registers it in one step, so that it is never taken for an orphan. It stays registered for as long
+/// as it is there, whatever becomes of those who know it.
+pub(crate) fn register<T, E>(start: impl FnOnce() -> Result<(ProcessId, T), E>) -> Result<T, E> {
+    let mut direct = registered();
+    let (id, child) = start()?;
+    direct.retain(|known| !is_gone(*known));
+    direct.insert(id);
+    Ok(child)
 }
 
-impl DirectChild {
-    /// Starts a child and registers it in one step, so that it is never taken for an orphan.
-    pub(crate) fn register<T, E>(
-        start: impl FnOnce() -> Result<(i32, T), E>,
-    ) -> Result<(Self, T), E> {
-        let mut direct = registered();
-        let (pid, child) = start()?;
-        direct.insert(pid);
-        Ok((Self { pid }, child))
-    }
-}
-
-impl Drop for DirectChild {
-    fn drop(&mut self) {
-        registered().remove(&self.pid);
-    }
+fn is_gone(id: ProcessId) -> bool {
+    stat::read(id.pid).is_ok_and(|now| now.is_none_or(|now| now.id != id))
 }

@@ -57,11 +57,27 @@ pub(crate) fn identity_of(pid: i32) -> Option<ProcessId> {
 
 /// What the process was started with under this name. Of the dead nobody knows, and of many others only they do.
 pub(super) fn variable(pid: i32, name: &str) -> io::Result<Option<String>> {
-    let environ = if_seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
+    let environ = environ(pid)?;
     let value = environ
         .split(|byte| *byte == 0)
         .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
     Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
+}
+
+/// A process whose first thread has ended shows it with its other threads only.
+fn environ(pid: i32) -> io::Result<Vec<u8>> {
+    let own = if_seen(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
+    if !own.is_empty() {
+        return Ok(own);
+    }
+    let threads = if_seen(fs::read_dir(format!("/proc/{pid}/task")))?;
+    for thread in threads.into_iter().flatten() {
+        let of_thread = thread.and_then(|thread| fs::read(thread.path().join("environ")));
+        if let Some(found) = if_seen(of_thread)?.filter(|found| !found.is_empty()) {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// `None` of what is gone or hidden; the errors that are left are the machine's.

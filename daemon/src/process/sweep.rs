@@ -1,35 +1,24 @@
-//! The last line: ends processes that nobody looks after any more, found by what stands in their environment. The shim
-//! of an attempt ends what it started by itself; this is for when the shim is gone or stuck. Signals go to verified
-//! identities only, so a reused pid is never hit.
+//! Ends processes that nobody looks after any more, found by what stands in their environment: for where a shim is gone
+//! or stuck that this process did not start. It finds what can be seen, which is no proof that nobody is left. Signals
+//! go to verified identities only, so a reused pid is never hit.
 
 use std::collections::BTreeSet;
 use std::io;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use tracing::warn;
 
 use super::signal::signal_one;
 use super::stat;
-use super::{ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, reaper};
+use super::{ATTEMPT_MARKER, DAEMON_MARKER, POLL, ProcessId, SWEEP_LIMIT, reaper};
 use crate::clock::Clock;
 
-/// Between two looks.
-const POLL: Duration = Duration::from_millis(10);
-/// How long the sweep goes on. What is left then cannot be killed, and the receipt says so.
-const SWEEP_LIMIT: Duration = Duration::from_secs(5);
-
-/// What was found of an attempt's processes at its end, and done to them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cleared {
-    /// No living process is left.
-    pub(crate) empty: bool,
-    /// TERM was sent to a living process.
-    pub(crate) terminated: bool,
-    /// KILL was needed.
-    pub(crate) killed: bool,
-    /// Processes that had to be signalled one by one.
-    pub(crate) swept: u32,
+/// Whom a sweep has killed. Who cannot be seen by an environment is not among them, so this proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Swept {
+    pub(crate) killed: u32,
+    /// The last looks found nobody.
+    pub(crate) is_quiet: bool,
 }
 
 /// Kills whoever carries `marker` with this value, but for `spare`, until two looks in a row find nobody.
@@ -38,7 +27,7 @@ pub(crate) async fn kill_marked(
     value: &str,
     spare: Option<ProcessId>,
     clock: &Clock,
-) -> Cleared {
+) -> Swept {
     let value = value.to_owned();
     let is_meant =
         move |id: ProcessId| {
@@ -53,7 +42,7 @@ pub(crate) async fn kill_strangers(
     daemon_id: &str,
     known: &BTreeSet<String>,
     clock: &Clock,
-) -> Cleared {
+) -> Swept {
     let (daemon_id, known) = (daemon_id.to_owned(), known.clone());
     let is_stranger = move |id: ProcessId| {
         let is_ours = stat::variable(id.pid, DAEMON_MARKER)? == Some(daemon_id.clone());
@@ -66,7 +55,7 @@ pub(crate) async fn kill_strangers(
 async fn kill_all(
     is_meant: impl Fn(ProcessId) -> io::Result<bool> + Clone + Send + 'static,
     clock: &Clock,
-) -> Cleared {
+) -> Swept {
     let give_up = clock.now().after(SWEEP_LIMIT);
     let mut found = BTreeSet::new();
     let mut empty_looks = 0;
@@ -91,11 +80,9 @@ async fn kill_all(
         }
         tokio::time::sleep(POLL).await;
     }
-    Cleared {
-        empty: empty_looks == 2,
-        terminated: false,
-        killed: !found.is_empty(),
-        swept: u32::try_from(found.len()).unwrap_or(u32::MAX),
+    Swept {
+        killed: u32::try_from(found.len()).unwrap_or(u32::MAX),
+        is_quiet: empty_looks == 2,
     }
 }
 
@@ -121,6 +108,7 @@ async fn look(
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
+    use std::time::Duration;
 
     use tokio::process::{Child, Command};
 
@@ -164,8 +152,8 @@ mod tests {
         let spared = sleeper(&daemon, &attempt);
         let foreign = sleeper(&daemon, &id());
         let spare = Some(identity(&spared));
-        let cleared = kill_marked(ATTEMPT_MARKER, &attempt, spare, &Clock::boot()).await;
-        assert!(cleared.empty && cleared.killed && cleared.swept == 1);
+        let swept = kill_marked(ATTEMPT_MARKER, &attempt, spare, &Clock::boot()).await;
+        assert!(swept.is_quiet && swept.killed == 1);
         assert_eq!(signal_of(&mut mine).await, Some(9));
         for other in [&spared, &foreign] {
             assert!(is_alive(other));
@@ -179,8 +167,8 @@ mod tests {
         let ours = sleeper(&daemon, &known);
         let foreign = sleeper(&id(), &id());
         let known = BTreeSet::from([known]);
-        let cleared = kill_strangers(&daemon, &known, &Clock::boot()).await;
-        assert!(cleared.empty && cleared.swept == 1);
+        let swept = kill_strangers(&daemon, &known, &Clock::boot()).await;
+        assert!(swept.is_quiet && swept.killed == 1);
         assert_eq!(signal_of(&mut stranger).await, Some(9));
         for other in [&ours, &foreign] {
             assert!(is_alive(other));

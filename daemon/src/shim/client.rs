@@ -21,7 +21,7 @@ use tokio::process::{Child, Command};
 use super::framing::{self, Decoder};
 use super::{HIGHEST_VERSION, LOWEST_VERSION, SOCKET};
 use crate::process::{
-    ATTEMPT_MARKER, DAEMON_MARKER, DirectChild, ProcessId, identify_child, identity_of,
+    ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, identify_child, identity_of, register,
 };
 
 /// One read. A shim's messages are short.
@@ -78,7 +78,8 @@ pub(crate) struct Connection {
     lease_leaving: Option<u64>,
     lease_told: Option<u64>,
     shim: Option<ProcessId>,
-    _child: Option<ShimChild>,
+    /// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
+    _child: Option<Child>,
 }
 
 /// What the shim is to know next. The newest of each counts.
@@ -87,13 +88,6 @@ struct Due {
     lease: Option<Lease>,
     stop: Option<Stop>,
     consumed: Option<Consumed>,
-}
-
-/// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
-#[derive(Debug)]
-struct ShimChild {
-    _child: Child,
-    _registered: DirectChild,
 }
 
 /// Starts a shim in the attempt's directory. Nothing of the daemon reaches it but the connection.
@@ -114,16 +108,12 @@ pub(crate) fn start(
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    let (registered, (child, id)) = DirectChild::register(|| {
+    let (child, id) = register(|| {
         let child = command.spawn()?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         let id = identify_child(pid.ok_or(io::ErrorKind::NotFound)?)?;
-        Ok::<_, io::Error>((id.pid, (child, id)))
+        Ok::<_, io::Error>((id, (child, id)))
     })?;
-    let child = ShimChild {
-        _child: child,
-        _registered: registered,
-    };
     let stream = UnixStream::from_std(ours)?;
     Ok(Connection::new(stream, Some(id), Some(child)))
 }
@@ -139,7 +129,7 @@ pub(crate) async fn connect(directory: &Path) -> io::Result<Connection> {
 }
 
 impl Connection {
-    fn new(stream: UnixStream, shim: Option<ProcessId>, child: Option<ShimChild>) -> Self {
+    fn new(stream: UnixStream, shim: Option<ProcessId>, child: Option<Child>) -> Self {
         Self {
             stream,
             incoming: Decoder::default(),

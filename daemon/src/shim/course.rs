@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use baton_proto::worker::{self, EndedBy};
 
-use super::ladder::{Cleared, Ladder, POLL, Rung, Sight};
+use super::ladder::{Ladder, Rung, Sight};
 use crate::clock::Moment;
+use crate::process::{Cleared, POLL};
 
 /// After an exit, what the child left running may still be writing its last lines.
 const SETTLE: Duration = Duration::from_millis(250);

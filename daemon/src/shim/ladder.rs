@@ -4,14 +4,8 @@
 //! "Nobody" is a proof and no guess. The shim is the subreaper of everything that its child ever started, so
 //! when it has no child left, it has no descendant left.
 
-use std::time::Duration;
-
 use crate::clock::Moment;
-
-/// Between two looks.
-pub(super) const POLL: Duration = Duration::from_millis(10);
-/// How long KILL is repeated. What is left then cannot be killed, and the report says so.
-pub(super) const SWEEP_LIMIT: Duration = Duration::from_secs(5);
+use crate::process::{Cleared, SWEEP_LIMIT};
 
 /// What a look has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,16 +27,6 @@ pub(super) enum Sight {
 pub(super) enum Rung {
     Term,
     Kill,
-}
-
-/// What the ladder did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cleared {
-    pub(super) empty: bool,
-    pub(super) terminated: bool,
-    pub(super) killed: bool,
-    /// Most processes outside the child's own group that were signalled at once.
-    pub(super) swept: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

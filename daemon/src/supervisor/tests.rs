@@ -177,7 +177,8 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
     let error = last_word(&mut supervisor, &id).await;
     assert_eq!(error.failure_code, "spawn_failed");
     let receipt = error.receipt.unwrap();
-    assert!(receipt.group_empty && receipt.killed && receipt.process_started);
+    // It was found by its environment, which proves nothing about others.
+    assert!(!receipt.group_empty && receipt.killed && receipt.process_started);
     assert!(receipt.swept_processes >= 1);
 }
 

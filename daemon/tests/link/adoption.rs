@@ -260,6 +260,59 @@ async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
     daemon.until(|status| status.running == 0).await;
 }
 
+/// A process that no look at environments finds, and its number as the attempt's output.
+const HIDDEN: &str =
+    "(env -i setsid sh -c 'echo $$; exec sleep 600' &); while :; do sleep 600; done";
+
+async fn hidden(session: &mut Session) -> u32 {
+    session.until_output().await;
+    let text = String::from_utf8(session.output()).expect("a number");
+    text.trim().parse().expect("a number")
+}
+
+#[tokio::test]
+async fn nobody_hides_from_the_daemon_when_its_shim_is_killed() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session.run(&attempt, shell(HIDDEN)).await;
+    let hidden = hidden(&mut session).await;
+    assert!(!of_attempt(&attempt).contains(&hidden) && is_alive(hidden));
+    signal(shim_of(session.pid()), Signal::KILL);
+    let receipt = until_receipt(&mut session).await;
+    assert!(receipt.group_empty && receipt.killed, "{receipt:?}");
+    assert!(!is_alive(hidden));
+}
+
+#[tokio::test]
+async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
+    let home = Home::new();
+    let mut relay = Relay::start().await;
+    let first = Running::start_at(&home, &relay.url, |_| {});
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session.run(&attempt, shell(HIDDEN)).await;
+    let hidden = hidden(&mut session).await;
+    let shim = shim_of(session.pid());
+    first.kill().await;
+    drop(session);
+    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let (mut session, _) = relay.accept().await;
+    let granted = Some(Duration::from_secs(30));
+    session.welcome(vec![keep(&attempt, 0, 0, granted)]).await;
+    signal(shim, Signal::KILL);
+    let receipt = until_receipt(&mut session).await;
+    assert!(
+        receipt.process_started && !receipt.group_empty,
+        "{receipt:?}"
+    );
+    assert!(of_attempt(&attempt).is_empty(), "what can be seen is dead");
+    if is_alive(hidden) {
+        signal(hidden, Signal::KILL);
+    }
+}
+
 #[tokio::test]
 async fn a_stuck_shim_is_listed_as_unreachable_and_goes_on_when_it_answers() {
     let home = Home::new();
@@ -357,8 +410,9 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
         );
         until_gone(&attempt).await;
         let receipt = receipt_over_streams(&mut relay, session, &attempt).await;
+        // Of a shim that is not its own child a daemon can prove nothing.
         assert!(
-            receipt.group_empty && receipt.killed,
+            receipt.group_empty != restarts && receipt.killed,
             "restarts {restarts}: {receipt:?}"
         );
         drop(daemon);
