@@ -1,6 +1,7 @@
 //! The `baton` command line: parses, connects, calls, prints. Every command is one file in `commands/`, and thin: decisions
 //! about tasks live in the relay, decisions about processes in the daemon.
 
+mod again;
 mod bench;
 mod client;
 mod clock;

@@ -14,10 +14,11 @@ use baton_daemon::{
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
-use baton_relay::config::{RelayConfig, TlsFiles};
+use baton_relay::config::{RelayConfig, Restart, TlsFiles};
 use baton_relay::server::{self, Relay, RelayError};
 use tokio_util::sync::CancellationToken;
 
+use crate::again::Again;
 use crate::discovery::RELAY_URL_FILE;
 use crate::errors::{CliError, Story};
 
@@ -54,6 +55,8 @@ pub(crate) struct RelayPlan {
     /// Go on without changes that were acknowledged and are gone.
     pub accept_loss: bool,
     pub retention: Retention,
+    /// What an earlier start of this process left; none where it must not start again by itself.
+    pub again: Option<Again>,
     /// Bounds on open tasks; the relay's own where absent.
     pub max_open: Option<usize>,
     pub max_open_per_tenant: Option<usize>,
@@ -137,6 +140,13 @@ fn relay_config(plan: &RelayPlan, clocks: &Clocks) -> RelayConfig {
     config.otlp.clone_from(&plan.otlp);
     config.accept_loss = plan.accept_loss;
     config.retention = plan.retention.clone();
+    if let Some(again) = plan.again {
+        config.listen = again.listen.unwrap_or(plan.listen);
+        // What was accepted once is not accepted again unasked.
+        config.accept_loss = plan.accept_loss && again.is_first();
+        config.restarts = again.times;
+        config.restart = Some(Restart::new(move |listen| again.start(listen)));
+    }
     config.max_open = plan.max_open.unwrap_or(config.max_open);
     config.max_open_per_tenant = plan
         .max_open_per_tenant

@@ -3,8 +3,7 @@
 
 use std::fmt;
 
-/// Less free space than this, or than a hundredth of the disk, and no new work is taken.
-pub(crate) const LOW_BYTES: u64 = 64 * 1024 * 1024;
+use baton_proto::low_space_mark;
 
 /// How the disk under the data directory stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +40,7 @@ impl Space {
     }
 
     fn wanted(self) -> u64 {
-        LOW_BYTES.max(self.total / 100)
+        low_space_mark(self.total)
     }
 }
 
@@ -111,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn little_room_is_64_mib_or_a_hundredth() {
+    fn little_room_is_what_the_shared_rule_says() {
         assert_eq!(Disk::default().state(), DiskState::Fine);
-        assert_eq!(looked(LOW_BYTES, GIB).state(), DiskState::Fine);
-        assert_eq!(looked(LOW_BYTES - 1, GIB).state(), DiskState::Low);
-        assert_eq!(looked(10 * GIB - 1, 1000 * GIB).state(), DiskState::Low);
-        assert_eq!(looked(10 * GIB, 1000 * GIB).state(), DiskState::Fine);
+        let mark = low_space_mark(GIB);
+        assert_eq!(looked(mark, GIB).state(), DiskState::Fine);
+        assert_eq!(looked(mark - 1, GIB).state(), DiskState::Low);
+        assert_eq!(looked(GIB, 1000 * GIB).state(), DiskState::Fine);
         let full = looked(5 << 20, 96 << 20);
         let text = full.to_string();
         assert!(

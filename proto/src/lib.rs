@@ -7,12 +7,14 @@ mod error_detail;
 mod json;
 mod secret;
 mod short_name;
+mod space;
 mod time;
 mod trace;
 
 pub use error_detail::{pack_error_detail, unpack_error_detail};
 pub use json::{lossy_text, to_json};
 pub use short_name::{ShortName, UnknownName, short_name_of};
+pub use space::low_space_mark;
 pub use time::{timestamp_from_ms, timestamp_to_ms};
 pub use trace::TraceParent;
 

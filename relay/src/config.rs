@@ -1,7 +1,10 @@
 //! What a relay is started with, checked before anything is opened.
 
+use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::auth::bootstrap::Bootstrap;
@@ -30,6 +33,32 @@ pub struct RelayConfig {
     /// The OTLP collector that gets a trace of each task; without one the OTEL_* variables may name it.
     pub otlp: Option<String>,
     pub clock: Clock,
+    /// How the process starts again when its disk was full; without one it aborts, for others to start it.
+    pub restart: Option<Restart>,
+    /// How often it has done so.
+    pub restarts: u64,
+}
+
+/// Makes the process start again on the address that it is given. Returns only if that cannot be done.
+#[derive(Clone)]
+pub struct Restart(Arc<dyn Fn(SocketAddr) -> io::Error + Send + Sync>);
+
+impl Restart {
+    pub fn new(restart: impl Fn(SocketAddr) -> io::Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(restart))
+    }
+
+    pub(crate) fn call(&self, listen: SocketAddr) {
+        tracing::error!("the disk is full: the relay starts again");
+        let error = (self.0)(listen);
+        tracing::error!(%error, "the relay cannot start itself again");
+    }
+}
+
+impl fmt::Debug for Restart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Restart")
+    }
 }
 
 /// How long finished work is kept, and how much of it. Live and parked work is never removed.
@@ -150,6 +179,8 @@ impl RelayConfig {
             drain: Duration::from_secs(30),
             otlp: None,
             clock: Clock::system(),
+            restart: None,
+            restarts: 0,
         }
     }
 
@@ -174,7 +205,7 @@ pub enum ConfigError {
     TlsFile {
         what: &'static str,
         path: PathBuf,
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 

@@ -15,6 +15,7 @@ mod retention;
 mod sealer;
 pub mod server;
 pub mod session;
+mod space;
 pub mod store;
 pub mod telemetry;
 mod unreadable;

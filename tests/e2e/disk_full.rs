@@ -31,7 +31,7 @@ async fn a_worker_with_a_full_disk_fails_what_it_cannot_store_and_works_on_when_
         .until("output", |event| event.state() == AttemptState::Streaming)
         .await;
 
-    worker.fill();
+    worker.room.fill();
     fs::write(&go_on, "").unwrap();
     let end = watch.until_kind(TaskEventKind::Ended).await;
     assert_eq!(
@@ -48,11 +48,11 @@ async fn a_worker_with_a_full_disk_fails_what_it_cannot_store_and_works_on_when_
     let mut watch = client.watch(&next.task_id).await;
     let refusal = watch.until_kind(TaskEventKind::Rejected).await;
     assert_eq!(refusal.failure_code, "disk_full");
-    worker.free();
+    worker.room.free();
     watch.until_state(TaskState::Completed).await;
     assert_eq!(client.output(&next.task_id).await, b"done\n");
     poll_until("all directories of attempts to go", || {
-        let left = fs::read_dir(worker.path("attempts")).ok()?.count();
+        let left = fs::read_dir(worker.room.path("attempts")).ok()?.count();
         (left == 0).then_some(())
     })
     .await;

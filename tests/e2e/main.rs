@@ -21,6 +21,7 @@ mod life;
 mod liveness;
 mod processes;
 mod profiles;
+mod relay_disk_full;
 mod restart;
 mod retention;
 mod storm;

@@ -19,6 +19,9 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::patience::within;
 use crate::watching::Watch;
@@ -228,6 +231,17 @@ impl Client {
             }
         })
         .await;
+    }
+
+    /// What its health service says of `name`; empty stands for the whole relay.
+    pub async fn is_serving(&self, name: &str) -> bool {
+        let mut health = HealthClient::new(self.channel.clone());
+        let request = HealthCheckRequest {
+            service: name.to_owned(),
+        };
+        let answer = within("an answer to a health check", health.check(request)).await;
+        let status = answer.expect("the name is known").into_inner().status();
+        status == ServingStatus::Serving
     }
 
     pub async fn info(&self) -> RelayInfoResponse {

@@ -45,7 +45,7 @@ pub use raw::{RawLink, raw_unary};
 pub use raw_relay::{RawRelay, RawStream};
 pub use relay::Relay;
 pub use scripted::{Heard, ScriptedDaemon, active, hello};
-pub use small_disk::SmallDisk;
+pub use small_disk::{Room, SmallDisk, SmallRelay};
 pub use specs::{command, for_agent, retried};
 pub use tap::{Tap, Taped};
 pub use tls_authority::{Authority, Certified};

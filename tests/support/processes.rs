@@ -134,7 +134,7 @@ impl RelayProcess {
     pub async fn start_on(baton: Baton, dir: TempDir, arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let listen = format!("127.0.0.1:{}", quiet_port());
-        let child = spawn_relay(baton, dir.path(), &listen, &arguments).await;
+        let child = spawn_relay(baton, dir.path(), &[], &listen, &arguments).await;
         let admin = Client::new(&format!("http://{listen}"), &read_token(dir.path()));
         Self {
             baton,
@@ -174,14 +174,14 @@ impl RelayProcess {
     /// Starts it again where it was.
     pub async fn revive(&mut self) {
         let (data, arguments) = (self.dir.path(), &self.arguments);
-        self.child = spawn_relay(self.baton, data, &self.listen, arguments).await;
+        self.child = spawn_relay(self.baton, data, &[], &self.listen, arguments).await;
     }
 
     /// The same with more on its command line, this once.
     pub async fn revive_with(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         let arguments: Vec<String> = self.arguments.iter().cloned().chain(more).collect();
-        self.child = spawn_relay(self.baton, self.dir.path(), &self.listen, &arguments).await;
+        self.child = spawn_relay(self.baton, self.dir.path(), &[], &self.listen, &arguments).await;
     }
 
     /// A start that the relay is expected to refuse.
@@ -195,8 +195,15 @@ impl RelayProcess {
     }
 }
 
-async fn spawn_relay(baton: Baton, data: &Path, listen: &str, arguments: &[String]) -> Child {
-    let mut command = baton.command(data);
+/// By way of another program if there is one.
+pub(crate) async fn spawn_relay(
+    baton: Baton,
+    data: &Path,
+    wrapper: &[&str],
+    listen: &str,
+    arguments: &[String],
+) -> Child {
+    let mut command = baton.wrapped(data, wrapper);
     let child = command
         .args(["relay", "--listen", listen])
         .args(arguments)

@@ -56,6 +56,7 @@ fn facts(info: &RelayInfoResponse, now_ms: u64) -> Vec<(&'static str, String)> {
         ("commit", info.commit_seq.to_string()),
         ("unreadable", info.unreadable_records.to_string()),
         ("admitting", admitting(info)),
+        ("disk", disk(info)),
         ("you", you),
     ]
 }
@@ -70,6 +71,18 @@ fn admitting(info: &RelayInfoResponse) -> String {
         &info.admission_problem
     };
     format!("no: {}", one_line(why))
+}
+
+fn disk(info: &RelayInfoResponse) -> String {
+    let disk = info.disk.unwrap_or_default();
+    let mib = |bytes: u64| bytes >> 20;
+    format!(
+        "{} MiB of {} MiB are free, {} MiB must be; {} MiB of ballast",
+        mib(disk.free_bytes),
+        mib(disk.total_bytes),
+        mib(disk.needed_bytes),
+        mib(disk.ballast_bytes)
+    )
 }
 
 fn counters(info: &RelayInfoResponse, console: &Console) -> Result<(), CliError> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::again::Again;
 use crate::console::Console;
 use crate::discovery::{self, DEFAULT_LISTEN};
 use crate::duration;
@@ -105,7 +106,11 @@ pub(crate) async fn run(
     args.log.init(None)?;
     let stop = stop::on_signals()?;
     let plan = plan(args)?;
-    let mut relay = RunningRelay::start(&plan, clocks).await?;
+    // A relay without room waits for it, and must be stoppable meanwhile.
+    let mut relay = tokio::select! {
+        started = RunningRelay::start(&plan, clocks) => started?,
+        () = stop.cancelled() => return Ok(Exit::Done),
+    };
     console.note(&started(&relay.url, &plan));
     tokio::select! {
         () = stop.cancelled() => relay.stop().await?,
@@ -118,6 +123,7 @@ fn plan(args: RelayServerArgs) -> Result<RelayPlan, CliError> {
     let retention = retention(&args)?;
     Ok(RelayPlan {
         retention,
+        again: Some(Again::from_environment()),
         data: args.data.unwrap_or_else(discovery::default_data_dir),
         listen: args.listen,
         tls: args.tls_cert.zip(args.tls_key),

@@ -9,6 +9,7 @@ use clap::Args;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
+use crate::again::Again;
 use crate::client::Relay;
 use crate::commands::{daemon, demo, relay};
 use crate::console::Console;
@@ -71,7 +72,11 @@ pub(crate) async fn run(
     let stop = stop::on_signals()?;
     let place = Place::choose(&args)?;
     let plan = relay_plan(place.path(), &args)?;
-    let mut relay = RunningRelay::start(&plan, clocks).await?;
+    // A relay without room waits for it, and must be stoppable meanwhile.
+    let mut relay = tokio::select! {
+        started = RunningRelay::start(&plan, clocks) => started?,
+        () = stop.cancelled() => return Ok(Exit::Done),
+    };
     console.note(&relay::started(&relay.url, &plan));
     let daemon = ReadyDaemon::open(daemon_plan(&args, &relay.url, place.path()), clocks);
     let result = match daemon {
@@ -158,6 +163,8 @@ fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
         drain: DRAIN,
         accept_loss: false,
         retention: Retention::default(),
+        // A temporary directory would be another one.
+        again: (!args.exit).then(Again::from_environment),
         max_open: None,
         max_open_per_tenant: None,
         with_daemon: true,
@@ -196,7 +203,7 @@ async fn stay(
         () = welcomed => {}
         () = stop.cancelled() => return Ok(Exit::Done),
     }
-    if args.demo {
+    if args.demo && Again::from_environment().is_first() {
         let exit = tokio::select! {
             exit = show_demo(url, data, console) => exit?,
             () = stop.cancelled() => Exit::Interrupted,

@@ -54,6 +54,8 @@ pub struct Core {
     pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(crate) scheduler: SchedulerRecord,
     pub(crate) forgotten: ForgottenRecord,
+    /// Nothing is leased for now; what is leased goes on.
+    pub(crate) dispatch_held: bool,
     /// When this run began, and the uptime that earlier runs had.
     pub(crate) started: Moment,
     pub(crate) earlier_ms: u64,
@@ -274,6 +276,7 @@ impl Core {
             Input::ForgetDaemons { request, unseen_ms } => {
                 self.forget_daemons(request, unseen_ms, turn);
             }
+            Input::HoldDispatch { held } => self.dispatch_held = held,
             Input::SessionOpened { session, hello } => self.session_opened(session, *hello, turn),
             Input::SessionClosed { session } => self.session_closed(session, turn),
             Input::Heartbeat { session, heartbeat } => self.heartbeat(session, heartbeat, turn),

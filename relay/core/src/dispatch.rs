@@ -21,7 +21,7 @@ use crate::time::Moment;
 impl Core {
     /// Leases whatever can be leased now. Placement asks the successor rule for each.
     pub(crate) fn place_waiting(&mut self, turn: &mut Turn<'_>) {
-        if self.scheduler.paused.is_some() {
+        if self.scheduler.paused.is_some() || self.dispatch_held {
             return;
         }
         let now = turn.now.at;
@@ -41,6 +41,7 @@ impl Core {
 
     pub(crate) fn could_place(&self, spec: &TaskSpec, _now: Moment) -> bool {
         self.scheduler.paused.is_none()
+            && !self.dispatch_held
             && placement::could_any_take(&Requirements::of(spec), &self.roster)
     }
 

@@ -151,6 +151,8 @@ pub enum WaitsFor {
     Person,
     /// It was inherited, and later grants of it are unknown.
     Inheritance,
+    /// The relay's disk is nearly full.
+    Space,
 }
 
 impl WaitsFor {
@@ -163,6 +165,7 @@ impl WaitsFor {
             WaitsFor::Pause => "pause",
             WaitsFor::Person => "person",
             WaitsFor::Inheritance => "inheritance",
+            WaitsFor::Space => "space",
         }
     }
 }

@@ -121,6 +121,10 @@ pub enum Input {
         request: RequestId,
         unseen_ms: u64,
     },
+    /// The shell has no room for what a new attempt would write, or has it again. Not stored: a start looks anew.
+    HoldDispatch {
+        held: bool,
+    },
 
     /// A daemon said Hello. Ids of sessions rise in the order in which the streams were opened.
     SessionOpened {

@@ -303,6 +303,9 @@ impl Core {
         if self.is_paused(live) {
             return Some((WaitsFor::Pause, None));
         }
+        if self.dispatch_held {
+            return Some((WaitsFor::Space, None));
+        }
         let key = ConversationKey::of(&live.spec);
         match self.fences.may_lease(live.id(), key.as_ref(), now) {
             Err(fence) => Some(behind(fence)),

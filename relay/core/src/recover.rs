@@ -71,6 +71,7 @@ impl Core {
             forgotten: recovered.forgotten.clone(),
             started: now.at,
             earlier_ms: recovered.scheduler.uptime_ms,
+            dispatch_held: false,
             uptime_written: now.at,
             last: now.at,
             config,

@@ -9,6 +9,7 @@ mod deadlines;
 mod fencing;
 mod forgetting;
 mod found;
+mod holding_dispatch;
 mod inherited;
 mod inputs;
 mod late;

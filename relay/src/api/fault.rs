@@ -44,6 +44,9 @@ pub(crate) enum Fault {
     Overloaded,
     #[error("{limit} streams are open, which is as many as may be")]
     TooManyStreams { limit: usize },
+    /// The low-space mark; see `space`.
+    #[error("the relay's disk is nearly full, so it takes nothing new")]
+    DiskFull,
     #[error("the relay is stopping")]
     Stopping,
     #[error("no answer in time; whether it was done is not known")]
@@ -118,6 +121,7 @@ impl From<Refusal> for Fault {
             Refusal::Rejected(rejection) => rejection.into(),
             Refusal::Stopping => Fault::Stopping,
             Refusal::Unknown => Fault::OutcomeUnknown,
+            Refusal::DiskFull => Fault::DiskFull,
             Refusal::Body(error) => {
                 tracing::error!(%error, "a long body could not be stored");
                 Fault::Internal

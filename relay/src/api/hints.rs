@@ -26,6 +26,10 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::Undecodable => "build the message from the published protos; text is UTF-8",
         Fault::Overloaded => "repeat the request after a moment, with backoff",
         Fault::TooManyStreams { .. } => "close one first",
+        Fault::DiskFull => {
+            "make room under the relay's data directory (`baton info` shows how much), then repeat the request; what \
+             runs goes on"
+        }
         Fault::Stopping => "connect again when it is back",
         Fault::TimedOut | Fault::OutcomeUnknown => {
             "look at the task, or repeat the request with the same idempotency key"

@@ -34,6 +34,7 @@ impl Api {
         chunks: Streaming<v1::ImportRequest>,
     ) -> Result<Answers<v1::ImportResponse>, Fault> {
         all_tenants(&who)?;
+        self.admit()?;
         let place = self.transfers.enter()?;
         // Asked again when it counts; here it saves the upload.
         if !self.read(|reader| reader.has_no_task()).await? {

@@ -11,6 +11,7 @@ pub(crate) mod fault;
 mod fleet;
 mod hints;
 mod importing;
+mod info;
 mod inputs;
 pub mod limits;
 mod link;
@@ -43,6 +44,7 @@ use crate::dispatcher::Dispatcher;
 use crate::output::OutputLog;
 use crate::reader::Reader;
 use crate::session::Shell;
+use crate::space::Space;
 use crate::watch::Watchers;
 use fault::Fault;
 use streams::LiveStreams;
@@ -64,9 +66,19 @@ pub(crate) struct Api {
     /// The relay is going away: streams end, nothing new is taken.
     pub(crate) stop: CancellationToken,
     pub(crate) transfers: Transfers,
+    pub(crate) space: Space,
 }
 
 impl Api {
+    /// Asked before anything is taken that makes the data grow. What ends work or takes it back is always taken.
+    fn admit(&self) -> Result<(), Fault> {
+        if self.space.admits() {
+            Ok(())
+        } else {
+            Err(Fault::DiskFull)
+        }
+    }
+
     /// Reads the store off the async threads: a read may wait for the disk.
     async fn read<T: Send + 'static>(
         &self,

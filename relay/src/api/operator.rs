@@ -15,7 +15,7 @@ use super::fault::Fault;
 use super::streams::Answers;
 use super::tasks::unexpected;
 use super::validate::{self, Why, invalid};
-use super::{Api, actor, events, inputs, optional_reason, required_reason, tokens, unary};
+use super::{Api, actor, events, inputs, optional_reason, required_reason, unary};
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
 use crate::wire::{timestamp, words};
@@ -214,6 +214,7 @@ impl Api {
     ) -> Result<v1::RetryTaskResponse, Fault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let reason = optional_reason(request.reason)?;
+        self.admit()?;
         let (_, record) = self.stored_task(&who.tenant, task).await?;
         if !request.allow_unsafe && may_have_had_effects(&record) {
             return Err(Fault::UnsafeRetry);
@@ -347,42 +348,6 @@ impl Api {
             other => Err(unexpected(other)),
         }
     }
-
-    fn info(&self, who: &Principal) -> v1::RelayInfoResponse {
-        let draining = self.stop.is_cancelled();
-        v1::RelayInfoResponse {
-            relay_id: self.config.incarnation.to_string(),
-            incarnation: self.config.incarnation.to_string(),
-            relay_epoch: self.config.epoch.0,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol_version: baton_proto::PROTOCOL_VERSION,
-            started_at: Some(timestamp(self.started_at)),
-            commit_seq: self.reader.store().durable().get(),
-            unreadable_records: self.reader.unreadables().count(),
-            admitting: !draining,
-            admission_problem: String::new(),
-            draining,
-            principal: who.name.to_string(),
-            tenant: tokens::shown_scope(&who.scope),
-            role: tokens::shown_role(who.role).into(),
-            features: Vec::new(),
-            counters: self.counters(who),
-        }
-    }
-
-    /// They are of all tenants, and would tell one of them that what it named belongs to another.
-    fn counters(&self, who: &Principal) -> Vec<v1::CounterValue> {
-        if all_tenants(who).is_err() {
-            return Vec::new();
-        }
-        let counted = self.shell.telemetry.snapshot().into_iter();
-        let shown = counted.map(|(counter, value)| v1::CounterValue {
-            name: counter.name.to_owned(),
-            reason: counter.reason.to_owned(),
-            value,
-        });
-        shown.collect()
-    }
 }
 
 const TENANT_PAUSE: Fault = Fault::NotBuilt {
@@ -432,6 +397,7 @@ fn waits_for(waits: WaitsFor) -> v1::WaitsFor {
         WaitsFor::Pause => v1::WaitsFor::Pause,
         WaitsFor::Person => v1::WaitsFor::Person,
         WaitsFor::Inheritance => v1::WaitsFor::Inheritance,
+        WaitsFor::Space => v1::WaitsFor::Space,
     }
 }
 
@@ -455,6 +421,11 @@ fn next_action(record: &TaskRecord, waits: Option<WaitsFor>) -> (v1::NextAction,
             NextAction::WaitingForTime,
             "it was inherited and may still run on machines of before; it goes on by itself, or at once with \
              `baton release-inherited` when those are down",
+        ),
+        (_, Some(WaitsFor::Space)) => (
+            NextAction::WaitingForTime,
+            "the relay's disk is nearly full; it goes on by itself when there is room (`baton info` shows how much is \
+             missing)",
         ),
         (_, Some(WaitsFor::Pause)) => (NextAction::UnpauseRequired, "unpause it"),
         (TaskState::Running, Some(WaitsFor::Person)) => {

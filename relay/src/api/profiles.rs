@@ -44,6 +44,7 @@ impl Api {
         validate::name("name", &request.name, limits::PROFILE_NAME)?;
         let profile = asked_deadlines(validate::present("profile", request.profile)?);
         submission::check_profile("profile", &profile)?;
+        self.admit()?;
         let replaced = self.profile_record(&who.tenant, &request.name).is_some();
         let limit = limits::PROFILES;
         if !replaced && self.profiles_of(&who.tenant).await?.len() >= limit {

@@ -96,6 +96,7 @@ impl Api {
     ) -> Result<v1::SubmitResponse, Fault> {
         let digest = digest(&request);
         let spec = Arc::new(self.spec(&who, request).await?);
+        self.admit()?;
         let (record, created) = self.hand_over(&spec, digest).await?;
         let spec = if created {
             spec
@@ -118,6 +119,7 @@ impl Api {
         if request.tasks.is_empty() {
             return Err(invalid("tasks", Why::Missing).into());
         }
+        self.admit()?;
         let rows = request
             .tasks
             .into_iter()

@@ -24,6 +24,7 @@ impl Api {
     ) -> Result<v1::CreateTokenResponse, Fault> {
         validate::title("name", &request.name, limits::TOKEN_NAME)?;
         let role = role(request.role)?;
+        self.admit()?;
         let agent_scope = agent_scope(role, request.agent_scope)?;
         let lives = request
             .ttl_ms

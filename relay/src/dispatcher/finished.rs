@@ -66,6 +66,7 @@ pub(super) fn complete<'a>(
         | Input::Inspect { .. }
         | Input::ListDaemons { .. }
         | Input::ForgetDaemons { .. }
+        | Input::HoldDispatch { .. }
         | Input::SessionClosed { .. }
         | Input::Heartbeat { .. }
         | Input::Activity(_)
@@ -98,6 +99,7 @@ pub(super) fn named(input: &Input) -> Vec<TaskId> {
         | Input::Inspect { .. }
         | Input::ListDaemons { .. }
         | Input::ForgetDaemons { .. }
+        | Input::HoldDispatch { .. }
         | Input::SessionClosed { .. }
         | Input::Heartbeat { .. }
         | Input::Activity(_)

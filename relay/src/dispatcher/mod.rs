@@ -24,7 +24,7 @@ use baton_core::reject::Rejection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bodies::{BODY_INLINE_MAX, Bodies, Pinned};
-use crate::store::{Change, Store};
+use crate::store::{Change, Store, is_full};
 
 pub(crate) use turn::{Audience, Loop, Parts};
 
@@ -57,6 +57,8 @@ pub enum Refusal {
         "the relay stopped before the outcome was known; ask again with the same idempotency key"
     )]
     Unknown,
+    #[error("the disk is full; try again when there is room")]
+    DiskFull,
     #[error("a long body could not be stored: {0}")]
     Body(Arc<str>),
 }
@@ -159,6 +161,7 @@ impl Dispatcher {
         let kept = tokio::task::spawn_blocking(move || bodies.keep(&bytes)).await;
         match kept {
             Ok(Ok(pinned)) => Ok(Some(pinned)),
+            Ok(Err(error)) if is_full(&error) => Err(Refusal::DiskFull),
             Ok(Err(error)) => Err(Refusal::Body(error.to_string().into())),
             Err(_) => Err(Refusal::Stopping),
         }

@@ -300,6 +300,11 @@ impl OutputLog {
         self.shared.queue.tick(now_wall_ms).await
     }
 
+    /// Refuses more bytes, as if the disk were full, until it is told otherwise. Cuts and seals are small and still go.
+    pub fn hold(&self, held: bool) {
+        self.shared.queue.hold(held);
+    }
+
     /// Writes what is queued and ends the writer thread.
     pub async fn close(&self) {
         self.shared.queue.close().await;

@@ -74,6 +74,8 @@ pub(crate) struct Queue {
     index: Arc<Index>,
     /// Set by the writer on a full disk, cleared by the next tick.
     full: Arc<AtomicBool>,
+    /// What is left of the disk is for others.
+    held: AtomicBool,
     attempt_bytes_max: u64,
 }
 
@@ -92,9 +94,14 @@ impl Queue {
             room,
             index,
             full,
+            held: AtomicBool::new(false),
             attempt_bytes_max,
         };
         (queue, receiver)
+    }
+
+    pub(crate) fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
     }
 
     pub(crate) fn queued_bytes(&self) -> usize {
@@ -109,6 +116,9 @@ impl Queue {
     }
 
     pub(crate) async fn append(&self, chunk: Chunk) -> Result<Appended, AppendError> {
+        if self.held.load(Ordering::Acquire) {
+            return Err(AppendError::DiskFull);
+        }
         let size = u32::try_from(chunk.bytes.len()).unwrap_or(u32::MAX);
         let room = Arc::clone(&self.room).acquire_many_owned(size).await;
         let room = room.map_err(|_| AppendError::Closed)?;

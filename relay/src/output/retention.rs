@@ -12,7 +12,8 @@ use super::Dropped;
 use super::group::Outgoing;
 use super::recover::load_contents;
 use super::segment::{Known, index_path, segment_path};
-use super::writer::{Writer, is_full};
+use super::writer::Writer;
+use crate::store::is_full;
 
 /// The growing segment is closed after this part of the age limit, or a quiet relay would keep everything for ever.
 const AGE_STEPS: u64 = 4;

@@ -17,6 +17,7 @@ use super::index::Index;
 use super::queue::{Body, Control, Job, Write};
 use super::segment::{Active, Known, Segments};
 use super::{AbortHook, Dropped, OutputConfig};
+use crate::store::is_full;
 
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -202,11 +203,4 @@ impl Writer {
         self.segments.set(number, self.active.known());
         Ok(())
     }
-}
-
-pub(crate) fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
 }

@@ -170,9 +170,10 @@ impl Sweeper {
 
     fn too_many_bytes(&mut self) -> u64 {
         let store = self.parts.reader.store();
-        let (Some(weight), Ok(file)) = (self.weight, store.file_bytes()) else {
+        let Some(weight) = self.weight else {
             return 0;
         };
+        let file = store.file_bytes();
         let bodies = self.parts.bodies.bytes();
         let (file, records) = (file + bodies, store.record_bytes(weight) + bodies);
         self.cap.look(self.config.record_bytes(), file, records)

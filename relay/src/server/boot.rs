@@ -29,7 +29,8 @@ use crate::reader::Reader;
 use crate::retention;
 use crate::sealer::Sealer;
 use crate::session::{Admission, Shell, Stamp};
-use crate::store::{Change, Key, MetaKey, Opened, Store, StoreConfig};
+use crate::space;
+use crate::store::{Change, FatalHook, Key, MetaKey, Opened, Store, StoreConfig};
 use crate::telemetry::Telemetry;
 use crate::unreadable::Unreadables;
 use crate::watch::Watchers;
@@ -44,6 +45,7 @@ pub(super) struct Booted {
     pub(super) telemetry: Telemetry,
     /// What retention works on.
     pub(super) retained: retention::Parts,
+    pub(super) guard: space::Guard,
 }
 
 /// What lies on disk, opened.
@@ -56,10 +58,12 @@ struct Disk {
 /// `again` is cancelled, before `stop`, when the relay is to start anew with other data.
 pub(super) async fn boot(
     config: &RelayConfig,
+    guard: space::Guard,
     stop: &CancellationToken,
     again: &CancellationToken,
 ) -> Result<Booted, RelayError> {
     let telemetry = Telemetry::start(config.otlp.as_deref(), &config.clock)?;
+    telemetry.add("disk_full_restarts", "", config.restarts);
     let Disk {
         opened,
         output,
@@ -111,7 +115,9 @@ pub(super) async fn boot(
         started_at: config.clock.now().wall,
         stop: stop.clone(),
         transfers: Transfers::new(&config.data, again.clone()),
+        space: guard.space(),
     };
+    let guard = guard.begin(&watched(&api)).await;
     say_unreadable(&api.reader);
     Ok(Booted {
         retained: retained(&api, bodies, &telemetry),
@@ -120,7 +126,17 @@ pub(super) async fn boot(
         dispatching,
         finish,
         telemetry,
+        guard,
     })
+}
+
+/// Whom the guard of the disk's space tells.
+pub(super) fn watched(api: &Api) -> space::Parts {
+    space::Parts {
+        dispatcher: api.dispatcher.clone(),
+        output: api.output.clone(),
+        telemetry: api.shell.telemetry.clone(),
+    }
 }
 
 /// Behind the core's own write of the hold, which is the first of this run: a crash in between begins it again.
@@ -215,10 +231,10 @@ fn open(config: &RelayConfig) -> Result<Disk, RelayError> {
         path: data.to_owned(),
         source,
     };
-    private_directory(data).map_err(unusable)?;
     archive::settle(data)?;
     let mut store = StoreConfig::new(data.join("store"), Uuid::now_v7());
     store.accept_loss = config.accept_loss;
+    store.on_fatal = on_fatal(config);
     let opened = Store::open(store)?;
     let abort = Arc::new(|error: &io::Error| {
         tracing::error!(%error, "output cannot be written; stopping");
@@ -238,8 +254,22 @@ fn open(config: &RelayConfig) -> Result<Disk, RelayError> {
     })
 }
 
+/// After a failed write only a start finds out what is really there. The process starts itself again where a full disk was the
+/// reason, whatever sled made of it; anything else is for a supervisor to see.
+fn on_fatal(config: &RelayConfig) -> FatalHook {
+    let (restart, data, listen) = (config.restart.clone(), config.data.clone(), config.listen);
+    FatalHook::new(move |fatal| {
+        if let Some(restart) = &restart
+            && (fatal.disk_full || space::is_bare(&data))
+        {
+            restart.call(listen);
+        }
+        std::process::abort();
+    })
+}
+
 /// Nobody else may look in: it holds what people asked of agents, and what those answered.
-fn private_directory(path: &Path) -> io::Result<()> {
+pub(super) fn private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)

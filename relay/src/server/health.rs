@@ -6,6 +6,7 @@ use tokio_util::sync::CancellationToken;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use crate::space::Space;
 use crate::store::{CommitSeq, Store};
 
 /// How often the store is looked at.
@@ -23,33 +24,48 @@ const SERVICES: [&str; 6] = [
     "baton.v1.DaemonLink",
 ];
 
+/// Not a service: serving while new tasks are accepted. A relay without room still serves daemons and readers, which a load
+/// balancer must not take away from them.
+const ADMISSION: &str = "baton.admission";
+
 /// Reports until `stop`, and then that it serves no more.
-pub(super) async fn report(reporter: HealthReporter, store: Store, stop: CancellationToken) {
+pub(super) async fn report(
+    reporter: HealthReporter,
+    store: Store,
+    space: Space,
+    stop: CancellationToken,
+) {
     let mut stuck = Stuck::default();
     let mut told = None;
     while !stop.is_cancelled() {
         let serving = stuck.look(store.durable(), store.appended()) < PATIENCE;
-        if told != Some(serving) {
-            told = Some(serving);
-            tell(&reporter, serving).await;
+        let now = (serving, serving && space.admits());
+        if told != Some(now) {
+            told = Some(now);
+            tell(&reporter, now.0, now.1).await;
         }
         tokio::select! {
             () = stop.cancelled() => {}
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
     }
-    tell(&reporter, false).await;
+    tell(&reporter, false, false).await;
 }
 
-async fn tell(reporter: &HealthReporter, serving: bool) {
-    let status = if serving {
-        ServingStatus::Serving
-    } else {
-        ServingStatus::NotServing
+pub(super) async fn tell(reporter: &HealthReporter, serving: bool, admitting: bool) {
+    let status = |yes| {
+        if yes {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        }
     };
     for service in SERVICES {
-        reporter.set_service_status(service, status).await;
+        reporter.set_service_status(service, status(serving)).await;
     }
+    reporter
+        .set_service_status(ADMISSION, status(admitting))
+        .await;
 }
 
 /// For how many looks the same commit has been on its way to the disk.

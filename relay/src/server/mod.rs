@@ -3,6 +3,7 @@
 //! `run` is what the binary calls; tests `start` it on port 0 and `stop` it. Opening and recovery are in `boot.rs`.
 
 mod boot;
+mod closed;
 mod edge;
 mod health;
 mod listener;
@@ -31,6 +32,7 @@ use crate::archive::ImportError;
 use crate::auth::AuthLayer;
 use crate::config::{ConfigError, NetworkLimits, RelayConfig, RetentionConfig, TlsFiles};
 use crate::retention;
+use crate::space;
 use crate::store;
 use crate::telemetry::Telemetry;
 use boot::Booted;
@@ -102,15 +104,19 @@ pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
         address: config.listen,
         source,
     })?;
-    let stop = CancellationToken::new();
-    let life = Life::of(&stop);
-    let booted = boot::boot(&config, &life.stop, &life.again).await?;
-    let telemetry = booted.telemetry.clone();
-    info!(%address, data = %config.data.display(), "relay listening");
     let config = RelayConfig {
         listen: address,
         ..config
     };
+    let stop = CancellationToken::new();
+    let life = Life::of(&stop);
+    let (guard, tcp) = closed::until_room(&config, tls.as_ref(), tcp).await?;
+    let booted = match boot::boot(&config, guard, &life.stop, &life.again).await {
+        Ok(booted) => booted,
+        Err(error) => return Err(or_restart(&config, error).await),
+    };
+    let telemetry = booted.telemetry.clone();
+    info!(%address, data = %config.data.display(), "relay listening");
     let serving = tokio::spawn(lives(config, tls, tcp, stop.clone(), life, booted));
     Ok(Relay {
         address,
@@ -118,6 +124,21 @@ pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
         telemetry,
         serving,
     })
+}
+
+/// sled took more to open than there seemed to be: another start may find more.
+async fn or_restart(config: &RelayConfig, error: RelayError) -> RelayError {
+    let full = match &error {
+        RelayError::NoRoom => true,
+        RelayError::Store(error) => error.is_disk_full(),
+        _of_another_kind => false,
+    };
+    if let Some(restart) = config.restart.as_ref().filter(|_| full) {
+        tracing::error!(%error, "the store did not open");
+        tokio::time::sleep(space::WAIT).await;
+        restart.call(config.listen);
+    }
+    error
 }
 
 /// From one boot to the end of serving. A relay has one life, unless an import gives it other data.
@@ -161,7 +182,10 @@ async fn lives(
         }
         life = Life::of(&stop);
         tcp = bind(config.listen).await?;
-        booted = boot_again(&config, &life).await?;
+        booted = match boot_again(&config, &life).await {
+            Ok(booted) => booted,
+            Err(error) => return Err(or_restart(&config, error).await),
+        };
         info!("relay started again with the imported data");
     }
 }
@@ -174,7 +198,7 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, RelayError> {
 /// The last life's connections and threads may hold the store for a moment longer than its server.
 async fn boot_again(config: &RelayConfig, life: &Life) -> Result<Booted, RelayError> {
     for _ in 0..BOOT_TRIES {
-        match boot::boot(config, &life.stop, &life.again).await {
+        match boot_once(config, life).await {
             Err(
                 RelayError::Store(store::OpenError::Locked { .. })
                 | RelayError::Import(ImportError::Store(store::OpenError::Locked { .. })),
@@ -182,7 +206,14 @@ async fn boot_again(config: &RelayConfig, life: &Life) -> Result<Booted, RelayEr
             booted => return booted,
         }
     }
-    boot::boot(config, &life.stop, &life.again).await
+    boot_once(config, life).await
+}
+
+async fn boot_once(config: &RelayConfig, life: &Life) -> Result<Booted, RelayError> {
+    let Ok(guard) = closed::make_room(config).await? else {
+        return Err(RelayError::NoRoom);
+    };
+    boot::boot(config, guard, &life.stop, &life.again).await
 }
 
 /// Everything that runs between start and stop.
@@ -212,11 +243,14 @@ impl Serving {
             finish,
             telemetry,
             retained,
+            guard,
         } = booted;
         let (reporter, health) = tonic_health::server::health_reporter();
         let store = api.reader.store().clone();
-        tokio::spawn(health::report(reporter, store, stop.clone()));
+        let space = api.space.clone();
+        tokio::spawn(health::report(reporter, store, space, stop.clone()));
         tokio::spawn(retention::run(kept, retained, finish.clone()));
+        tokio::spawn(guard.watch(boot::watched(&api), finish.clone()));
         let cut = CancellationToken::new();
         let listener = Listener::new(tcp, &network, cut.clone());
         let routes = routes(&api)?.add_service(health);
@@ -387,6 +421,8 @@ pub enum RelayError {
     Reflection(#[from] tonic_reflection::server::Error),
     #[error("the server failed: {0}")]
     Serve(tonic::transport::Error),
+    #[error("the disk under the data directory is full; make room and start the relay again")]
+    NoRoom,
     #[error(
         "the relay stopped because its store can no longer be written; see its log, then start it again"
     )]
@@ -398,6 +434,7 @@ impl RelayError {
     pub fn code(&self) -> Option<&'static str> {
         match self {
             Self::Store(error) | Self::Import(ImportError::Store(error)) => Some(error.code()),
+            Self::NoRoom => Some("store_disk_full"),
             Self::Config(_)
             | Self::Listen { .. }
             | Self::Data { .. }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use super::error::is_full;
 use super::records::Records;
 use super::schema::Schema;
 use super::{Fatal, OpenError};
@@ -43,8 +44,8 @@ impl Disk {
     pub(super) fn make_durable(&self) -> Result<(), Fatal> {
         self.db
             .flush()
-            .map_err(|error| Fatal::new("flush", &error))?;
-        (self.sync)(&self.file).map_err(|error| Fatal::new("fdatasync", &error))
+            .map_err(|error| Fatal::sled("flush", &error))?;
+        (self.sync)(&self.file).map_err(|error| Fatal::io("fdatasync", &error))
     }
 }
 
@@ -61,9 +62,16 @@ pub(super) fn fdatasync() -> SyncCall {
 
 /// Any failure to write, as the reason to stop.
 pub(super) fn write_failed(error: &sled::Error) -> Fatal {
-    Fatal {
-        damaged: matches!(error, sled::Error::Corruption { .. }),
-        ..Fatal::new("write", error)
+    Fatal::sled("write", error)
+}
+
+/// What sled says when it does not open.
+pub(super) fn not_opened(dir: &std::path::Path, error: &sled::Error) -> OpenError {
+    match error {
+        sled::Error::Io(cause) if is_full(cause) => OpenError::DiskFull {
+            dir: dir.to_owned(),
+        },
+        other => damaged(dir, other),
     }
 }
 

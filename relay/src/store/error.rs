@@ -67,6 +67,8 @@ pub enum OpenError {
          --data NEW`, or restore a backup"
     )]
     DamagedPage,
+    #[error("the disk under {dir} is full; make room, and start again")]
+    DiskFull { dir: PathBuf },
     #[error("there is no relay's data in {dir}; name the directory that a relay was started with")]
     NotThere { dir: PathBuf },
     #[error("the first write failed: {0}")]
@@ -88,8 +90,29 @@ impl OpenError {
             Self::Unmigratable { .. } => "store_unmigratable",
             Self::Damaged { .. } => "store_damaged",
             Self::DamagedPage => "store_damaged_page",
+            Self::DiskFull { .. } => "store_disk_full",
             Self::NotThere { .. } => "store_not_there",
             Self::Fatal(_) => "store_write_failed",
+        }
+    }
+
+    /// True where nothing is wrong but that there is no room.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::DiskFull { .. } => true,
+            Self::Io { source, .. } => is_full(source),
+            Self::Fatal(fatal) => fatal.disk_full,
+            Self::Locked { .. }
+            | Self::BehindWatermark { .. }
+            | Self::JournalHole { .. }
+            | Self::WatermarkMissing
+            | Self::ForeignWatermark { .. }
+            | Self::MetaUnreadable { .. }
+            | Self::NewerSchema { .. }
+            | Self::Unmigratable { .. }
+            | Self::Damaged { .. }
+            | Self::DamagedPage
+            | Self::NotThere { .. } => false,
         }
     }
 
@@ -107,6 +130,7 @@ impl OpenError {
             | Self::Unmigratable { .. }
             | Self::Damaged { .. }
             | Self::DamagedPage
+            | Self::DiskFull { .. }
             | Self::NotThere { .. }
             | Self::Fatal(_) => false,
         }
@@ -161,6 +185,8 @@ pub struct Fatal {
     pub message: String,
     /// It met a damaged page of the database: another start would meet it again.
     pub damaged: bool,
+    /// The disk had no room for it: a start that finds some goes on.
+    pub disk_full: bool,
 }
 
 impl Fatal {
@@ -169,6 +195,30 @@ impl Fatal {
             op,
             message: cause.to_string(),
             damaged: false,
+            disk_full: false,
         }
     }
+
+    pub(super) fn io(op: &'static str, error: &io::Error) -> Self {
+        Self {
+            disk_full: is_full(error),
+            ..Self::new(op, error)
+        }
+    }
+
+    pub(super) fn sled(op: &'static str, error: &sled::Error) -> Self {
+        Self {
+            damaged: matches!(error, sled::Error::Corruption { .. }),
+            disk_full: matches!(error, sled::Error::Io(error) if is_full(error)),
+            ..Self::new(op, error)
+        }
+    }
+}
+
+/// The disk, or this user's part of it.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }

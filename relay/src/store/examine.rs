@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::disk::{Disk, damaged};
+use super::disk::{Disk, damaged, not_opened};
 use super::journal::{Entries, JournalError};
 use super::keep::Kept;
 use super::migrate::Standing;
@@ -197,7 +197,7 @@ fn open_disk(
     let db = open_sled(&options, places)?;
     let file = File::open(places.db_file()).map_err(io_error("open", &places.db_file()))?;
     let disk = Disk::new(db, file, config.schema, Arc::clone(&config.sync));
-    disk.map_err(|error| damaged(&places.sled, error))
+    disk.map_err(|error| not_opened(&places.sled, &error))
 }
 
 fn open_sled(options: &sled::Config, places: &Places) -> Result<sled::Db, OpenError> {
@@ -206,7 +206,7 @@ fn open_sled(options: &sled::Config, places: &Places) -> Result<sled::Db, OpenEr
             Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
                 preflight::pause();
             }
-            other => return other.map_err(|error| damaged(&places.sled, error)),
+            other => return other.map_err(|error| not_opened(&places.sled, &error)),
         }
     }
     Err(OpenError::Locked {

@@ -71,6 +71,7 @@ impl Kept {
                 "too much was written since the last start",
             ));
         }
+        self.check_room()?;
         fs::create_dir(&self.places.kept)?;
         copy_segments(&db, &File::create(self.copy_file())?, &self.copied)?;
         for path in snapshots(&self.places.sled).map_err(io::Error::other)? {
@@ -80,6 +81,16 @@ impl Kept {
             )?;
         }
         self.len = len;
+        Ok(())
+    }
+
+    /// What the copy takes is missing to sled itself.
+    fn check_room(&self) -> io::Result<()> {
+        let disk = rustix::fs::statvfs(&self.places.dir)?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if (self.copied.len() * SEGMENT) as u64 > free / 2 {
+            return Err(io::Error::other("the disk has no room for it"));
+        }
         Ok(())
     }
 

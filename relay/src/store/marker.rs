@@ -47,7 +47,7 @@ impl Marker {
             };
             self.file
                 .write(mark)
-                .map_err(|error| Fatal::new("watermark", &error))?;
+                .map_err(|error| Fatal::io("watermark", &error))?;
             self.marked = durable;
         }
         Ok(())

@@ -43,6 +43,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 pub use config::{FatalHook, MAX_ENTRY, SCHEMA, StoreConfig};
+pub(crate) use error::is_full;
 pub use error::{AppendError, Fatal, OpenError, ReadError, Stopped, Unreadable};
 pub use key::{BadKeyText, Key, KeyRange, KeyText, Kind, MAX_TEXT, MetaKey};
 pub use look::Looked;
@@ -51,7 +52,7 @@ pub use reader::Store;
 pub use schema::{Schema, Step};
 pub use tell::{TellError, Told};
 pub use verify::Verified;
-pub use weigh::Weight;
+pub use weigh::{Weight, file_bytes};
 pub use writer::Journal;
 
 use overlay::RawChange;

@@ -2,8 +2,8 @@
 //! log and cleans it up later; retention needs both.
 
 use std::fs;
-use std::io;
 use std::ops::Bound;
+use std::path::Path;
 
 use super::preflight::Places;
 use super::reader::disk_error;
@@ -49,13 +49,17 @@ impl Store {
         u64::try_from(since.bytes + grown).unwrap_or(0)
     }
 
-    /// What the database's files take on the disk.
-    pub fn file_bytes(&self) -> io::Result<u64> {
-        let mut bytes = 0;
-        for entry in fs::read_dir(Places::under(&self.shared.config.dir).sled)? {
-            // sled replaces its snapshots while we look.
-            bytes += entry?.metadata().map_or(0, |file| file.len());
-        }
-        Ok(bytes)
+    pub fn file_bytes(&self) -> u64 {
+        file_bytes(&self.shared.config.dir)
     }
+}
+
+/// What the files of the database in a store's directory take on the disk; nothing if there is none.
+pub fn file_bytes(dir: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(Places::under(dir).sled) else {
+        return 0;
+    };
+    // sled replaces its snapshots while we look.
+    let sizes = entries.flatten().filter_map(|entry| entry.metadata().ok());
+    sizes.map(|file| file.len()).sum()
 }

@@ -37,6 +37,7 @@ impl World {
             }
             Input::Frame(_)
             | Input::ForgetDaemons { .. }
+            | Input::HoldDispatch { .. }
             | Input::Answer { .. }
             | Input::PauseTask { .. }
             | Input::UnpauseTask { .. }

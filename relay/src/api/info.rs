@@ -1,0 +1,59 @@
+//! Who the relay is and how it is, for operators and for those who wait for it.
+
+use baton_proto::v1;
+
+use super::fault::Fault;
+use super::operator::all_tenants;
+use super::{Api, tokens};
+use crate::auth::Principal;
+use crate::wire::timestamp;
+
+impl Api {
+    pub(super) fn info(&self, who: &Principal) -> v1::RelayInfoResponse {
+        let draining = self.stop.is_cancelled();
+        let space = self.space.seen();
+        let problem = if draining {
+            Some(Fault::Stopping)
+        } else {
+            self.admit().err()
+        };
+        v1::RelayInfoResponse {
+            relay_id: self.config.incarnation.to_string(),
+            incarnation: self.config.incarnation.to_string(),
+            relay_epoch: self.config.epoch.0,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_version: baton_proto::PROTOCOL_VERSION,
+            started_at: Some(timestamp(self.started_at)),
+            commit_seq: self.reader.store().durable().get(),
+            unreadable_records: self.reader.unreadables().count(),
+            admitting: problem.is_none(),
+            admission_problem: problem.map_or_else(String::new, |fault| fault.to_string()),
+            draining,
+            principal: who.name.to_string(),
+            tenant: tokens::shown_scope(&who.scope),
+            role: tokens::shown_role(who.role).into(),
+            features: Vec::new(),
+            counters: self.counters(who),
+            disk: Some(v1::DiskSpace {
+                free_bytes: space.free(),
+                total_bytes: space.total(),
+                needed_bytes: space.needed(),
+                ballast_bytes: space.ballast(),
+            }),
+        }
+    }
+
+    /// They are of all tenants, and would tell one of them that what it named belongs to another.
+    fn counters(&self, who: &Principal) -> Vec<v1::CounterValue> {
+        if all_tenants(who).is_err() {
+            return Vec::new();
+        }
+        let counted = self.shell.telemetry.snapshot().into_iter();
+        let shown = counted.map(|(counter, value)| v1::CounterValue {
+            name: counter.name.to_owned(),
+            reason: counter.reason.to_owned(),
+            value,
+        });
+        shown.collect()
+    }
+}
