@@ -143,7 +143,8 @@ impl Core {
         let (id, receipt) = (attempt.id, receipt_of(attempt));
         self.attempts.remove(&id);
         self.roster.let_go(id, now);
-        match lease_ends.filter(|ends| receipt == Receipt::Unconfirmed && *ends > now) {
+        let may_live = receipt == Receipt::Unconfirmed && !self.has_rebooted(id);
+        match lease_ends.filter(|ends| may_live && *ends > now) {
             Some(until) => self.raise_fence(live, until, turn),
             None => self.lift_fence(id, turn),
         }
@@ -170,6 +171,14 @@ impl Core {
         confirm_cancel(live, receipt, turn.now.wall);
         live.confirmed_at = None;
         live.missed = 0;
+    }
+
+    /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.
+    fn has_rebooted(&self, attempt: AttemptId) -> bool {
+        self.fences.get(attempt).is_some_and(|fence| {
+            let boot_id = self.roster.boot_id_of(fence.daemon);
+            boot_id.is_some_and(|boot_id| *boot_id != fence.boot_id)
+        })
     }
 
     /// Ended without proof of death: its task and conversation wait until its last limit plus grace.

@@ -3,7 +3,7 @@
 use super::world::{GRACE, TTL, Work, World, completed, spec};
 use crate::effects::{CloseReason, Downstream, Send, Verdict};
 use crate::id::{Incarnation, InstanceId};
-use crate::input::{ActiveState, FrameBody, LeaseToken};
+use crate::input::{ActiveState, FrameBody, LeaseToken, Termination};
 use crate::record::{AttemptState, FailureCode, Phase, Receipt, TaskState};
 use crate::reject::Rejection;
 use crate::time::Mint;
@@ -140,6 +140,30 @@ fn a_reboot_ends_everything_of_before_but_a_result_on_disk_counts() {
         2,
         "and the successor need not wait"
     );
+}
+
+#[test]
+fn a_boot_id_proves_a_death_that_no_receipt_does_unless_the_old_boot_was_heard_just_now() {
+    for (cloned, waits) in [(false, false), (true, true)] {
+        let mut world = World::new();
+        let mut machine = world.machine(1);
+        let task = world.submit(spec());
+        let mut work = world.dispatch();
+        world.frame(&mut work, FrameBody::Accepted);
+        if !cloned {
+            world.disconnect(&machine);
+            world.pass(15_000);
+        }
+        machine.boot = "boot-2";
+        machine.instance = InstanceId(uuid::Uuid::from_u128(77));
+        world.reconnect(&mut machine, &[(&work.clone(), ActiveState::Finished)]);
+        work.session = machine.session;
+        // What was found on a disk: nobody saw it die.
+        let termination = Termination::default();
+        world.frame(&mut work, FrameBody::Receipt { termination });
+        assert!(world.newest(task).state.end().is_some());
+        assert_eq!(world.store.fences.is_empty(), !waits, "cloned: {cloned}");
+    }
 }
 
 #[test]
