@@ -1,5 +1,6 @@
 //! The only file that touches the two servers' libraries: from what the command line says to what they are started with.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -30,6 +31,8 @@ pub struct Clocks {
     pub daemon: baton_daemon::Clock,
     /// Holds the boot id that the daemon tells.
     pub boot_id_file: PathBuf,
+    /// What shims need in their environment to read the same.
+    pub shim_environment: Vec<(OsString, OsString)>,
 }
 
 /// The system's.
@@ -39,6 +42,7 @@ impl Default for Clocks {
             relay: baton_relay::clock::Clock::system(),
             daemon: baton_daemon::Clock::boot(),
             boot_id_file: KERNEL_BOOT_ID.into(),
+            shim_environment: Vec::new(),
         }
     }
 }
@@ -257,7 +261,10 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         work_dir,
         drain: plan.drain,
         health: plan.health,
-        shim: ShimProgram::own(),
+        shim: ShimProgram {
+            environment: clocks.shim_environment.clone(),
+            ..ShimProgram::own()
+        },
         boot_id_file: clocks.boot_id_file.clone(),
         adopt_orphans: true,
         clock: clocks.daemon.clone(),

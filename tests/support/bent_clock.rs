@@ -100,6 +100,9 @@ impl Default for BentClock {
 pub fn clocks_under_test() -> Clocks {
     let mut clocks = Clocks::default();
     if let Some(file) = std::env::var_os(CLOCK_FILE) {
+        clocks
+            .shim_environment
+            .push((CLOCK_FILE.into(), file.clone()));
         FILE.get_or_init(|| file.into());
         clocks.relay = baton_relay::clock::Clock::offset(boot_ahead_ms, wall_ahead_ms);
         clocks.daemon = baton_daemon::Clock::offset(boot_ahead_ms, wall_ahead_ms);

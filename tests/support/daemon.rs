@@ -33,6 +33,7 @@ fn shim_program() -> ShimProgram {
             .expect("tests are built in a directory")
             .join("baton-under-test"),
         args: vec![baton_daemon::shim::ARGUMENT.into()],
+        environment: Vec::new(),
     }
 }
 

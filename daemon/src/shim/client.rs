@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 
 use super::framing::{self, Decoder};
-use super::{HIGHEST_VERSION, LOWEST_VERSION, SOCKET};
+use super::{ENVIRONMENT, HIGHEST_VERSION, LOWEST_VERSION, SOCKET};
 use crate::process::{
     ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, identify_child, identity_of, register,
 };
@@ -32,6 +32,9 @@ const READ: usize = 4096;
 pub struct ShimProgram {
     pub program: PathBuf,
     pub args: Vec<OsString>,
+    /// What it finds in its environment beside the words to its allocator. Nothing of the daemon's own: every agent can
+    /// read its shim's environment.
+    pub environment: Vec<(OsString, OsString)>,
 }
 
 impl ShimProgram {
@@ -40,6 +43,7 @@ impl ShimProgram {
         Self {
             program: "/proc/self/exe".into(),
             args: vec![super::ARGUMENT.into()],
+            environment: Vec::new(),
         }
     }
 }
@@ -103,6 +107,9 @@ pub(crate) fn start(
         .args(&shim.args)
         .arg(markers.attempt_id)
         .current_dir(directory)
+        .env_clear()
+        .envs(ENVIRONMENT)
+        .envs(shim.environment.iter().cloned())
         .env(ATTEMPT_MARKER, markers.attempt_id)
         .env(DAEMON_MARKER, markers.daemon_id)
         .stdin(OwnedFd::from(theirs))

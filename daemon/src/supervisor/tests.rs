@@ -22,8 +22,9 @@ fn supervisor(dir: &Path, shim: &str) -> Supervisor {
     let clock = Clock::boot();
     let workshop = Workshop {
         shim: ShimProgram {
-            program: "sh".into(),
+            program: "/bin/sh".into(),
             args: vec!["-c".into(), shim.into()],
+            environment: Vec::new(),
         },
         daemon_id: String::new(),
         instance_id: String::new(),

@@ -59,6 +59,7 @@ impl Home {
             shim: ShimProgram {
                 program: env!("CARGO_BIN_EXE_shim-under-test").into(),
                 args: vec![baton_daemon::shim::ARGUMENT.into()],
+                environment: Vec::new(),
             },
             boot_id_file: self.path().join("boot_id"),
             adopt_orphans: true,
