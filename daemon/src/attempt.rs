@@ -4,13 +4,13 @@
 //! the second line for a shim that is stuck, and the word for one that died.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::v1::LeaseToken;
 use baton_proto::worker::{Report, Stdin};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::clock::{Clock, Moment};
@@ -33,8 +33,8 @@ mod transcript;
 
 pub(crate) use ending::{Cause, Ending};
 pub(crate) use fold::{Fold, Progress};
-use lease_file::LeaseFile;
 pub(crate) use lease_file::read_lease;
+use lease_file::write_lease;
 pub(crate) use seek::{Contacted, Found, contact};
 use transcript::Transcript;
 
@@ -179,8 +179,9 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         lines,
         workshop,
         fold,
-        lease_file: None,
         own_shim: None,
+        noted: None,
+        noting: None,
         cause: None,
         kill_at: None,
         pending: None,
@@ -221,9 +222,11 @@ struct Attempt {
     workshop: Workshop,
     fold: Fold,
     transcript: Transcript,
-    lease_file: Option<Arc<LeaseFile>>,
     /// The shim, where this process started it.
     own_shim: Option<ProcessId>,
+    /// The lease that is on disk, or on its way there with `noting`.
+    noted: Option<LeaseClock>,
+    noting: Option<JoinHandle<()>>,
     /// What ended it: the first thing that was decided on this side.
     cause: Option<Cause>,
     /// When KILL is due, once it was decided that it ends.
@@ -279,14 +282,15 @@ impl Attempt {
     /// not answer may have.
     async fn launch(&mut self, plan: AttemptPlan, token: LeaseToken) -> Result<Connection, Ending> {
         if let Err(error) = self.store_lease().await {
-            return Err(Ending::not_started(&error));
+            return Err(Ending::not_started("note the lease", &error));
         }
         let markers = Markers {
             attempt_id: &self.id,
             daemon_id: &self.workshop.daemon_id,
         };
         let started = client::start(&self.workshop.shim, &self.directory, markers);
-        let mut connection = started.map_err(|error| Ending::not_started(&error))?;
+        let mut connection =
+            started.map_err(|error| Ending::not_started("start the attempt's shim", &error))?;
         self.own_shim = connection.shim();
         let prompt = Stdin {
             id: PROMPT,

@@ -190,6 +190,16 @@ impl Held {
         }
     }
 
+    /// Whether its task owes it an end.
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.stage, Stage::Running(_))
+    }
+
+    /// Its last word is in the outbox.
+    pub(crate) fn is_finished(&self) -> bool {
+        matches!(self.stage, Stage::Finished { .. })
+    }
+
     /// Finished, and the relay has it all.
     pub(crate) fn is_settled(&self) -> bool {
         match self.stage {

@@ -20,7 +20,7 @@ pub(crate) struct Identity {
     /// Empty until the first Welcome.
     daemon_id: String,
     pub(crate) instance_id: String,
-    /// Empty where the kernel does not tell.
+    /// Never empty: without it nobody could tell a reboot from a restart.
     pub(crate) boot_id: String,
     /// Released by the kernel when the process ends, however it ends.
     lock: File,
@@ -32,6 +32,11 @@ pub enum IdentityError {
     Directory { path: PathBuf, source: io::Error },
     #[error("another daemon runs with data directory {path}; stop it or choose another directory")]
     Locked { path: PathBuf },
+    #[error(
+        "cannot read the kernel's boot id from {path}: {source}; without it a restart could be taken for a reboot and \
+         running work for dead"
+    )]
+    BootId { path: PathBuf, source: io::Error },
     #[error("cannot keep the daemon's id in {path}: {source}")]
     Keep { path: PathBuf, source: io::Error },
 }
@@ -62,10 +67,7 @@ impl Identity {
             data_dir: data_dir.to_owned(),
             daemon_id,
             instance_id: Uuid::now_v7().to_string(),
-            boot_id: fs::read_to_string(boot_id_file)
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
+            boot_id: read_boot_id(boot_id_file)?,
             lock,
         })
     }
@@ -90,6 +92,18 @@ impl Identity {
     }
 }
 
+fn read_boot_id(path: &Path) -> Result<String, IdentityError> {
+    let failed = |source| IdentityError::BootId {
+        path: path.to_owned(),
+        source,
+    };
+    let text = fs::read_to_string(path).map_err(failed)?;
+    match text.trim() {
+        "" => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+        id => Ok(id.to_owned()),
+    }
+}
+
 impl Drop for Identity {
     fn drop(&mut self) {
         // Closing alone is not enough: a child between fork and exec holds a copy of the descriptor.
@@ -102,6 +116,18 @@ mod tests {
     use super::*;
     use crate::config::KERNEL_BOOT_ID;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn without_a_boot_id_there_is_no_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("boot_id");
+        let open = || Identity::open(dir.path(), &file);
+        assert!(matches!(open(), Err(IdentityError::BootId { .. })));
+        fs::write(&file, "\n").unwrap();
+        assert!(matches!(open(), Err(IdentityError::BootId { .. })));
+        fs::write(&file, "boot\n").unwrap();
+        assert_eq!(open().unwrap().boot_id, "boot");
+    }
 
     #[test]
     fn the_id_survives_a_restart_and_the_directory_belongs_to_one_daemon() {

@@ -36,12 +36,10 @@ mod supervisor;
 mod timers;
 mod whole_file;
 
-use std::collections::BTreeSet;
 use std::io;
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
 
 pub use clock::{Clock, Moment};
 pub use config::{
@@ -59,7 +57,7 @@ use attempt::Workshop;
 use health::HealthChecks;
 use identity::Identity;
 use link::Link;
-use process::{adopt_orphans, kill_strangers};
+use process::adopt_orphans;
 use stake::Stake;
 use storage::Storage;
 use supervisor::{Supervisor, adoption};
@@ -154,8 +152,7 @@ impl Daemon {
             clock: config.clock.clone(),
         };
         let attempts = storage.attempts.clone();
-        let inherited = adoption::take_over(attempts, &identity.boot_id, &workshop).await?;
-        end_strangers(&workshop, &inherited.known).await;
+        let adopted = adoption::take_over(attempts, &identity.boot_id, &workshop).await?;
         let (events, link_events) = mpsc::channel(LINK_EVENTS);
         let (at_stake, stake) = watch::channel(Stake::default());
         let finish = CancellationToken::new();
@@ -165,11 +162,13 @@ impl Daemon {
             clock: config.clock.clone(),
             supervisor: events,
             stake,
+            is_expected: !adopted.is_empty(),
+            shown: None,
             finish: finish.clone(),
         };
         let mut supervisor =
             Supervisor::new(&config, identity, storage, workshop, at_stake, status)?;
-        supervisor.adopt_all(inherited.attempts);
+        supervisor.adopt_all(adopted);
         let supervised = async {
             let result = supervisor.run(link_events, stop).await;
             finish.cancel();
@@ -181,19 +180,5 @@ impl Daemon {
             result = working => result,
             failed = health.answer(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
         }
-    }
-}
-
-/// Processes of this daemon whose attempts have no directory any more: nobody will ever ask for them.
-async fn end_strangers(workshop: &Workshop, known: &BTreeSet<String>) {
-    if workshop.daemon_id.is_empty() {
-        return;
-    }
-    let swept = kill_strangers(&workshop.daemon_id, known, &workshop.clock).await;
-    if swept.killed > 0 {
-        warn!(
-            killed = swept.killed,
-            "killed processes of attempts that this daemon knows nothing of"
-        );
     }
 }

@@ -48,6 +48,10 @@ pub(crate) struct Link {
     /// Full: the link waits, and with it the relay.
     pub(crate) supervisor: mpsc::Sender<LinkEvent>,
     pub(crate) stake: watch::Receiver<Stake>,
+    /// Attempts of an earlier daemon are waiting: a refused credential is then no reason to end, and with it them.
+    pub(crate) is_expected: bool,
+    /// The credential that the relay saw last.
+    pub(crate) shown: Option<MetadataValue<Ascii>>,
     /// The supervisor is done: say no more, dial no more.
     pub(crate) finish: CancellationToken,
 }
@@ -93,7 +97,7 @@ impl Link {
     pub(crate) async fn run(mut self) {
         let finish = self.finish.clone();
         let mut failures = 0;
-        let mut was_welcome = false;
+        let mut was_welcome = self.is_expected;
         for number in 1.. {
             let outcome = self.one_stream(number).await;
             if finish.is_cancelled() {
@@ -175,10 +179,12 @@ impl Link {
         (!left.is_zero()).then_some(left)
     }
 
-    /// A credential that was refused is not shown again.
+    /// A credential that was refused is not shown again. The file may hold the next one already: it is the one that was
+    /// shown that counts.
     async fn await_new_token(&self) {
-        let refused = read_token(&self.token_file).ok();
-        while read_token(&self.token_file).ok() == refused && !self.finish.is_cancelled() {
+        let is_new =
+            || read_token(&self.token_file).is_ok_and(|token| Some(&token) != self.shown.as_ref());
+        while !is_new() && !self.finish.is_cancelled() {
             let look_at = self.clock.now().after(TOKEN_LOOK);
             tokio::select! {
                 () = self.finish.cancelled() => {}
@@ -204,8 +210,9 @@ impl Link {
         let close = CancellationToken::new();
         let (session, outgoing) = Session::new(number, close.clone());
         let hello_sent_at = self.clock.now();
+        let finish = self.finish.clone();
         let dialed = tokio::select! {
-            () = self.finish.cancelled() => return Outcome::Over,
+            () = finish.cancelled() => return Outcome::Over,
             dialed = self.dial(hello, outgoing) => dialed,
         };
         let (mut stream, welcome) = match dialed {
@@ -232,7 +239,7 @@ impl Link {
     }
 
     async fn dial(
-        &self,
+        &mut self,
         hello: Hello,
         outgoing: crate::session::Outgoing,
     ) -> Result<(Streaming<RelayFrame>, RelayFrame), Outcome> {
@@ -240,6 +247,7 @@ impl Link {
             warn!(error = %error, "cannot dial");
             not_reached(error.to_string())
         })?;
+        self.shown = Some(token.clone());
         let stake = *self.stake.borrow();
         let patience = Patience::with(self.left_of(stake));
         let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));

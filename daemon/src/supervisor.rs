@@ -126,7 +126,7 @@ pub(crate) struct Supervisor {
     events: mpsc::Sender<(String, AttemptEvent)>,
     incoming: mpsc::Receiver<(String, AttemptEvent)>,
     /// Until then the relay counts as about to come: nothing is cut because it is not there yet.
-    awaited_until: Moment,
+    awaited_until: Option<Moment>,
     reap_at: Moment,
     /// For the link's backoff.
     stake: watch::Sender<Stake>,
@@ -155,7 +155,7 @@ impl Supervisor {
             identity,
             workshop,
             attempts: storage.attempts.clone(),
-            awaited_until: config.clock.now().after(AWAITED),
+            awaited_until: Some(config.clock.now().after(AWAITED)),
             reap_at: config.clock.now().after(REAP_EVERY),
             clock: config.clock.clone(),
             held: BTreeMap::new(),
@@ -271,6 +271,10 @@ impl Supervisor {
         self.live = None;
         // Until the link knows more.
         "the stream broke".clone_into(&mut self.trouble);
+        self.balance_all();
+    }
+
+    fn balance_all(&mut self) {
         let keeping_up = self.is_keeping_up();
         for held in self.held.values_mut() {
             held.balance(keeping_up);
@@ -302,6 +306,11 @@ impl Supervisor {
         }
         if self.look_at <= now {
             self.look(now);
+        }
+        if self.awaited_until.is_some_and(|until| until <= now) {
+            self.awaited_until = None;
+            // A child that was held back for a relay that did not come says nothing that would let it go.
+            self.balance_all();
         }
         if self.reap_at <= now {
             self.reap_at = now.after(REAP_EVERY);
@@ -343,10 +352,17 @@ impl Supervisor {
         // Whoever asks how the daemon is must see that the loop turns.
         let turn = Some(self.clock.now().after(TURN_EVERY));
         let rounds = Some(self.reap_at.min(self.look_at));
-        [course, heartbeat, attempts, rounds, turn]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            course,
+            heartbeat,
+            attempts,
+            rounds,
+            self.awaited_until,
+            turn,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     fn publish(&self) {

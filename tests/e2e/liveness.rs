@@ -218,11 +218,7 @@ async fn a_credential_that_is_replaced_in_place_costs_nothing() {
     let go_on = dir.path().join("go-on");
     let task = client.submit(quiet_until(&go_on, "rotated")).await.task_id;
     client.until_state(&task, TaskState::Running).await;
-    let request = RevokeTokenRequest {
-        token_id: old.token_id,
-    };
-    let revoked = client.operator().revoke_token(request).await;
-    revoked.expect("an administrator revokes tokens");
+    revoke(client, old.token_id).await;
     let why = within("the daemon to know", async {
         loop {
             let (code, said) = health(&daemon).await;
@@ -239,6 +235,34 @@ async fn a_credential_that_is_replaced_in_place_costs_nothing() {
     client.until_state(&task, TaskState::Completed).await;
     assert_eq!(client.get(&task).await.attempts.len(), 1);
     assert_eq!(health(&daemon).await.0, Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_credential_that_is_replaced_before_the_old_one_is_revoked_costs_nothing() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (old, secret) = client.make_token("", Role::Daemon).await;
+    let dir = tempfile::tempdir().unwrap();
+    let tap = Tap::start(client.url()).await;
+    let daemon = DaemonProcess::start(BATON, dir.path(), "early", &tap.url(), &secret).await;
+    let task = client.submit(command("true", &[], "early")).await.task_id;
+    client.until_state(&task, TaskState::Completed).await;
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    std::fs::write(daemon.data.join("credential"), secret).unwrap();
+    revoke(client, old.token_id).await;
+    // The file does not change any more, and needs not.
+    poll_until("the daemon to come back", || {
+        (hellos_and_goodbyes(&tap).0 > 1).then_some(())
+    })
+    .await;
+    let task = client.submit(command("true", &[], "later")).await.task_id;
+    client.until_state(&task, TaskState::Completed).await;
+}
+
+async fn revoke(client: &Client, token_id: String) {
+    let request = RevokeTokenRequest { token_id };
+    let revoked = client.operator().revoke_token(request).await;
+    revoked.expect("an administrator revokes tokens");
 }
 
 /// How often the daemon said Hello, and was told that somebody else took its place.

@@ -4,7 +4,6 @@
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use baton_proto::codes;
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
 use tracing::{error, warn};
 
@@ -12,8 +11,7 @@ use super::{Attempt, AttemptEvent, PROMPT, Parting};
 use crate::clock::Moment;
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
-use crate::shim;
-use crate::shim::REPORT;
+use crate::shim::{self, REPORT, disk_failed};
 use crate::timers::DeadlineKind;
 
 #[derive(Debug)]
@@ -72,15 +70,11 @@ impl Ending {
         }
     }
 
-    pub(super) fn not_started(error: &io::Error) -> Self {
-        let message = format!(
-            "the daemon cannot start the process that supervises an attempt: {error}; see its log"
-        );
+    pub(super) fn not_started(what: &str, error: &io::Error) -> Self {
+        error!(what, error = %error, "cannot start an attempt");
+        let NotStarted { code, message } = disk_failed(what, error);
         Self {
-            cause: Cause::NotStarted {
-                code: codes::SPAWN_FAILED.to_owned(),
-                message,
-            },
+            cause: Cause::NotStarted { code, message },
             exit: None,
             cleared: Cleared {
                 empty: true,
@@ -178,7 +172,7 @@ impl Attempt {
     async fn findings(&mut self, parting: Parting) -> (Option<Report>, Cleared) {
         match parting {
             Parting::Reported(report) => (Some(*report), Cleared::default()),
-            Parting::Closed => match self.read_report() {
+            Parting::Closed => match self.read_report().await {
                 Some(report) => (Some(report), Cleared::default()),
                 None => {
                     warn!(attempt_id = %self.id, "the shim died without a report; ending what it left");
@@ -188,24 +182,23 @@ impl Attempt {
             Parting::Stuck => {
                 let cleared = self.sweep().await;
                 // It may have been quicker after all.
-                (self.read_report(), cleared)
+                (self.read_report().await, cleared)
             }
-            Parting::Rebooted => {
-                let nothing_left = Cleared {
-                    empty: true,
-                    ..Cleared::default()
-                };
-                (self.read_report(), nothing_left)
-            }
+            // The relay sees by the boot id that nothing of it is left, and sees better when that proves nothing: a
+            // copied directory has another boot id too, and what it speaks of runs elsewhere.
+            Parting::Rebooted => (self.read_report().await, Cleared::default()),
         }
     }
 
-    fn read_report(&self) -> Option<Report> {
-        let read = shim::read_report(&self.directory.join(REPORT));
-        let report = read.unwrap_or_else(|error| {
-            error!(attempt_id = %self.id, error = %error, "cannot read the shim's report");
-            None
-        });
+    async fn read_report(&self) -> Option<Report> {
+        let path = self.directory.join(REPORT);
+        let read = tokio::task::spawn_blocking(move || shim::read_report(&path)).await;
+        let report = read
+            .expect("reading a file does not panic")
+            .unwrap_or_else(|error| {
+                error!(attempt_id = %self.id, error = %error, "cannot read the shim's report");
+                None
+            });
         // A shim that was never launched does not know whose it is.
         report.filter(|report| report.attempt_id.is_empty() || report.attempt_id == self.id)
     }
@@ -230,6 +223,7 @@ impl Attempt {
 
 #[cfg(test)]
 mod tests {
+    use baton_proto::codes;
     use baton_proto::worker::Lease;
 
     use super::*;

@@ -210,8 +210,15 @@ impl Fold {
 
     /// When time alone makes an event or ends the attempt.
     pub(crate) fn wake_at(&self) -> Option<Moment> {
-        let deadline = self.timers.next_deadline();
-        [deadline, self.due_at()].into_iter().flatten().min()
+        [self.deadline_at(), self.due_at()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// When the attempt has been silent for too long.
+    pub(crate) fn deadline_at(&self) -> Option<Moment> {
+        self.timers.next_deadline()
     }
 
     /// When output that waits for company goes out without it.

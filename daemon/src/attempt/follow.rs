@@ -5,7 +5,6 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use baton_proto::v1::LeaseToken;
@@ -13,7 +12,7 @@ use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
 use tracing::{error, warn};
 
-use super::{Attempt, AttemptPlan, Cause, Found, LeaseFile, PROMPT, Parting};
+use super::{Attempt, AttemptPlan, Cause, Found, PROMPT, Parting, write_lease};
 use crate::clock::Moment;
 use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
@@ -37,6 +36,9 @@ struct Told {
     consumed: u64,
     /// The limit at which everything but the shim was killed.
     swept_at: Option<Moment>,
+    /// When the limit was first seen to be over. After a suspend that is later than the limit, and the shim wakes up
+    /// with the daemon: it has the same time to report as any other.
+    seen_over: Option<Moment>,
 }
 
 /// What a shim needs to start the child.
@@ -70,6 +72,8 @@ impl Attempt {
             presence,
         } = found;
         self.transcript.grown(presence.transcript_end);
+        // A daemon that was killed right after the launch had not said so.
+        self.enter(OncePhase::Started, None);
         if let Some(started) = presence.started {
             self.on_started(started);
         }
@@ -94,7 +98,7 @@ impl Attempt {
             self.obey();
             self.pass_on(connection, &mut told);
             let now = self.workshop.clock.now();
-            let give_up = self.give_up_at();
+            let give_up = self.give_up_at(&mut told, now);
             if give_up.is_some_and(|at| at <= now) {
                 error!(attempt_id = %self.id, "the shim is stuck; killing it and what it started");
                 return Parting::Stuck;
@@ -104,7 +108,7 @@ impl Attempt {
                 told.swept_at = limit;
                 self.sweep_all_but(connection.shim());
             }
-            let wake = [self.fold.wake_at(), give_up, self.sweep_at(&told)];
+            let wake = [self.wake_at(), give_up, self.sweep_at(&told)];
             tokio::select! {
                 message = connection.next() => match message {
                     Ok(Some(Message::Report(report))) => return Parting::Reported(Box::new(report)),
@@ -182,8 +186,8 @@ impl Attempt {
             told.lease = Some(lease);
             let message = lease.message(self.cleanup_term);
             connection.renew(message);
-            self.note_lease(lease);
         }
+        self.note_lease();
         if let Some(kill_at) = self.kill_at.filter(|_| told.kill_at != self.kill_at) {
             told.kill_at = Some(kill_at);
             connection.stop(StopOrder {
@@ -228,6 +232,15 @@ impl Attempt {
         };
         if let Some(batch) = batch {
             self.take_in(batch);
+        }
+    }
+
+    /// When time alone makes something happen. Output that is due waits for room behind an event that does, and makes
+    /// nothing happen.
+    fn wake_at(&self) -> Option<Moment> {
+        match self.pending {
+            None => self.fold.wake_at(),
+            Some(_) => self.fold.deadline_at(),
         }
     }
 
@@ -276,9 +289,13 @@ impl Attempt {
     }
 
     /// When there must have been a report.
-    fn give_up_at(&self) -> Option<Moment> {
+    fn give_up_at(&self, told: &mut Told, now: Moment) -> Option<Moment> {
         let limit = self.lines.lease.borrow().map(|lease| lease.limit());
-        let by_lease = limit.map(|limit| limit.after(REPORT_AFTER_LIMIT));
+        told.seen_over = limit
+            .filter(|limit| *limit <= now)
+            .map(|_| told.seen_over.unwrap_or(now));
+        let over = told.seen_over.or(limit);
+        let by_lease = over.map(|over| over.after(REPORT_AFTER_LIMIT));
         let by_order = self.kill_at.map(|kill_at| kill_at.after(REPORT));
         [by_lease, by_order].into_iter().flatten().min()
     }
@@ -301,35 +318,27 @@ impl Attempt {
     pub(super) async fn store_lease(&mut self) -> io::Result<()> {
         let lease = *self.lines.lease.borrow();
         let directory = self.directory.clone();
-        let stored = tokio::task::spawn_blocking(move || {
-            let file = LeaseFile::open(&directory)?;
-            lease.map_or(Ok(()), |lease| file.write(lease))?;
-            Ok::<_, io::Error>(file)
-        });
-        let file = stored.await.expect("writing a file does not panic")?;
-        self.lease_file = Some(Arc::new(file));
-        Ok(())
+        self.noted = lease;
+        let Some(lease) = lease else { return Ok(()) };
+        let stored = tokio::task::spawn_blocking(move || write_lease(&directory, lease));
+        stored.await.expect("writing a file does not panic")
     }
 
-    /// Later, and without waiting: a limit that is too early on disk ends nothing too late.
-    fn note_lease(&mut self, lease: LeaseClock) {
-        let (known, directory) = (self.lease_file.clone(), self.directory.clone());
-        let file = match known {
-            Some(file) => file,
-            None => match LeaseFile::open(&directory) {
-                Ok(file) => Arc::clone(self.lease_file.insert(Arc::new(file))),
-                Err(error) => {
-                    warn!(attempt_id = %self.id, error = %error, "cannot note the lease");
-                    return;
-                }
-            },
-        };
-        let id = self.id.clone();
-        tokio::task::spawn_blocking(move || {
-            if let Err(error) = file.write(lease) {
+    /// Later, and without waiting: a limit that is too early on disk ends nothing too late. One at a time, so that a
+    /// disk that hangs takes one thread of each attempt and not all there are.
+    fn note_lease(&mut self) {
+        let lease = *self.lines.lease.borrow();
+        if lease == self.noted || self.noting.as_ref().is_some_and(|job| !job.is_finished()) {
+            return;
+        }
+        self.noted = lease;
+        let Some(lease) = lease else { return };
+        let (id, directory) = (self.id.clone(), self.directory.clone());
+        self.noting = Some(tokio::task::spawn_blocking(move || {
+            if let Err(error) = write_lease(&directory, lease) {
                 warn!(attempt_id = id, error = %error, "cannot note the lease");
             }
-        });
+        }));
     }
 }
 

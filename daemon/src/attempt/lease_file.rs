@@ -1,11 +1,10 @@
 //! The lease on disk, beside the attempt: how long a shim may have that does not answer the next daemon. Never the
 //! token. The shim itself counts with what it was told; this is only for when it cannot be asked.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::attempt_dir::LEASE;
@@ -16,37 +15,15 @@ const MAGIC: [u8; 8] = *b"BTLEASE1";
 /// Magic, limit, grant, checksum of the three.
 const SIZE: usize = MAGIC.len() + 8 + 8 + 4;
 
-/// Writes may overtake each other on the way here; the latest limit stays.
-#[derive(Debug)]
-pub(crate) struct LeaseFile {
-    file: File,
-    written: Mutex<Option<Moment>>,
-}
-
-impl LeaseFile {
-    pub(crate) fn open(directory: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join(LEASE))?;
-        Ok(Self {
-            file,
-            written: Mutex::new(None),
-        })
-    }
-
-    /// Not synced: after a reboot no shim is left that it could speak of.
-    pub(crate) fn write(&self, lease: LeaseClock) -> io::Result<()> {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        if *written >= Some(lease.limit()) {
-            return Ok(());
-        }
-        self.file.write_all_at(&encode(lease), 0)?;
-        *written = Some(lease.limit());
-        Ok(())
-    }
+/// In place of the one before. Not synced: after a reboot no shim is left that it could speak of.
+pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(directory.join(LEASE))?;
+    file.write_all_at(&encode(lease), 0)
 }
 
 /// The lease that was written last; `None` where there is none that can be read.
@@ -82,18 +59,13 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_limit_stays_and_a_torn_file_says_nothing() {
+    fn the_last_lease_stays_and_a_torn_file_says_nothing() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read_lease(dir.path()), None);
-        let file = LeaseFile::open(dir.path()).unwrap();
-        assert_eq!(read_lease(dir.path()), None);
-        for (limit, read) in [(500, 500), (900, 900), (700, 900)] {
-            file.write(lease(limit)).unwrap();
-            assert_eq!(read_lease(dir.path()), Some(lease(read)));
+        for limit in [500, 900] {
+            write_lease(dir.path(), lease(limit)).unwrap();
+            assert_eq!(read_lease(dir.path()), Some(lease(limit)));
         }
-        let reopened = LeaseFile::open(dir.path()).unwrap();
-        assert_eq!(read_lease(dir.path()), Some(lease(900)));
-        reopened.write(lease(950)).unwrap();
         let whole = std::fs::read(dir.path().join(LEASE)).unwrap();
         for cut in 0..whole.len() {
             assert_eq!(decode(&whole[..cut]), None);

@@ -251,7 +251,7 @@ fn clipped(text: &str, bytes: usize) -> String {
 }
 
 /// A full disk has its own code: it says what to do.
-pub(super) fn disk_failed(what: &str, error: &io::Error) -> NotStarted {
+pub(crate) fn disk_failed(what: &str, error: &io::Error) -> NotStarted {
     let full = matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded

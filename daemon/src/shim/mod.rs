@@ -28,7 +28,8 @@ use std::process::ExitCode;
 use baton_proto::worker::{EndedBy, FromShim, from_shim};
 
 use crate::clock::Clock;
-use charge::{disk_failed, nothing_ran};
+pub(crate) use charge::disk_failed;
+use charge::nothing_ran;
 use peer::Peer;
 use serve::Shim;
 

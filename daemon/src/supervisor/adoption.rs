@@ -12,10 +12,11 @@ use tracing::{error, info, warn};
 
 use super::Supervisor;
 use crate::attempt::{self, Contact, Contacted, Errand, Fold, Workshop, read_lease};
-use crate::attempt_dir::{AttemptDir, AttemptId, AttemptMeta, Attempts};
+use crate::attempt_dir::{AttemptDir, AttemptId, Attempts};
 use crate::clock::Moment;
 use crate::held::{Bits, Held, Reach, Remains};
 use crate::outbox::{self, Tail};
+use crate::process::kill_strangers;
 
 /// For all shims together.
 const ANSWERS: Duration = Duration::from_secs(2);
@@ -28,28 +29,27 @@ pub(crate) struct Adopted {
     pub(crate) errand: Option<(Errand, Bits)>,
 }
 
-/// What was found in the data directory.
-#[derive(Default)]
-pub(crate) struct Inheritance {
-    pub(crate) attempts: Vec<Adopted>,
-    /// Every attempt that has a directory, also those that cannot be read.
-    pub(crate) known: BTreeSet<String>,
-}
-
-/// Looks at every directory and asks every shim.
+/// Looks at every directory and asks every shim. What nobody asks for any more is ended meanwhile.
 pub(crate) async fn take_over(
     attempts: Attempts,
     boot_id: &str,
     workshop: &Workshop,
-) -> io::Result<Inheritance> {
+) -> io::Result<Vec<Adopted>> {
     let boot = boot_id.to_owned();
     let found = tokio::task::spawn_blocking(move || read_all(&attempts, &boot));
     let found = found.await.expect("reading files does not panic")?;
-    let mut inheritance = Inheritance::default();
-    let mut asked = JoinSet::new();
+    let known = found.iter().map(|left| left.dir.id.to_string()).collect();
     let until = workshop.clock.now().after(ANSWERS);
+    let (attempts, ()) = tokio::join!(
+        ask_all(found, workshop, until),
+        end_strangers(workshop, known, until)
+    );
+    Ok(attempts)
+}
+
+async fn ask_all(found: Vec<Left>, workshop: &Workshop, until: Moment) -> Vec<Adopted> {
+    let mut asked = JoinSet::new();
     for left in found {
-        inheritance.known.insert(left.dir.id.to_string());
         let Some(remains) = left.remains else {
             continue;
         };
@@ -59,13 +59,34 @@ pub(crate) async fn take_over(
             (dir, remains, standing)
         });
     }
+    let mut adopted = Vec::new();
     while let Some(answer) = asked.join_next().await {
         let (dir, remains, standing) = answer.expect("asking a shim does not panic");
-        inheritance
-            .attempts
-            .push(adopt(dir, remains, standing, workshop));
+        adopted.push(adopt(dir, remains, standing, workshop));
     }
-    Ok(inheritance)
+    adopted
+}
+
+/// Processes of this daemon whose attempts have no directory any more: nobody will ever ask for them. One that does not
+/// die delays nobody's Hello.
+async fn end_strangers(workshop: &Workshop, known: BTreeSet<String>, until: Moment) {
+    if workshop.daemon_id.is_empty() {
+        return;
+    }
+    let ended = kill_strangers(&workshop.daemon_id, &known, &workshop.clock);
+    let swept = tokio::select! {
+        swept = ended => swept,
+        () = workshop.clock.sleep_until(until) => {
+            warn!("processes of attempts that this daemon knows nothing of do not die");
+            return;
+        }
+    };
+    if swept.killed > 0 {
+        warn!(
+            killed = swept.killed,
+            "killed processes of attempts that this daemon knows nothing of"
+        );
+    }
 }
 
 /// One directory as it was read.
@@ -79,10 +100,15 @@ struct Left {
 fn read_all(attempts: &Attempts, boot_id: &str) -> io::Result<Vec<Left>> {
     let mut found = Vec::new();
     for dir in attempts.list()? {
-        if dir.has_meta()? {
-            found.push(read_one(dir, boot_id));
-        } else if let Err(error) = dir.remove() {
-            warn!(attempt_id = %dir.id, error = %error, "cannot remove what is left of an attempt");
+        match dir.has_meta() {
+            Ok(true) => found.push(read_one(dir, boot_id)),
+            Ok(false) => {
+                if let Err(error) = dir.remove() {
+                    warn!(attempt_id = %dir.id, error = %error, "cannot remove what is left of an attempt");
+                }
+            }
+            // One bad entry is no reason to leave all the others alone.
+            Err(error) => found.push(unreadable(dir, false, &error.to_string())),
         }
     }
     Ok(found)
@@ -90,8 +116,7 @@ fn read_all(attempts: &Attempts, boot_id: &str) -> io::Result<Vec<Left>> {
 
 fn read_one(dir: AttemptDir, boot_id: &str) -> Left {
     let meta = dir.meta();
-    let is_same = |meta: &AttemptMeta| !boot_id.is_empty() && meta.boot_id == boot_id;
-    let same_boot = meta.as_ref().is_ok_and(is_same);
+    let same_boot = meta.as_ref().is_ok_and(|meta| meta.boot_id == boot_id);
     // A machine that stopped may have written the last record wrong; a daemon that was killed may not.
     let tail = if same_boot { Tail::Short } else { Tail::Wrong };
     let remains = meta.map_err(|error| error.to_string()).and_then(|meta| {
@@ -105,15 +130,22 @@ fn read_one(dir: AttemptDir, boot_id: &str) -> Left {
             stored,
         })
     });
-    let remains = remains
-        .inspect_err(|error| {
-            error!(attempt_id = %dir.id, error, "an attempt cannot be taken over; its lease ends it");
-        })
-        .ok();
+    match remains {
+        Ok(remains) => Left {
+            dir,
+            same_boot,
+            remains: Some(remains),
+        },
+        Err(error) => unreadable(dir, same_boot, &error),
+    }
+}
+
+fn unreadable(dir: AttemptDir, same_boot: bool, error: &str) -> Left {
+    error!(attempt_id = %dir.id, error, "an attempt cannot be taken over; its lease ends it");
     Left {
         dir,
         same_boot,
-        remains,
+        remains: None,
     }
 }
 

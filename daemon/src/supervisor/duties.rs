@@ -36,7 +36,7 @@ impl Supervisor {
     }
 
     fn bury(&mut self, id: String) {
-        if self.held.get(&id).is_some_and(Held::holds_slot) {
+        if self.held.get(&id).is_some_and(Held::is_running) {
             let grave = attempt::bury(id.clone(), self.events.clone(), self.clock.clone());
             let task = self.tasks.spawn(grave).id();
             self.duties.insert(task, Duty::Bury(id));
@@ -44,7 +44,7 @@ impl Supervisor {
     }
 
     fn end_unseen(&mut self, id: &str) {
-        if self.held.get(id).is_some_and(Held::holds_slot) {
+        if self.held.get(id).is_some_and(Held::is_running) {
             let ending = Ending::broken(Cleared::default());
             self.on_attempt(id, AttemptEvent::Ended(ending));
         }

@@ -307,7 +307,7 @@ impl Supervisor {
             held.on_refused_completion(rejected.control_seq, &error.message, &self.clock);
             self.enqueue(id);
         } else if held.ends_with(rejected.control_seq)
-            || (error.code == refusals::UNKNOWN_ATTEMPT && !held.holds_slot())
+            || (error.code == refusals::UNKNOWN_ATTEMPT && held.is_finished())
         {
             self.forget(id);
         }

@@ -468,10 +468,69 @@ async fn after_a_reboot_nothing_is_alive_and_nothing_is_waited_for() {
     assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
     session.welcome(vec![adopt(&attempt, 0, 0)]).await;
     let receipt = until_receipt(&mut session).await;
-    assert!(receipt.group_empty && receipt.process_started && !receipt.killed);
+    // Whether that was a reboot or a copy of the directory is for the relay to say: it knows the boot ids.
+    assert!(!receipt.group_empty && receipt.process_started && !receipt.killed);
     assert_eq!(
         session.output(),
         b"up\n",
         "what was said before is not lost"
     );
+}
+
+#[tokio::test]
+async fn a_daemon_with_attempts_waits_for_a_credential_that_is_taken() {
+    let home = Home::new();
+    let mut relay = Relay::start().await;
+    let first = Running::start_at(&home, &relay.url, |_| {});
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session
+        .run(&attempt, shell("echo up; exec sleep 600"))
+        .await;
+    session.until_output().await;
+    first.kill().await;
+    drop(session);
+    let token = home.path().join("token");
+    std::fs::write(&token, "btn_other\n").unwrap();
+    let mut second = Running::start_at(&home, &relay.url, |_| {});
+    second
+        .until(|status| status.trouble.contains("no longer takes this token"))
+        .await;
+    assert_eq!(of_attempt(&attempt).len(), 2, "shim and child live on");
+    std::fs::write(&token, "btn_test\n").unwrap();
+    let (_session, hello) = relay.accept().await;
+    assert_eq!(of(&hello, &attempt).state(), ActiveState::Running);
+}
+
+#[tokio::test]
+async fn one_bad_entry_in_the_data_directory_stops_no_daemon() {
+    let home = Home::new();
+    let mut relay = Relay::start().await;
+    let attempts = home.path().join("data/attempts");
+    std::fs::create_dir_all(&attempts).unwrap();
+    std::fs::write(attempts.join(uuid::Uuid::now_v7().to_string()), "a file").unwrap();
+    let _daemon = Running::start_at(&home, &relay.url, |_| {});
+    let (_session, hello) = relay.accept().await;
+    assert!(hello.active.is_empty());
+}
+
+#[tokio::test]
+async fn a_shim_has_nothing_of_its_daemons_environment() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session
+        .run(&attempt, shell("echo up; exec sleep 600"))
+        .await;
+    session.until_output().await;
+    let shim = shim_of(session.pid());
+    let environment = std::fs::read(format!("/proc/{shim}/environ")).unwrap();
+    let names: Vec<_> = environment
+        .split(|byte| *byte == 0)
+        .filter(|entry| !entry.is_empty())
+        .map(|entry| String::from_utf8_lossy(entry).into_owned())
+        .filter(|entry| !entry.starts_with("BATON_") && !entry.starts_with("MIMALLOC_"))
+        .collect();
+    assert!(names.is_empty(), "{names:?}");
 }

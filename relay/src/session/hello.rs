@@ -15,7 +15,8 @@ const SLOTS_MAX: u32 = 4096;
 const LABELS_MAX: usize = 64;
 const WORDS_MAX: usize = 64;
 const WORD_BYTES_MAX: usize = 128;
-const ACTIVE_MAX: usize = 4096;
+/// More than there are slots: an attempt that has ended is listed until its end is acknowledged.
+const ACTIVE_MAX: usize = 2 * SLOTS_MAX as usize;
 const PROTOCOL: u32 = 1;
 
 /// The id that a daemon says it was given earlier; none the first time.
@@ -81,7 +82,7 @@ fn check(sent: &v1::Hello) -> Result<(), LinkFault> {
         return Err(bad("slots", "must be 1 to 4096"));
     }
     if sent.active.len() > ACTIVE_MAX {
-        return Err(bad("active", "lists more than 4096 attempts"));
+        return Err(bad("active", "lists more than 8192 attempts"));
     }
     words(&sent.labels, &sent.capabilities, &sent.agents)
 }
