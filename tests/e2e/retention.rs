@@ -180,6 +180,8 @@ async fn a_data_directory_keeps_under_its_limit_while_ten_times_as_much_is_submi
     let mut pace = tokio::time::interval(pace);
     for number in 2.. {
         pace.tick().await;
+        // Or it would be ended for its silence in a long run.
+        oldest.say("still here\n").await;
         last = client.submit(with_prompt("works", PROMPT, number)).await;
         let mut attempt = daemon.running().await;
         for _ in 0..3 {
