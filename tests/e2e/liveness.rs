@@ -1,5 +1,6 @@
 //! Networks that misbehave: drops that nobody may notice, proxies that end what is quiet, daemons that cannot hear, and two
-//! daemons that think they are one. `BATON_DROPS=1000` makes the full run of the first.
+//! daemons that think they are one. `BATON_DROPS=1000` makes the full run of the first, `BATON_IDLE=60` the second's proxies
+//! wait for so many seconds.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,8 +12,8 @@ use baton_proto::v1::{
     TaskSpec, TaskState, WatchTaskRequest, daemon_frame, relay_frame,
 };
 use baton_tests::{
-    BentClock, Client, DaemonProcess, Gateway, Passing, RelayProcess, Tap, Taped, Wire, command,
-    poll_until, within,
+    BentClock, Client, DaemonProcess, Gateway, Passing, RelayProcess, Tap, Taped, Wire, boottime,
+    command, poll_until, within,
 };
 
 use crate::BATON;
@@ -118,19 +119,25 @@ async fn assert_told_once(client: &Client, task_id: &str) {
 const IDLE: Duration = Duration::from_secs(8);
 const IDLE_CLIENT: Duration = Duration::from_secs(20);
 
+fn idle(short: Duration) -> Duration {
+    std::env::var("BATON_IDLE").map_or(short, |seconds| {
+        Duration::from_secs(seconds.parse().expect("BATON_IDLE is a number"))
+    })
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_proxy_that_ends_idle_streams_is_never_noticed() {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin();
     let (_, secret) = client.make_token("", Role::Daemon).await;
     // One ends connections, the other streams: pings keep only the first one quiet.
-    let wire = Wire::that_kills_idle(client.url(), IDLE).await;
-    let gateway = Gateway::start(&wire.url(), IDLE).await;
+    let wire = Wire::that_kills_idle(client.url(), idle(IDLE)).await;
+    let gateway = Gateway::start(&wire.url(), idle(IDLE)).await;
     let dir = tempfile::tempdir().unwrap();
     let _daemon = DaemonProcess::start(BATON, dir.path(), "quiet", &gateway.url(), &secret).await;
     let go_on = dir.path().join("go-on");
     let task = client.submit(quiet_until(&go_on, "quiet")).await.task_id;
-    let for_clients = Gateway::start(client.url(), IDLE_CLIENT).await;
+    let for_clients = Gateway::start(client.url(), idle(IDLE_CLIENT)).await;
     let through = Client::new(&for_clients.url(), client.secret());
     let mut reading = tokio::spawn({
         let (through, task) = (through.clone(), task.clone());
@@ -142,9 +149,9 @@ async fn a_proxy_that_ends_idle_streams_is_never_noticed() {
     };
     let opened = through.tasks().watch(request).await;
     let mut watching = opened.expect("the watch opens").into_inner();
-    let mut quiet = 0;
-    // Twice nothing but a sign of life: by then an idle stream would have been ended.
-    while quiet < 2 {
+    let (mut quiet, since) = (0, boottime());
+    // Nothing but signs of life, until an idle stream would have been ended.
+    while quiet < 2 || boottime() - since <= idle(IDLE_CLIENT) {
         let message = within("the watch to go on", watching.message()).await;
         let message = message.expect("nobody ends it").expect("nobody ends it");
         quiet += usize::from(message.item.is_none());
@@ -160,6 +167,12 @@ async fn a_proxy_that_ends_idle_streams_is_never_noticed() {
     let output = within("the output", &mut reading).await;
     assert_eq!(output.expect("reading goes on"), b"begun\nfinished\n");
     assert_eq!((gateway.ended(), for_clients.ended()), (0, 0));
+    println!(
+        "proxies that end what is idle for {:?} (clients: {:?}) ended nothing in {:?} without an event",
+        idle(IDLE),
+        idle(IDLE_CLIENT),
+        boottime() - since
+    );
     assert_eq!(client.get(&task).await.attempts.len(), 1);
 }
 
@@ -184,6 +197,7 @@ async fn a_deaf_daemon_fails_its_own_health_check_and_gets_no_work() {
 
     // It can still send, and the relay hears it; but nothing reaches it.
     wire.let_pass(Passing::Up);
+    let since = boottime();
     let (_, why) = within("the daemon to know", async {
         loop {
             let (code, said) = health(&daemon).await;
@@ -194,8 +208,13 @@ async fn a_deaf_daemon_fails_its_own_health_check_and_gets_no_work() {
     })
     .await;
     assert!(why.contains("unhealthy: "), "{why}");
+    let knew = boottime() - since;
     let daemon_id = std::fs::read_to_string(daemon.data.join("daemon-id")).unwrap();
     client.until_offline(daemon_id.trim()).await;
+    println!(
+        "a deaf daemon was unhealthy after {knew:?} and offered no work after {:?}",
+        boottime() - since
+    );
     let waiting = client.submit(command("true", &[], "deaf")).await;
     let queued = client.get(&waiting.task_id).await;
     assert_eq!(queued.state(), TaskState::Queued, "{queued:?}");
@@ -334,6 +353,7 @@ async fn a_superseded_daemon_gets_one_goodbye_and_stays_away_for_a_minute() {
     })
     .await;
     let away = slept + told.until(Clock::boot().now());
+    println!("a superseded daemon was told once and stayed away for {away:?}");
     assert!(
         away >= Duration::from_secs(60),
         "it came back after {away:?}"

@@ -21,24 +21,40 @@ pub struct Process {
     pub command_line: String,
 }
 
+/// Names the attempt in the environment of all its processes.
+const ATTEMPT: &str = "BATON_ATTEMPT_ID";
+
 /// Living processes that carry the mark. Zombies have no environment any more, so they are not counted.
 pub fn marked(mark: &str) -> Vec<Process> {
-    with_variable(&format!("{MARK}={}", own(mark)))
+    by_variable(MARK).remove(&own(mark)).unwrap_or_default()
 }
 
 /// Living processes of an attempt, its shim among them.
 pub fn of_attempt(attempt_id: &str) -> Vec<Process> {
-    with_variable(&format!("BATON_ATTEMPT_ID={attempt_id}"))
+    by_attempt().remove(attempt_id).unwrap_or_default()
 }
 
-/// Living processes of all attempts on this machine, by the attempt's id: one look for many attempts.
+/// The same of all attempts on this machine, by the attempt's id: one look for many.
 pub fn by_attempt() -> BTreeMap<String, Vec<Process>> {
+    by_variable(ATTEMPT)
+}
+
+/// The shim of an attempt: the one of its processes that has nothing of the task's environment.
+pub fn shim_of(attempt_id: &str) -> Option<Process> {
+    let is_shim = |process: &Process| {
+        let path = PathBuf::from(format!("/proc/{}", process.pid));
+        variable(&path, MARK).is_none()
+    };
+    of_attempt(attempt_id).into_iter().find(is_shim)
+}
+
+fn by_variable(name: &str) -> BTreeMap<String, Vec<Process>> {
     let mut living: BTreeMap<String, Vec<Process>> = BTreeMap::new();
     for (pid, path) in processes() {
-        if let Some(attempt_id) = variable(&path, "BATON_ATTEMPT_ID=") {
+        if let Some(value) = variable(&path, name) {
             let command_line = command_line(&path);
             let process = Process { pid, command_line };
-            living.entry(attempt_id).or_default().push(process);
+            living.entry(value).or_default().push(process);
         }
     }
     living
@@ -46,37 +62,10 @@ pub fn by_attempt() -> BTreeMap<String, Vec<Process>> {
 
 fn variable(path: &Path, name: &str) -> Option<String> {
     let environment = fs::read(path.join("environ")).ok()?;
-    let mut entries = environment.split(|byte| *byte == 0);
-    let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes()))?;
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
     Some(String::from_utf8_lossy(value).into_owned())
-}
-
-/// The shim of an attempt: the one of its processes that has nothing of the task's environment.
-pub fn shim_of(attempt_id: &str) -> Option<Process> {
-    let is_shim = |process: &Process| {
-        let environment = fs::read(format!("/proc/{}/environ", process.pid)).unwrap_or_default();
-        let mark = format!("{MARK}=");
-        !environment
-            .split(|byte| *byte == 0)
-            .any(|entry| entry.starts_with(mark.as_bytes()))
-    };
-    of_attempt(attempt_id).into_iter().find(is_shim)
-}
-
-fn with_variable(wanted: &str) -> Vec<Process> {
-    let carries = |path: &PathBuf| {
-        let environment = fs::read(path.join("environ")).unwrap_or_default();
-        environment
-            .split(|byte| *byte == 0)
-            .any(|entry| entry == wanted.as_bytes())
-    };
-    processes()
-        .filter(|(_, path)| carries(path))
-        .map(|(pid, path)| Process {
-            pid,
-            command_line: command_line(&path),
-        })
-        .collect()
 }
 
 /// Returns once no process carries the mark.
