@@ -75,11 +75,14 @@ async fn short_drops_of_the_stream_rerun_nothing_and_lose_nothing() {
         client.until_state(task, TaskState::Running).await;
     }
     let (clock, drops) = (Clock::boot(), drops());
-    for _ in 0..drops {
+    let mut cuts = 0;
+    // A cut may find no connection to break: those count that did.
+    while wire.connections() <= drops {
         // At any moment: in the middle of output, of a heartbeat, of a handshake, or before the next connection.
         let gap = Duration::from_millis(rand::random_range(0..400));
         clock.sleep_until(clock.now().after(gap)).await;
         wire.cut();
+        cuts += 1;
     }
     std::fs::write(&go_on, "").unwrap();
     for task in &tasks {
@@ -89,12 +92,10 @@ async fn short_drops_of_the_stream_rerun_nothing_and_lose_nothing() {
         assert_counted(&client.output(task).await, drops / 2);
         assert_told_once(client, task).await;
     }
-    let connections = wire.connections();
     println!(
-        "{drops} drops, {connections} connections: {} attempts went on, their output whole and once",
+        "{drops} connections broken by {cuts} cuts: {} attempts went on, their output whole and once",
         tasks.len()
     );
-    assert!(connections > drops / 4, "the wire was cut often");
 }
 
 /// Each phase that happens once was heard once.
