@@ -1,9 +1,10 @@
 //! The figures that a shim promises, of the executable that people install: present within 5 ms of its start, under 3 MiB of
 //! memory of its own. The allocator and everything else that is linked into it count; so does a large prompt that has passed through.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -85,19 +86,19 @@ impl Shim {
             }
         }
     }
+}
 
-    /// Pages that no other process shares and no file holds.
-    fn own_kib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()));
-        let status = status.expect("the shim is there");
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"));
-        let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        number
-            .and_then(|number| number.trim().parse().ok())
-            .expect("RssAnon in kB")
-    }
+/// Pages that no other process shares and no file holds.
+fn own_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = status.expect("the shim is there");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    number
+        .and_then(|number| number.trim().parse().ok())
+        .expect("RssAnon in kB")
 }
 
 impl Drop for Shim {
@@ -163,7 +164,83 @@ fn a_shim_of_the_real_executable_has_less_than_three_mebibytes_of_its_own() {
         ..Launch::default()
     }));
     shim.until(|message| matches!(message, from_shim::Message::Grown(_)));
-    let own = shim.own_kib();
+    let own = own_kib(shim.process.id());
     println!("memory of its own: {own} KiB");
     assert!(own < OWN_KIB, "{own} KiB");
+}
+
+fn baton(data: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    command
+        .args(arguments)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", data)
+        .env("BATON_DATA", data)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// The first line that a pipe holds.
+fn first_line(pipe: impl Read) -> String {
+    let mut line = String::new();
+    let read = BufReader::new(pipe).read_line(&mut line);
+    read.expect("the process says something");
+    line
+}
+
+/// Children of this process that were started as shims.
+fn shims_below(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").expect("this machine has /proc");
+    let pids = processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name may hold anything, so fields are counted after its closing parenthesis.
+        let mut fields = stat
+            .rsplit_once(')')
+            .map_or("", |(_, rest)| rest)
+            .split(' ');
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        fields.nth(2) == Some(&parent.to_string())
+            && words.split(|byte| *byte == 0).nth(1) == Some(ARGUMENT.as_bytes())
+    })
+    .collect()
+}
+
+/// The daemon starts it, with all that a shim needs to stay small.
+#[test]
+fn a_shim_that_the_daemon_starts_has_less_than_three_mebibytes_of_its_own() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let data = dir.path();
+    let mut up = baton(data, &["up", "--listen", "127.0.0.1:0"])
+        .spawn()
+        .expect("the executable starts");
+    let listening = first_line(up.stderr.take().expect("stderr is piped"));
+    assert!(listening.contains("listening"), "{listening}");
+    let script = ["sh", "-c", "echo up; exec sleep 600"];
+    let submit = [&["submit", "--follow", "--"], &script[..]].concat();
+    let mut follow = baton(data, &submit).spawn().expect("the executable starts");
+    assert_eq!(
+        first_line(follow.stdout.take().expect("stdout is piped")),
+        "up\n"
+    );
+    let shims = shims_below(up.id());
+    let own: Vec<u64> = shims.iter().copied().map(own_kib).collect();
+    for shim in shims {
+        // Its child dies with it.
+        let killed = Command::new("kill")
+            .args(["-KILL", &shim.to_string()])
+            .status();
+        assert!(killed.expect("kill is there").success());
+    }
+    for process in [&mut follow, &mut up] {
+        process.kill().expect("it runs");
+        process.wait().expect("a child can be waited for");
+    }
+    println!("memory of its own, under a daemon: {own:?} KiB");
+    assert!(matches!(own[..], [own] if own < OWN_KIB), "{own:?} KiB");
 }

@@ -50,7 +50,7 @@ impl Scene {
     async fn daemon(&self, name: &str, url: &str, slots: usize) -> DaemonProcess {
         let slots = slots.to_string();
         let more = ["--slots", slots.as_str()];
-        DaemonProcess::start_with(BATON, self.dir.path(), name, url, &self.secret, &more).await
+        DaemonProcess::start_with(BATON, self.dir.path(), name, (url, &self.secret), &more).await
     }
 
     /// Runs `first` when the task runs for the first time, and then waits for a word from the test.

@@ -23,6 +23,7 @@ mod processes;
 mod profiles;
 mod relay_disk_full;
 mod restart;
+mod results_survive;
 mod retention;
 mod storm;
 mod systemd;
@@ -31,6 +32,7 @@ mod tidy;
 mod tls;
 mod tracing;
 mod up;
+mod upgrade;
 mod wire;
 
 use baton_tests::Baton;

@@ -55,8 +55,7 @@ impl Scene {
             BATON,
             self.dir.path(),
             name,
-            &self.url,
-            secret,
+            (&self.url, secret),
             &["--ca", ca],
         )
         .await

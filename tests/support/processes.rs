@@ -51,6 +51,10 @@ impl Baton {
         }
     }
 
+    pub const fn program(self) -> &'static str {
+        self.program
+    }
+
     pub(crate) fn on_boot(self, file: PathBuf) -> Self {
         let file: &'static PathBuf = Box::leak(Box::new(file));
         Self {
@@ -263,29 +267,28 @@ pub struct DaemonProcess {
 impl DaemonProcess {
     /// Files go under `dir`, which outlives the daemon.
     pub async fn start(baton: Baton, dir: &Path, name: &str, url: &str, token: &str) -> Self {
-        Self::start_with(baton, dir, name, url, token, &[]).await
+        Self::start_with(baton, dir, name, (url, token), &[]).await
     }
 
-    /// With more on its command line, or other slots.
+    /// With more on its command line, which may take the place of what is usual.
     pub async fn start_with(
         baton: Baton,
         dir: &Path,
         name: &str,
-        url: &str,
-        token: &str,
+        (url, token): (&str, &str),
         more: &[&str],
     ) -> Self {
         let data = dir.join(name);
         std::fs::create_dir_all(&data).expect("a directory can be made");
         let token_file = data.join("credential");
         std::fs::write(&token_file, token).expect("a file can be written");
-        let slots = ["--slots", "4"];
-        let slots = slots.iter().filter(|_| !more.contains(&slots[0]));
+        let usual = [["--slots", "4"], ["--drain", "5s"]];
+        let usual = usual.iter().filter(|[flag, _]| !more.contains(flag));
         Self::start_in(baton, &data, &[], |command| {
             command
                 .args(["daemon", "--relay", url, "--name", name])
-                .args(slots)
-                .args(["--allow-command", "--drain", "5s", "--token-file"])
+                .args(usual.flatten())
+                .args(["--allow-command", "--token-file"])
                 .arg(&token_file)
                 .args(more);
         })

@@ -126,7 +126,7 @@ impl Scene {
 
 async fn daemon(client: &Client, dir: &Path, name: &str, secret: &str) -> DaemonProcess {
     let more = ["--slots", "8"];
-    DaemonProcess::start_with(BATON, dir, name, client.url(), secret, &more).await
+    DaemonProcess::start_with(BATON, dir, name, (client.url(), secret), &more).await
 }
 
 /// What is measured is how long something lasts: here nothing else tells that the time has come.
