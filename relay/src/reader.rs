@@ -279,6 +279,24 @@ impl Reader {
         })
     }
 
+    /// The newest id that a task of this data has.
+    pub(crate) fn newest_task_id(&self) -> Option<TaskId> {
+        let newest = Page {
+            after: None,
+            limit: 1,
+            reverse: true,
+        };
+        let tenants = self.store.tenants().unwrap_or_default();
+        let ids = tenants.iter().filter_map(|tenant| {
+            let scan = self.store.scan(&KeyRange::of(tenant, Kind::Spec), &newest);
+            let Key::Spec { task, .. } = scan.ok()?.entries.pop()?.0 else {
+                return None;
+            };
+            Some(TaskId(task))
+        });
+        ids.max()
+    }
+
     /// Pauses and holds; what they were at first where none is stored.
     pub(crate) fn scheduler(&self) -> SchedulerRecord {
         let bytes = self.bytes(&records::scheduler_key());

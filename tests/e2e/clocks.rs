@@ -1,11 +1,16 @@
 //! Clocks that jump under real processes: a wall clock that is set decides nothing, and time asleep counts.
 
 use std::path::Path;
+use std::time::Duration;
 
+use baton_daemon::Clock;
 use baton_proto::timestamp_to_ms;
-use baton_proto::v1::{DaemonFrame, Role, TaskSpec, TaskState, daemon_frame};
+use baton_proto::v1::{
+    DaemonFrame, ListTasksRequest, RetryPolicy, Role, TaskSpec, TaskState, daemon_frame,
+};
 use baton_tests::{
-    BentClock, DaemonProcess, RelayProcess, Tap, Taped, command, marked_gone, poll_until, within,
+    BentClock, Client, DaemonProcess, RelayProcess, ScriptedDaemon, Tap, Taped, command, for_agent,
+    hello, marked_gone, poll_until, within,
 };
 
 use crate::{BATON, STANDIN};
@@ -24,6 +29,10 @@ fn waits_for(file: &Path, mark: &str) -> TaskSpec {
         ..command("sh", &["-c", &script], mark)
     }
 }
+
+/// Three timers of the relay and the daemon, each with this time to run.
+const SPAN_MS: u64 = 3_000;
+const SPAN: Duration = Duration::from_millis(SPAN_MS);
 
 /// When the daemon's newest heartbeat says it was sent, in wall milliseconds, and how many there were.
 fn newest_beat(tap: &Tap) -> Option<(u64, usize)> {
@@ -106,4 +115,117 @@ async fn a_wall_clock_set_by_a_day_on_relay_or_daemon_ends_nothing() {
     marked_gone("jumps").await;
     assert_eq!(daemon.terminate().await.code(), Some(0));
     within("the relay to stop", relay.terminate()).await;
+}
+
+/// A deadline of a running attempt, of a task that waits for a machine, and the wait before a retry.
+fn timed(dir: &Path) -> [(TaskSpec, TaskState); 3] {
+    let once = |policy| {
+        Some(RetryPolicy {
+            max_attempts: Some(1),
+            ..policy
+        })
+    };
+    let first_time = dir.join("first-time").display().to_string();
+    let retried = RetryPolicy {
+        // A fifth of it is random.
+        backoff_initial_ms: Some(SPAN_MS * 3 / 2),
+        ..RetryPolicy::default()
+    };
+    [
+        (
+            TaskSpec {
+                total_ms: Some(SPAN_MS),
+                retry: once(RetryPolicy::default()),
+                ..command(STANDIN, &["pause"], "timed")
+            },
+            TaskState::TimedOut,
+        ),
+        (
+            TaskSpec {
+                queue_ms: Some(SPAN_MS),
+                ..for_agent("nobody-has-this")
+            },
+            TaskState::NeedsAttention,
+        ),
+        (
+            TaskSpec {
+                retry: Some(retried),
+                ..command(STANDIN, &["fail-once", &first_time], "timed")
+            },
+            TaskState::Completed,
+        ),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wall_clock_set_by_a_day_fires_no_timer_early_and_none_late() {
+    for jump in [A_DAY_MS, -A_DAY_MS] {
+        let (relay_clock, worker_clock) = (BentClock::new(), BentClock::new());
+        let relay = RelayProcess::start(relay_clock.bend(BATON)).await;
+        let client = relay.admin();
+        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let dir = tempfile::tempdir().unwrap();
+        let worker = worker_clock.bend(BATON);
+        let _daemon =
+            DaemonProcess::start(worker, dir.path(), "timed", client.url(), &secret).await;
+        let clock = Clock::boot();
+        let from = clock.now();
+        let mut tasks = Vec::new();
+        for (spec, end) in timed(dir.path()) {
+            tasks.push((client.submit(spec).await.task_id, end));
+        }
+        poll_until("the child to fail once", || {
+            dir.path().join("first-time").exists().then_some(())
+        })
+        .await;
+        client.until_state(&tasks[0].0, TaskState::Running).await;
+        relay_clock.jump_wall(jump);
+        worker_clock.jump_wall(jump);
+        for (task, end) in tasks {
+            client.until_state(&task, end).await;
+            let took = from.until(clock.now());
+            assert!(took >= SPAN, "{end:?} after {took:?}, jumped by {jump} ms");
+        }
+        marked_gone("timed").await;
+    }
+}
+
+async fn listed(client: &Client) -> Vec<String> {
+    let request = ListTasksRequest::default();
+    let answer = within("a list", client.tasks().list(request)).await;
+    let tasks = answer.expect("tasks can be listed").into_inner().tasks;
+    tasks.into_iter().map(|task| task.task_id).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wall_clock_set_by_a_day_changes_no_order_over_restarts_either() {
+    let clock = BentClock::new();
+    let mut relay = RelayProcess::start(clock.bend(BATON)).await;
+    let client = relay.admin().clone();
+    let mut submitted = Vec::new();
+    for jump in [A_DAY_MS, -2 * A_DAY_MS, A_DAY_MS / 2] {
+        for _ in 0..2 {
+            submitted.push(client.submit(for_agent("ordered")).await.task_id);
+        }
+        // The newest of before is not even in the queue any more.
+        let ended = submitted.pop().unwrap();
+        client.cancel(&ended).await;
+        clock.jump_wall(jump);
+        submitted.push(client.submit(for_agent("ordered")).await.task_id);
+        relay.kill().await;
+        relay.revive().await;
+    }
+    submitted.push(client.submit(for_agent("ordered")).await.task_id);
+    let newest_first: Vec<String> = listed(&client)
+        .await
+        .into_iter()
+        .filter(|task| submitted.contains(task))
+        .collect();
+    assert!(newest_first.iter().rev().eq(&submitted), "{newest_first:?}");
+    let link = client.of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&["ordered"])).await;
+    for task in &submitted {
+        let offered = daemon.offered().await;
+        assert_eq!(offered.re.task_id, *task, "first come, first served");
+    }
 }

@@ -41,6 +41,7 @@ use tonic::{Request, Response, Status};
 use crate::auth::{Principal, Role, Tokens};
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
+use crate::mint::Ids;
 use crate::output::OutputLog;
 use crate::reader::Reader;
 use crate::session::Shell;
@@ -59,6 +60,7 @@ pub(crate) struct Api {
     pub(crate) output: OutputLog,
     pub(crate) tokens: Tokens,
     pub(crate) clock: Clock,
+    pub(crate) ids: Ids,
     pub(crate) config: Arc<Config>,
     pub(crate) shell: Shell,
     pub(crate) streams: LiveStreams,

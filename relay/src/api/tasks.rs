@@ -15,7 +15,6 @@ use baton_proto::v1::tasks_server::Tasks;
 use prost::Message;
 use sha2::{Digest, Sha256};
 use tonic::{Request, Response, Status};
-use uuid::Uuid;
 
 use super::convert::{self, View};
 use super::fault::{Fault, Thing};
@@ -161,7 +160,7 @@ impl Api {
         let kept = self.dispatcher.keep_body(&spec.prompt).await?;
         let mut tries = 1;
         loop {
-            let (spec, task) = (spec.clone(), TaskId(Uuid::now_v7()));
+            let (spec, task) = (spec.clone(), TaskId(self.ids.fresh()));
             let submit = move |request| {
                 Input::Submit(Submit {
                     request,

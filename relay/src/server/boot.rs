@@ -23,7 +23,7 @@ use crate::auth::{Tokens, bootstrap};
 use crate::bodies::Bodies;
 use crate::config::RelayConfig;
 use crate::dispatcher::{Audience, Dispatcher, Loop, Parts};
-use crate::mint::SystemMint;
+use crate::mint::{Ids, SystemMint};
 use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
 use crate::retention;
@@ -82,6 +82,7 @@ pub(super) async fn boot(
     let Recovered {
         dispatch,
         dispatcher,
+        ids,
     } = recover(config, &settings, opened, &reader, bodies.clone(), audience)?;
     let dispatching = tokio::spawn(dispatch.run(finish.clone()));
     let tokens = credentials(config, &reader, &dispatcher).await?;
@@ -109,6 +110,7 @@ pub(super) async fn boot(
         output: output.clone(),
         tokens,
         clock: config.clock.clone(),
+        ids,
         config: Arc::new(settings),
         shell,
         streams: LiveStreams::new(config.network.live_streams_per_token),
@@ -171,6 +173,7 @@ fn say_unreadable(reader: &Reader) {
 struct Recovered {
     dispatch: Loop,
     dispatcher: Dispatcher,
+    ids: Ids,
 }
 
 fn recover(
@@ -182,7 +185,9 @@ fn recover(
     audience: Audience,
 ) -> Result<Recovered, RelayError> {
     let records = reader.recover()?;
-    let mut mint = SystemMint;
+    let newest = reader.newest_task_id().max(records.scheduler.newest_held());
+    let ids = Ids::above(newest.map(|task| task.0), config.clock.clone());
+    let mut mint = SystemMint { ids: ids.clone() };
     let now = config.clock.now();
     let (core, first) = Core::recover(records, settings.clone(), now, &mut mint);
     let (dispatch, dispatcher) = Loop::new(Parts {
@@ -198,6 +203,7 @@ fn recover(
     Ok(Recovered {
         dispatch,
         dispatcher,
+        ids,
     })
 }
 

@@ -132,6 +132,11 @@ impl SchedulerRecord {
         self.holds.last().filter(|hold| hold.stands())
     }
 
+    /// The newest id that a hold has used up, whether or not it still stands.
+    pub fn newest_held(&self) -> Option<TaskId> {
+        self.holds.iter().map(|hold| hold.upto).max()
+    }
+
     /// The hold that keeps this task from being leased.
     pub fn hold_of(&self, task: TaskId) -> Option<&InheritedHold> {
         self.hold().filter(|hold| hold.covers(task))
