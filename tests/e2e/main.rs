@@ -26,6 +26,7 @@ mod restart;
 mod results_survive;
 mod retention;
 mod storm;
+mod suspend;
 mod systemd;
 mod tenancy;
 mod tidy;

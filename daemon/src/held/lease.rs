@@ -72,6 +72,13 @@ impl Held {
         }
     }
 
+    /// Its lease is over and something of it may still run, as when the machine was asleep: until that has ended, it has no
+    /// right to be heard.
+    pub(crate) fn is_muted(&self, now: Moment) -> bool {
+        let over = self.lease.is_some_and(|lease| lease.limit() <= now);
+        over && matches!(self.stage, Stage::Running(_))
+    }
+
     /// For a heartbeat: everything that the relay may still count as leased and that can be proved.
     pub(crate) fn renew_entry(&self, now: Moment) -> Option<RenewEntry> {
         let leased = match &self.stage {

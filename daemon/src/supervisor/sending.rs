@@ -33,12 +33,14 @@ impl Supervisor {
     /// Puts on the wire what fits, one record per attempt in turn.
     pub(super) fn pump(&mut self) {
         let Some(live) = &self.live else { return };
+        let now = self.clock.now();
         while let Some(id) = self.ready.front() {
             let Some(held) = self.held.get_mut(id) else {
                 self.ready.pop_front();
                 continue;
             };
-            let Some(record) = held.outbox.next_unsent() else {
+            let unsent = held.outbox.next_unsent().filter(|_| !held.is_muted(now));
+            let Some(record) = unsent else {
                 held.is_queued = false;
                 self.ready.pop_front();
                 continue;

@@ -6,6 +6,7 @@ use std::path::Path;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptRef, Dispatch, LeaseToken, TaskError};
 use bytes::Bytes;
+use tokio_stream::StreamExt;
 
 use super::*;
 use crate::attempt::AttemptPlan;
@@ -17,9 +18,14 @@ use crate::shim::client::ShimProgram;
 use crate::timers::Deadlines;
 
 const PATIENCE: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_secs(600);
+const INSTANT: Duration = Duration::from_millis(1);
 
 fn supervisor(dir: &Path, shim: &str) -> Supervisor {
-    let clock = Clock::boot();
+    supervisor_on(Clock::boot(), dir, shim)
+}
+
+fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
     let workshop = Workshop {
         shim: ShimProgram {
             program: "/bin/sh".into(),
@@ -91,7 +97,7 @@ async fn begin(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
     };
     let held = Held::accept(offer, &supervisor.clock);
     supervisor.held.insert(id.clone(), held);
-    let granted = Duration::from_secs(600);
+    let granted = LEASE;
     let early = supervisor.held.get_mut(&id).unwrap();
     let start = early.confirm(None, granted, &supervisor.clock);
     assert!(start.is_none(), "the disk does not have it");
@@ -198,4 +204,33 @@ async fn when_the_sweep_dies_too_the_slot_is_free_and_nothing_is_proved() {
     let receipt = last_word(&mut supervisor, &id).await.receipt.unwrap();
     assert!(!receipt.group_empty);
     assert_eq!(receipt.prompt_written, Some(true));
+}
+
+#[tokio::test]
+async fn an_attempt_that_runs_is_heard_until_its_lease_is_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let up = dir.path().join("up");
+    // Nobody ends it, so it ends by itself when the test is over.
+    let script = format!("touch {}; while [ -e {0} ]; do sleep 1; done", up.display());
+    let clock = Clock::manual(Moment::from_millis(1_000));
+    let mut supervisor = supervisor_on(clock.clone(), dir.path(), &script);
+    let id = begin(&mut supervisor, plan()).await;
+    until_there(&up).await;
+    while supervisor.held[&id].outbox.next_unsent().is_none() {
+        disk_turn(&mut supervisor).await;
+    }
+    let (session, mut outgoing) = Session::new(1, CancellationToken::new());
+    supervisor.live = Some(Live {
+        session,
+        heartbeats: Heartbeats::new(LEASE, clock.now()),
+        heard_at: clock.now(),
+    });
+    for (by, heard) in [(LEASE - INSTANT, true), (INSTANT, false)] {
+        clock.advance(by);
+        supervisor.held.get_mut(&id).unwrap().outbox.rewind();
+        supervisor.enqueue(&id);
+        supervisor.pump();
+        let said = tokio::time::timeout(Duration::ZERO, outgoing.next()).await;
+        assert_eq!(said.is_ok(), heard, "{said:?}");
+    }
 }
