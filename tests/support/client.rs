@@ -216,16 +216,21 @@ impl Client {
 
     /// Waits until the relay has noticed that a daemon's stream is gone.
     pub async fn until_offline(&self, daemon_id: &str) {
+        self.until_daemon(daemon_id, DaemonState::Offline).await;
+    }
+
+    /// Waits until the relay takes a daemon, by id or name, to be in this state.
+    pub async fn until_daemon(&self, daemon: &str, state: DaemonState) {
         let mut ticks = tokio::time::interval(LOOK);
-        within("the relay to notice a lost stream", async {
+        within(&format!("a daemon to be {state:?}"), async {
             loop {
                 ticks.tick().await;
                 let request = GetDaemonRequest {
-                    daemon: daemon_id.to_owned(),
+                    daemon: daemon.to_owned(),
                 };
                 let shown = self.fleet().get_daemon(request).await;
                 let shown = shown.expect("the daemon is known").into_inner().daemon;
-                if shown.is_some_and(|daemon| daemon.state() == DaemonState::Offline) {
+                if shown.is_some_and(|daemon| daemon.state() == state) {
                     return;
                 }
             }

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use super::Supervisor;
 use super::orders::{frame, positive};
-use crate::disk::Space;
+use crate::disk::{DiskState, Space};
 use crate::held::Held;
 
 impl Supervisor {
@@ -83,6 +83,7 @@ impl Supervisor {
                 unacked_bytes: Some(unacked as u64),
                 ..DaemonLoad::default()
             }),
+            refuses: self.refuses().into(),
         };
         let Some(live) = &mut self.live else { return };
         heartbeat.seq = live.heartbeats.sent(now);
@@ -92,6 +93,14 @@ impl Supervisor {
         }
         live.session
             .send_urgent(frame(daemon_frame::Frame::Heartbeat(heartbeat)));
+    }
+
+    /// Why any work would be refused now, beside stopping.
+    fn refuses(&self) -> v1::RejectCode {
+        match self.disk.state() {
+            DiskState::Fine => v1::RejectCode::Unspecified,
+            DiskState::Low | DiskState::Failing => v1::RejectCode::DiskFull,
+        }
     }
 
     pub(super) fn shortest_ttl(&self) -> Option<Duration> {

@@ -6,7 +6,9 @@
 use std::sync::Arc;
 
 use crate::input::{CanceledBody, Completed, Errored, FrameBody, Termination};
-use crate::record::{Answer, Artifact, AttemptRecord, InputRecord, InputState, RejectCode, Usage};
+use crate::record::{
+    Answer, Artifact, AttemptRecord, End, InputRecord, InputState, RejectCode, TaskRecord, Usage,
+};
 
 /// What open inputs of one attempt ask, together: one of the largest kind fits.
 pub(crate) const ASKED_BYTES: usize = 264 * 1024;
@@ -16,6 +18,8 @@ pub(crate) const ANSWERED_BYTES: usize = 64 * 1024;
 const ANSWER_KEPT_BYTES: usize = 256;
 /// Attempts of one task, also those that nobody was offered.
 pub(crate) const ATTEMPTS: usize = 100;
+/// Offers that daemons refused because of their machines: there may be any number of them.
+const REFUSED: usize = 8;
 /// Inputs that an attempt keeps after its end, and after its successor's start.
 const INPUTS_KEPT: usize = 16;
 const INPUTS_OF_EARLIER: usize = 4;
@@ -111,6 +115,29 @@ fn clip_usage(usage: &mut Usage, termination: &mut Termination) {
 fn clip_session(id: &mut Option<Arc<str>>) {
     if id.as_ref().is_some_and(|id| id.len() > ID_BYTES) {
         *id = None;
+    }
+}
+
+/// Keeps the newest offers that daemons refused because of their machines: those do not count against the task, so
+/// nothing else bounds them. Neighbours are joined where one goes.
+pub(crate) fn drop_refused(record: &mut TaskRecord) {
+    let is_refused = |attempt: &AttemptRecord| {
+        let end = attempt.state.end();
+        end.is_some_and(End::is_machines_refusal)
+    };
+    let refused = record.attempts.iter().filter(|attempt| is_refused(attempt));
+    if refused.count() <= REFUSED {
+        return;
+    }
+    let Some(oldest) = record.attempts.iter().position(is_refused) else {
+        return;
+    };
+    let gone = record.attempts.remove(oldest);
+    if let Some(next) = record.attempts.get_mut(oldest) {
+        next.previous = gone.previous;
+    }
+    if let Some(before) = oldest.checked_sub(1) {
+        record.attempts[before].successor = gone.successor;
     }
 }
 

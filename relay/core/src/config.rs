@@ -37,6 +37,10 @@ pub struct Config {
     pub sick_ms: u64,
     /// Daemons that one credential may have on record; those away for long make room for new ones.
     pub max_daemons_per_token: usize,
+    /// How long a daemon is set aside that refuses work because of its machine: the first time, doubled each time that it
+    /// refuses again, at most.
+    pub unfit_ms: u64,
+    pub unfit_most_ms: u64,
     /// How long a daemon that rejected a task is passed over for it.
     pub reject_backoff_ms: u64,
     /// A loop that was away longer than this credits the leases of connected sessions.
@@ -74,6 +78,8 @@ impl Config {
             sick_failures: 5,
             sick_ms: 60_000,
             max_daemons_per_token: 20_000,
+            unfit_ms: 1_000,
+            unfit_most_ms: 60_000,
             reject_backoff_ms: 5_000,
             stall_ms: 1_000,
             budget_write_ms: 30_000,

@@ -17,6 +17,7 @@ use crate::record::{Holder, Lease};
 use crate::requirements::Requirements;
 use crate::spec::TaskSpec;
 use crate::time::Moment;
+use crate::timers::TimerKey;
 
 impl Core {
     /// Leases whatever can be leased now. Placement asks the successor rule for each.
@@ -81,6 +82,7 @@ impl Core {
             confirmed: false,
         };
         live.record_mut().counters.dispatches += 1;
+        live.queue_left_ms = live.timers.left_ms(&TimerKey::Queue, turn.now.at);
         self.guard(live, &holder);
         self.apply(live, Event::Offer { holder, lease }, None, turn);
         let attempt = live.newest().id;

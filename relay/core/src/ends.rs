@@ -223,6 +223,9 @@ impl Core {
         let (Some(daemon), Some(end)) = (holder_of(attempt), attempt.state.end()) else {
             return;
         };
+        if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
+            self.roster.note_work(daemon, now);
+        }
         match end.state {
             EndState::Completed => self.roster.note_success(daemon, now),
             EndState::Failed | EndState::TimedOut | EndState::Lost => {

@@ -33,6 +33,8 @@ impl Core {
                 .push(Count::FrameRejected(Rejection::UnknownSession));
             return;
         };
+        self.roster
+            .note_fitness(daemon, heartbeat.unfit, turn.now.at);
         if !self.roster.hears(session, heartbeat.heard_seq, turn.now.at) {
             return self.hang_up(session, CloseReason::Deaf, turn);
         }

@@ -265,6 +265,8 @@ pub struct Heartbeat {
     pub renewals: Vec<(AttemptId, LeaseToken)>,
     pub free_slots: u32,
     pub draining: bool,
+    /// Its machine could take no work now, whatever the task.
+    pub unfit: bool,
 }
 
 /// Whose frame it is. All of it must match: a stale or foreign one changes nothing.

@@ -22,6 +22,8 @@ pub(crate) struct Live {
     pub(crate) timers: TimerSet,
     /// When the backoff of a due retry ends.
     pub(crate) retry_at: Option<Moment>,
+    /// What was left of the queue deadline when the newest attempt was offered.
+    pub(crate) queue_left_ms: Option<u64>,
     /// Control frames up to here are in the newest record handed to the store; only they may be acknowledged.
     pub(crate) written_seq: u64,
     /// When the newest attempt was confirmed, and in how many heartbeats since it was not named.
@@ -57,6 +59,7 @@ impl Live {
             record,
             timers,
             retry_at: None,
+            queue_left_ms: None,
             written_seq,
             confirmed_at: None,
             missed: 0,

@@ -254,7 +254,7 @@ impl Core {
             record,
             connected: connected(&live.presence, now),
             draining: live.draining || live.drained,
-            sick: live.is_sick(now.at),
+            sick: live.is_sick(now.at) || live.is_unfit(),
             free_slots: live.free_slots(),
             held: live.held.iter().copied().collect(),
         })

@@ -153,6 +153,8 @@ pub enum Lapse {
     Draining,
     /// Connected, but two heartbeats are missing.
     Silent,
+    /// Its machine cannot take work now, by its own word.
+    Unfit,
     Busy,
     Sick,
     /// It has just said no to this task.
@@ -166,6 +168,7 @@ impl WhyNot {
             WhyNot::Lapse(Lapse::Away) => "away",
             WhyNot::Lapse(Lapse::Draining) => "draining",
             WhyNot::Lapse(Lapse::Silent) => "silent",
+            WhyNot::Lapse(Lapse::Unfit) => "unfit",
             WhyNot::Lapse(Lapse::Busy) => "busy",
             WhyNot::Lapse(Lapse::Sick) => "sick",
             WhyNot::Lapse(Lapse::Rejected) => "rejected",
@@ -180,6 +183,9 @@ impl fmt::Display for WhyNot {
             WhyNot::Lapse(Lapse::Away) => "is connected",
             WhyNot::Lapse(Lapse::Draining) => "takes new work: they are draining",
             WhyNot::Lapse(Lapse::Silent) => "is heard: they miss heartbeats",
+            WhyNot::Lapse(Lapse::Unfit) => {
+                "has a machine that could take work now: they refuse any, full disks for example"
+            }
             WhyNot::Lapse(Lapse::Busy) => "has a free slot",
             WhyNot::Lapse(Lapse::Sick) => "is well: they are set aside after failures in a row",
             WhyNot::Lapse(Lapse::Rejected) => "wants it: they have just rejected it",
@@ -220,6 +226,7 @@ fn lapse_of(daemon: &Daemon) -> Option<Lapse> {
         Presence::Unheard | Presence::Away { .. } => Some(Lapse::Away),
         Presence::Connected { .. } if daemon.draining || daemon.drained => Some(Lapse::Draining),
         Presence::Connected { deaf: true, .. } => Some(Lapse::Silent),
+        Presence::Connected { .. } if daemon.is_unfit() => Some(Lapse::Unfit),
         Presence::Connected { .. } => (daemon.free_slots() == 0).then_some(Lapse::Busy),
     }
 }

@@ -1,5 +1,6 @@
 //! What follows the end of an attempt by itself: another one, a person's attention, or the end of the task.
 
+use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::ends::holder_of;
 use crate::live::Live;
@@ -9,6 +10,7 @@ use crate::record::{
 };
 use crate::retry::{self, Stop, Verdict};
 use crate::time::{Now, Wall};
+use crate::timers::TimerKey;
 
 impl Core {
     pub(crate) fn follow_end(&mut self, live: &mut Live, end: &End, turn: &mut Turn<'_>) {
@@ -21,6 +23,9 @@ impl Core {
         match self.judge(live, &outcome, turn) {
             Verdict::RetryAfter { .. } if outcome == retry::Outcome::Released => {
                 self.requeue(live, turn)
+            }
+            Verdict::RetryAfter { .. } if outcome == retry::Outcome::Refused => {
+                self.offer_again(live, turn)
             }
             Verdict::RetryAfter { ms } => schedule_retry(live, ms, turn.now),
             Verdict::Park(cause) => park_task(live, cause, turn.now.wall),
@@ -65,6 +70,20 @@ impl Core {
         }
         self.add_attempt(live, false, turn);
     }
+
+    /// The machine could not take it: that daemon is asked nothing for a while, and the task waits on as if it had not
+    /// been offered, its queue deadline included.
+    fn offer_again(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
+        if let Some(daemon) = holder_of(live.newest()) {
+            self.roster.note_refusal(daemon, turn.now.at);
+        }
+        bounds::drop_refused(live.record_mut());
+        let left_ms = live.queue_left_ms.take();
+        self.add_attempt(live, false, turn);
+        if let Some(left_ms) = left_ms {
+            live.timers.shorten(&TimerKey::Queue, left_ms, turn.now.at);
+        }
+    }
 }
 
 /// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
@@ -77,6 +96,7 @@ fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
         (!end.retryable && retry::is_retryable(code, retry_safe, None)).then_some(false)
     };
     match (end.state, end.failure_code.clone()) {
+        (EndState::Released, _) if end.is_machines_refusal() => Some(retry::Outcome::Refused),
         (EndState::Released, _) => Some(retry::Outcome::Released),
         (EndState::Failed, Some(code)) => {
             let hint = hint(&code);

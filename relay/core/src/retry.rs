@@ -38,6 +38,8 @@ pub enum Outcome {
     },
     /// Given back or not taken: nobody's failure.
     Released,
+    /// Not taken, because of the machine: as if it had not been offered.
+    Refused,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,7 @@ pub fn decide(
 ) -> Verdict {
     let repeated = count(outcome, counters);
     let verdict = match outcome {
-        Outcome::Released => Verdict::RetryAfter { ms: 0 },
+        Outcome::Released | Outcome::Refused => Verdict::RetryAfter { ms: 0 },
         Outcome::Failed {
             code,
             retry_safe,
@@ -204,6 +206,10 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
             false
         }
         Outcome::Released => false,
+        Outcome::Refused => {
+            counters.dispatches = counters.dispatches.saturating_sub(1);
+            false
+        }
     }
 }
 

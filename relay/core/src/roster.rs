@@ -36,6 +36,8 @@ pub struct Roster {
     exclusion_ends: BTreeSet<(Moment, TaskId, DaemonId)>,
     sick_failures: u32,
     sick_ms: u64,
+    /// How long one is set aside that refuses because of its machine: at first, and at most.
+    unfit_ms: (u64, u64),
 }
 
 /// How a stream came to be the daemon's current one.
@@ -69,6 +71,7 @@ impl Roster {
             exclusion_ends: BTreeSet::new(),
             sick_failures: config.sick_failures,
             sick_ms: config.sick_ms,
+            unfit_ms: (config.unfit_ms, config.unfit_most_ms),
         }
     }
 
@@ -225,6 +228,22 @@ impl Roster {
         });
     }
 
+    /// Its machine could not take an offer, and so could take no other: it is set aside for a while.
+    pub fn note_refusal(&mut self, daemon: DaemonId, now: Moment) {
+        let unfit_ms = self.unfit_ms;
+        self.change(daemon, now, |d| d.refused(unfit_ms, now));
+    }
+
+    /// What a heartbeat says about its machine.
+    pub fn note_fitness(&mut self, daemon: DaemonId, unfit: bool, now: Moment) {
+        self.change(daemon, now, |d| d.hear_fitness(unfit));
+    }
+
+    /// It has run something to an end, good or bad.
+    pub fn note_work(&mut self, daemon: DaemonId, now: Moment) {
+        self.change(daemon, now, |d| d.refusals = 0);
+    }
+
     /// This daemon would not take this task: it is passed over for it until then.
     pub fn exclude(&mut self, task: TaskId, daemon: DaemonId, until: Moment) {
         let of_task = self.exclusions.entry(task).or_default();
@@ -272,6 +291,7 @@ impl Roster {
                 daemon.sick_until = None;
                 self.woken.insert(id);
             }
+            daemon.unfit_until.take_if(|until| *until <= now);
             silent.extend(daemon.presence.fall_silent(now).map(|s| (id, s)));
             self.refresh(id, now);
         }

@@ -18,6 +18,7 @@ mod life;
 mod liveness;
 mod losses;
 mod placing;
+mod refusals;
 mod retention;
 mod reviewed;
 mod settlement;

@@ -69,7 +69,7 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
             .unwrap_or_default(),
         result: result(record),
         created_by: spec.submitted_by.clone(),
-        attempt_count: u32::try_from(record.attempts.len()).unwrap_or(u32::MAX),
+        attempt_count: record.newest().map_or(0, |newest| newest.number),
         success_criteria: spec.success_criteria.clone(),
         spec: (view == View::WithSpec).then(|| wire::spec(spec)),
         retry_stop: record.retry_stop.as_deref().unwrap_or_default().to_owned(),

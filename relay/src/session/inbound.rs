@@ -41,6 +41,8 @@ impl Session {
             renewals: renewals(&sent.renew),
             free_slots: sent.free_slots,
             draining: sent.status() == v1::DaemonStatus::Draining,
+            // Also for a reason that only a newer daemon knows.
+            unfit: sent.refuses != i32::from(v1::RejectCode::Unspecified),
         };
         self.forward(Input::Heartbeat {
             session: self.id,

@@ -13,6 +13,7 @@ pub(super) fn count(telemetry: &Telemetry, frame: &v1::DaemonFrame) {
         Some(Frame::Hello(hello)) => count_in_hello(telemetry, hello),
         Some(Frame::Heartbeat(heartbeat)) => {
             number::<v1::DaemonStatus>(telemetry, "daemon_status", heartbeat.status);
+            number::<v1::RejectCode>(telemetry, "reject_code", heartbeat.refuses);
         }
         Some(Frame::Attempt(attempt)) => count_in_body(telemetry, attempt),
         Some(Frame::Hold(_) | Frame::Goodbye(_)) => {}

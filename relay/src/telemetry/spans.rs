@@ -136,7 +136,10 @@ impl Trace<'_> {
             KeyValue::new(names::AGENT, self.spec.agent.clone()),
             KeyValue::new(names::TURN_KIND, turn_kind(self.spec.turn_kind)),
             KeyValue::new(names::STATE, record.state.as_str()),
-            number(names::TASK_ATTEMPTS, record.attempts.len() as u64),
+            number(
+                names::TASK_ATTEMPTS,
+                record.newest().map_or(0, |newest| u64::from(newest.number)),
+            ),
         ];
         attributes.extend(optional(
             names::CONVERSATION_ID,

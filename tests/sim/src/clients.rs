@@ -314,6 +314,7 @@ impl World {
         self.ask(|request| Input::UnpauseScheduler { request, by });
         for index in 0..self.daemons.len() {
             self.daemons[index].draining = false;
+            self.daemons[index].full_until = 0;
             let (daemon, scope, by) = (self.daemons[index].id, TenantScope::All, actor());
             self.ask(|request| Input::UndrainDaemon {
                 request,

@@ -26,5 +26,5 @@ counts! {
     deadlines, rejected_frames, late_terminals, adopted_late, retries, cancels, restarts, stalls, cuts, late_arrivals,
     daemon_crashes, daemon_stalls, shim_kills, reboots, holds, holds_granted, unreachable, answers, refused_answers,
     ghosts, imports, releases, fences, parked, settled_keep, settled_adopt, settled_kill, settled_unrenewed, credits,
-    removals,
+    removals, full_disks, machine_refusals,
 }

@@ -38,6 +38,9 @@ pub(crate) struct Daemon {
     pub(crate) beats: VecDeque<(u64, u64)>,
     pub(crate) hold: Option<Hold>,
     pub(crate) draining: bool,
+    /// Its disk is full until then, and it may be of those that say so in heartbeats.
+    pub(crate) full_until: u64,
+    pub(crate) says_full: bool,
     pub(crate) held: BTreeMap<AttemptId, Held>,
     /// It does nothing before this.
     pub(crate) stopped_until: u64,
@@ -152,6 +155,8 @@ impl World {
             beats: VecDeque::new(),
             hold: None,
             draining: false,
+            full_until: 0,
+            says_full: false,
             held: BTreeMap::new(),
             stopped_until: 0,
             said: VecDeque::new(),
@@ -301,6 +306,7 @@ impl World {
                 .collect(),
             free_slots: 0,
             draining: daemon.draining,
+            unfit: daemon.says_full && daemon.full_until > now,
         };
         let next = now + daemon.beat_ms;
         self.send_up(conn, Up::Input(Input::Heartbeat { session, heartbeat }));

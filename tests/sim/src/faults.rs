@@ -54,8 +54,17 @@ impl World {
             }
             109..=115 if self.options.shim_kills && self.options.shims => self.kill_shim(index),
             116..=119 if self.options.imports => self.import(),
+            120..=123 if self.options.full_disks => self.fill_disk(index),
             _ => {}
         }
+    }
+
+    fn fill_disk(&mut self, index: usize) {
+        self.counts.full_disks += 1;
+        let lasts = self.rng.between(1_000, 120_000);
+        let daemon = &mut self.daemons[index];
+        daemon.full_until = self.now + lasts;
+        daemon.says_full = self.rng.chance(50);
     }
 
     fn cut_daemon(&mut self, index: usize) {

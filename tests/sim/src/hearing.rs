@@ -265,8 +265,12 @@ impl World {
         };
         let known = self.daemons[index].held.insert(attempt, held);
         assert!(known.is_none(), "S2: {attempt} was dispatched twice");
+        if self.daemons[index].full_until > self.now {
+            self.counts.machine_refusals += 1;
+            return self.reject(index, attempt, RejectCode::DiskFull);
+        }
         if plan == Plan::Reject {
-            return self.reject(index, attempt, RejectCode::parse("at_capacity"));
+            return self.reject(index, attempt, RejectCode::parse("bad_cwd"));
         }
         self.say(index, attempt, FrameBody::Accepted);
         self.at(

@@ -59,6 +59,8 @@ pub struct Options {
     pub retries: bool,
     pub pauses: bool,
     pub drains: bool,
+    /// Workers' disks fill up for a while.
+    pub full_disks: bool,
     /// Finished tasks and absent daemons are removed while things go on.
     pub retention: bool,
     pub inputs: bool,
@@ -107,6 +109,7 @@ impl Options {
             retries: on(50),
             pauses: on(25),
             drains: on(20),
+            full_disks: on(25),
             retention: on(35),
             inputs: on(40),
             late_answers: on(60),
@@ -128,6 +131,7 @@ impl Options {
         config.max_lease_ms = LONGEST_TTL_MS;
         config.max_hold_ms = LONGEST_HOLD_MS;
         config.sick_ms = 15_000;
+        config.unfit_most_ms = 15_000;
         config.max_open = self.max_open;
         config.adopt_late_ms = ADOPT_LATE_MS;
         config

@@ -177,7 +177,8 @@ impl Machine<'_> {
         } else {
             Receipt::NotNeeded
         };
-        self.finish(EndState::Released, None, EndedBy::Daemon, receipt);
+        let why = FailureCode::parse(code.as_str());
+        self.finish(EndState::Released, Some(why), EndedBy::Daemon, receipt);
         if let Some(end) = self.end_mut() {
             end.message = Some(message.unwrap_or_else(|| code.as_str().into()));
         }

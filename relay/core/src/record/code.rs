@@ -91,9 +91,30 @@ codes! {
         LowMemory = "low_memory",
         Draining = "draining",
         UnsupportedAgent = "unsupported_agent",
+        UnsupportedOption = "unsupported_option",
         BadCwd = "bad_cwd",
+        WorkspaceBusy = "workspace_busy",
+        DiskFull = "disk_full",
         Duplicate = "duplicate",
         Invalid = "invalid",
         NotConfirmed = "not_confirmed",
+    }
+}
+
+impl RejectCode {
+    /// Whether it speaks of the machine as it is now and not of the task: any other task would be refused as well, and
+    /// this one may be taken later.
+    pub fn is_about_the_machine(&self) -> bool {
+        match self {
+            Self::AtCapacity | Self::LowMemory | Self::Draining | Self::DiskFull => true,
+            Self::UnsupportedAgent
+            | Self::UnsupportedOption
+            | Self::BadCwd
+            | Self::WorkspaceBusy
+            | Self::Duplicate
+            | Self::Invalid
+            | Self::NotConfirmed
+            | Self::Other(_) => false,
+        }
     }
 }

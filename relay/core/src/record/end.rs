@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::AttemptState;
-use super::code::FailureCode;
+use super::code::{FailureCode, RejectCode};
 use super::timeline::Phase;
 use crate::time::Wall;
 
@@ -27,6 +27,15 @@ pub struct End {
     /// The daemon's words about its cleanup.
     pub cleanup: Option<Arc<str>>,
     pub at: Wall,
+}
+
+impl End {
+    /// A daemon refused it because of its own machine, which says nothing about the task.
+    pub fn is_machines_refusal(&self) -> bool {
+        let code = self.failure_code.as_ref().map(FailureCode::as_str);
+        let machines = |code: &str| RejectCode::parse(code).is_about_the_machine();
+        self.state == EndState::Released && code.is_some_and(machines)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

@@ -33,6 +33,12 @@ pub struct Daemon {
     pub(super) adopted: BTreeSet<AttemptId>,
     pub failures: u32,
     pub sick_until: Option<Moment>,
+    /// Its machine cannot take work, by its own word in heartbeats: until it says otherwise.
+    pub(super) says_unfit: bool,
+    /// It refused an offer because of its machine: until then it is not asked again.
+    pub(super) unfit_until: Option<Moment>,
+    /// Such refusals since it last ran something: one that accepts and then cannot is no fitter.
+    pub(super) refusals: u32,
     /// The load under which it stands in the roster's order; none if it is not open.
     pub(super) listed: Option<u32>,
     /// Whether it took work when the roster last looked.
@@ -180,6 +186,9 @@ impl Daemon {
             adopted: BTreeSet::new(),
             failures: 0,
             sick_until: None,
+            says_unfit: false,
+            unfit_until: None,
+            refusals: 0,
             listed: None,
             worked: false,
         }
@@ -204,6 +213,9 @@ impl Daemon {
             adopted: BTreeSet::new(),
             failures: 0,
             sick_until: None,
+            says_unfit: false,
+            unfit_until: None,
+            refusals: 0,
             listed: None,
             worked: false,
         }
@@ -219,6 +231,8 @@ impl Daemon {
         self.instance = Some(hello.instance);
         self.boot_id = hello.boot_id.clone();
         self.draining = hello.draining;
+        // Its first heartbeat says it again if it is so.
+        self.says_unfit = false;
         self.adopted.clear();
     }
 
@@ -231,10 +245,34 @@ impl Daemon {
         self.sick_until.is_some_and(|until| until > now)
     }
 
-    /// Connected, heard, and neither it nor an operator wants it to end.
+    /// Connected, heard, fit, and neither it nor an operator wants it to end.
     pub fn takes_work(&self) -> bool {
         let heard = matches!(self.presence, Presence::Connected { deaf: false, .. });
-        heard && !self.draining && !self.drained
+        heard && !self.draining && !self.drained && !self.is_unfit()
+    }
+
+    /// Its machine can take no work, as far as it has said.
+    pub fn is_unfit(&self) -> bool {
+        self.says_unfit || self.unfit_until.is_some()
+    }
+
+    /// It would not take an offer because of its machine. Offers that were on their way tell nothing new.
+    pub(super) fn refused(&mut self, (first_ms, most_ms): (u64, u64), now: Moment) {
+        if self.unfit_until.is_none() {
+            let factor = 1_u64.checked_shl(self.refusals).unwrap_or(u64::MAX);
+            let ms = first_ms.saturating_mul(factor).min(most_ms);
+            self.unfit_until = Some(now + ms);
+            self.refusals = self.refusals.saturating_add(1);
+        }
+    }
+
+    /// Who has said that it cannot and no longer says so has recovered; from others only time tells.
+    pub(super) fn hear_fitness(&mut self, unfit: bool) {
+        if self.says_unfit && !unfit {
+            self.unfit_until = None;
+            self.refusals = 0;
+        }
+        self.says_unfit = unfit;
     }
 
     /// May be offered work at this moment.
@@ -249,9 +287,10 @@ impl Daemon {
         u32::try_from(millionths).unwrap_or(u32::MAX)
     }
 
-    /// When it falls silent or gets well again.
+    /// When it falls silent, gets well again or may be asked again.
     pub(super) fn next_change(&self, now: Moment) -> Option<Moment> {
         let well = self.sick_until.filter(|until| *until > now);
-        self.presence.silent_at().into_iter().chain(well).min()
+        let silent = self.presence.silent_at().into_iter();
+        silent.chain(well).chain(self.unfit_until).min()
     }
 }

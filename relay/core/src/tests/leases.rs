@@ -72,6 +72,7 @@ fn a_wrong_token_does_not_renew() {
         renewals,
         free_slots: 0,
         draining: false,
+        unfit: false,
     };
     world.say(Input::Heartbeat {
         session: machine.session,

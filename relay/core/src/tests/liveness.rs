@@ -31,6 +31,7 @@ fn beat(
         renewals: renewals.collect(),
         free_slots: 4,
         draining: false,
+        unfit: false,
     };
     world.say(Input::Heartbeat {
         session: machine.session,

@@ -196,6 +196,13 @@ impl TimerSet {
         self.timers.retain(|timer| timer.key != *key);
     }
 
+    /// Leaves it at most this much of its limit.
+    pub(crate) fn shorten(&mut self, key: &TimerKey, left_ms: u64, at: Moment) {
+        if let Some(timer) = self.find_mut(key) {
+            timer.shorten(left_ms, at);
+        }
+    }
+
     fn feed(&mut self, key: &TimerKey, at: Moment) {
         if let Some(timer) = self.find_mut(key) {
             timer.refill(at);

@@ -159,6 +159,14 @@ impl Timer {
         }
     }
 
+    pub(super) fn shorten(&mut self, most_ms: u64, at: Moment) {
+        let most_ms = most_ms.saturating_add(self.allowance_ms);
+        match &mut self.clock {
+            Clock::Running { fires_at } => *fires_at = (*fires_at).min(at + most_ms),
+            Clock::Paused { left_ms } => *left_ms = (*left_ms).min(most_ms),
+        }
+    }
+
     pub(super) fn set_paused(&mut self, pause: bool, now: Moment) {
         match (self.clock, pause) {
             (Clock::Running { fires_at }, true) => {

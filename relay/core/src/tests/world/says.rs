@@ -262,6 +262,7 @@ impl World {
             renewals,
             free_slots: 0,
             draining: false,
+            unfit: false,
         };
         self.say(Input::Heartbeat {
             session: machine.session,

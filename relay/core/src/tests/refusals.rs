@@ -1,0 +1,186 @@
+//! Offers that a daemon refuses because of its machine: they cost the task nothing, and the daemon is left alone for a
+//! while.
+
+use super::world::{Machine, Work, World, completed, spec};
+use crate::effects::Reply;
+use crate::id::TenantScope;
+use crate::input::{FrameBody, Heartbeat, Input};
+use crate::record::{AttemptState, AttentionCause, RejectCode, TaskState};
+use crate::spec::TaskSpec;
+
+impl World {
+    fn refuse(&mut self, work: &mut Work, code: RejectCode) {
+        let message = None;
+        self.frame(work, FrameBody::Rejected { code, message });
+    }
+
+    /// A heartbeat that says whether any work would be refused.
+    fn says(&mut self, machine: &Machine, unfit: bool) {
+        let heartbeat = Heartbeat {
+            seq: 1,
+            heard_seq: None,
+            renewals: Vec::new(),
+            free_slots: 4,
+            draining: false,
+            unfit,
+        };
+        let session = machine.session;
+        self.say(Input::Heartbeat { session, heartbeat });
+    }
+
+    /// Lets time pass with the daemons heard of.
+    fn pass_heard(&mut self, ms: u64, machines: &[&Machine]) {
+        for _ in 0..ms / 1_000 {
+            self.pass(1_000);
+            for machine in machines {
+                self.says(machine, false);
+            }
+        }
+    }
+
+    /// The next offer, whenever it comes.
+    fn next_offer(&mut self, machine: &Machine) -> Work {
+        for _ in 0..=60 {
+            if let Some(work) = self.dispatches().pop() {
+                return work;
+            }
+            self.pass_heard(1_000, &[machine]);
+        }
+        panic!("no offer within a minute");
+    }
+
+    fn is_set_aside(&mut self) -> bool {
+        let scope = TenantScope::All;
+        match self.ask(|request| Input::ListDaemons { request, scope }) {
+            Ok(Reply::Daemons(views)) => views.iter().any(|view| view.sick),
+            other => panic!("not a list of daemons: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_ends_no_task_however_often_it_refuses() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    for number in 1..=60 {
+        let mut work = world.next_offer(&machine);
+        assert_eq!(work.re.number, number);
+        world.refuse(&mut work, RejectCode::DiskFull);
+        assert!(world.dispatches().is_empty() && world.is_set_aside());
+    }
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Queued);
+    assert!(record.attempts.len() <= 10, "{}", record.attempts.len());
+    let linked = record
+        .attempts
+        .windows(2)
+        .all(|two| two[0].successor == Some(two[1].id) && two[1].previous == Some(two[0].id));
+    assert!(linked, "what went leaves no hole");
+    world.restart();
+    let machine = world.machine(1);
+    let mut work = world.dispatch();
+    assert_eq!(world.task(task).counters.dispatches, 1);
+    world.frame(&mut work, FrameBody::Accepted);
+    world.frame(&mut work, completed());
+    assert_eq!(world.state(task), TaskState::Completed);
+    assert!(!world.is_set_aside(), "{machine:?}");
+}
+
+#[test]
+fn what_one_machine_cannot_take_another_gets_and_nothing_else_goes_there() {
+    let mut world = World::new();
+    let (first, second) = (world.machine(1), world.machine(2));
+    for code in ["disk_full", "low_memory", "at_capacity", "draining"] {
+        world.submit(spec());
+        let mut work = world.dispatch();
+        let (full, other) = if work.session == first.session {
+            (&first, &second)
+        } else {
+            (&second, &first)
+        };
+        world.refuse(&mut work, RejectCode::parse(code));
+        let mut elsewhere = world.dispatch();
+        assert_eq!(elsewhere.session, other.session, "{code}");
+        world.submit(spec());
+        let mut next = world.dispatch();
+        assert_eq!(next.session, other.session, "{code}: no task goes there");
+        for work in [&mut elsewhere, &mut next] {
+            world.frame(work, FrameBody::Accepted);
+            world.frame(work, completed());
+        }
+        world.pass_heard(20_000, &[full, other]);
+    }
+}
+
+#[test]
+fn it_is_asked_again_after_longer_and_longer_pauses() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(spec());
+    for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
+        let mut work = world.dispatch();
+        world.frame(&mut work, FrameBody::Accepted);
+        world.refuse(&mut work, RejectCode::LowMemory);
+        world.pass_heard(pause * 1_000 - 1_000, &[&machine]);
+        world.pass(999);
+        assert!(world.dispatches().is_empty(), "{pause}");
+        world.pass(1);
+        world.says(&machine, false);
+    }
+    let mut work = world.dispatch();
+    world.frame(&mut work, FrameBody::Accepted);
+    world.frame(&mut work, completed());
+    world.submit(spec());
+    let mut work = world.dispatch();
+    world.refuse(&mut work, RejectCode::LowMemory);
+    world.pass(1_000);
+    assert_eq!(
+        world.dispatches().len(),
+        1,
+        "it ran one since, so it begins anew"
+    );
+}
+
+#[test]
+fn who_says_that_its_machine_is_full_is_offered_nothing_until_it_says_otherwise() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.says(&machine, true);
+    let task = world.submit(spec());
+    for _ in 0..30 {
+        world.pass(5_000);
+        world.says(&machine, true);
+        assert!(world.dispatches().is_empty());
+    }
+    world.says(&machine, false);
+    let mut work = world.dispatch();
+    assert_eq!(work.re.number, 1, "not one offer was wasted");
+    // Refused all the same, and well again before the pause is over.
+    world.refuse(&mut work, RejectCode::DiskFull);
+    world.says(&machine, true);
+    world.says(&machine, false);
+    assert_eq!(world.dispatch().re.task, task);
+}
+
+#[test]
+fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let patience = TaskSpec {
+        queue_ms: Some(90_000),
+        ..spec()
+    };
+    let task = world.submit(patience);
+    for _ in 0..200 {
+        for mut work in world.dispatches() {
+            world.refuse(&mut work, RejectCode::DiskFull);
+        }
+        if world.attempt_state(task) == AttemptState::Parked {
+            break;
+        }
+        world.pass_heard(1_000, &[&machine]);
+    }
+    let attention = world.task(task).attention.clone().unwrap();
+    assert_eq!(attention.cause, AttentionCause::Starved);
+}
