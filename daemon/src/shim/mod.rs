@@ -11,6 +11,7 @@ mod charge;
 pub(crate) mod client;
 mod course;
 mod descendants;
+mod farewell;
 pub mod framing;
 mod inherited;
 mod ladder;

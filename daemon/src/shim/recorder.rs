@@ -154,13 +154,16 @@ impl Recorder {
     pub(super) fn finish(&mut self, now: Moment) -> u64 {
         self.store(now);
         let Some(held) = self.held else {
-            // Without a sync a result could survive a power cut that its output does not: worth a try, no more.
-            let _ = self.writer.sync();
             return 0;
         };
         let left = [&self.stdout, &self.stderr].into_iter().flatten();
         let in_pipes: u64 = left.map(|pipe| ioctl_fionread(pipe).unwrap_or(0)).sum();
         held.length as u64 + in_pipes
+    }
+
+    /// Brings the transcript to the disk: worth a try, no more.
+    pub(super) fn sync(&self) {
+        let _ = self.writer.sync();
     }
 
     fn store(&mut self, now: Moment) {

@@ -39,13 +39,17 @@ impl ReportFile {
         Ok(Self { file })
     }
 
-    /// Writes the one report there will be, and returns when it is on the disk.
+    /// Writes the one report there will be, for whoever reads it as long as the machine runs.
     pub(crate) fn write(&self, report: &Report) -> io::Result<()> {
         let mut record = Vec::new();
         if !checked::put(report, &mut record) || record.len() > SIZE {
             return Err(io::Error::other("the report is longer than its place"));
         }
-        self.file.write_all_at(&record, 0)?;
+        self.file.write_all_at(&record, 0)
+    }
+
+    /// Returns when it survives the machine.
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
     }
 }

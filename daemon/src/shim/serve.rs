@@ -17,6 +17,7 @@ use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
 
 use super::charge::{Charge, failed, nothing_ran};
+use super::farewell;
 use super::peer::{Gone, Owed, Peer};
 use super::report::ReportFile;
 use super::stdin::{StdinQueue, TooMuch};
@@ -31,8 +32,6 @@ const WAITING: usize = 4;
 const GREET: Duration = Duration::from_secs(5);
 /// Messages taken from a connection before the time is looked at again.
 const AT_ONCE: usize = 32;
-/// How long the last message may take to leave. The same report is on the disk.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Shim {
@@ -55,7 +54,14 @@ enum State {
     /// Not launched; the child's first input may be here already.
     Idle(StdinQueue),
     Running(Box<Charge>),
-    Over(Report),
+    /// With the charge that it is the report of, if there ever was one.
+    Over(Report, Option<Box<Charge>>),
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Idle(StdinQueue::default())
+    }
 }
 
 /// What a connected daemon is told when it changes.
@@ -93,7 +99,7 @@ impl Shim {
             waiting: vec![first],
             peer: None,
             unheard: false,
-            state: State::Idle(StdinQueue::default()),
+            state: State::default(),
             facts: Facts::default(),
         })
     }
@@ -107,21 +113,25 @@ impl Shim {
             self.tend();
             self.notice();
             self.speak();
-            if let State::Over(report) = &self.state {
-                let report = report.clone();
-                return self.finish(report);
+            if matches!(self.state, State::Over(..)) {
+                return self.finish();
             }
         }
     }
 
     /// Time first: after a suspend, nothing may be said or taken before the lease was judged.
     fn tend(&mut self) {
-        if let State::Running(charge) = &mut self.state {
-            charge.tend(&self.clock);
-            if let Some(report) = charge.report(self.clock.now()) {
-                self.state = State::Over(report);
+        self.state = match std::mem::take(&mut self.state) {
+            State::Running(mut charge) => {
+                charge.tend(&self.clock);
+                match charge.report(self.clock.now()) {
+                    Some(report) => State::Over(report, Some(charge)),
+                    None => State::Running(charge),
+                }
             }
-        }
+            State::Idle(early) => State::Idle(early),
+            State::Over(report, charge) => State::Over(report, charge),
+        };
         let now = self.clock.now();
         self.waiting.retain(|peer| now < peer.since.after(GREET));
         if matches!(self.state, State::Idle(_)) && self.peer.is_none() && self.waiting.is_empty() {
@@ -134,7 +144,7 @@ impl Shim {
         let charge = match &self.state {
             State::Running(charge) => charge.next(now),
             State::Idle(_) => None,
-            State::Over(_) => Some(now),
+            State::Over(..) => Some(now),
         };
         let greeting = self.waiting.iter().map(|peer| peer.since.after(GREET));
         let at_once = self.unheard.then_some(now);
@@ -297,7 +307,7 @@ impl Shim {
                     self.peer = None;
                 }
             }
-            State::Over(_) => {}
+            State::Over(..) => {}
         }
     }
 
@@ -309,7 +319,7 @@ impl Shim {
                 let id = launch.attempt_id.clone();
                 match Charge::launch(launch, early, Path::new(SPOOL), now) {
                     Ok(charge) => State::Running(Box::new(charge)),
-                    Err(why) => State::Over(nothing_ran(&id, EndedBy::Child, why, now)),
+                    Err(why) => State::Over(nothing_ran(&id, EndedBy::Child, why, now), None),
                 }
             }
             to_shim::Message::Stdin(stdin) => {
@@ -365,19 +375,28 @@ impl Shim {
         }
     }
 
-    /// The report goes to the disk first: it is the one truth. Then to the daemon, if it takes it in time.
-    fn finish(mut self, report: Report) -> io::Result<()> {
-        let kept = self.place.write(&report);
-        let until = self.clock.now().after(FAREWELL);
+    /// The report goes to the disk first: it is the one truth. Then to the daemon.
+    fn finish(mut self) -> io::Result<()> {
         self.speak();
-        if let Some(peer) = &mut self.peer {
-            peer.say(&said(from_shim::Message::Report(report)));
-            peer.flush();
-            while peer.has_unsent() && self.clock.now() < until {
-                let mut fds = [PollFd::from_borrowed_fd(peer.fd(), PollFlags::OUT)];
-                let _ = poll(&mut fds, Some(&pause()));
-                peer.flush();
+        let Self {
+            clock,
+            listener,
+            place,
+            peer,
+            state,
+            ..
+        } = self;
+        let State::Over(report, charge) = state else {
+            return Ok(());
+        };
+        let kept = farewell::keep(&place, &report, || {
+            farewell::close_door(listener);
+            if let Some(charge) = &charge {
+                charge.recorder.sync();
             }
+        });
+        if let Some(peer) = peer {
+            farewell::tell(peer, report, &clock);
         }
         kept
     }
@@ -386,15 +405,7 @@ impl Shim {
 /// Nothing was launched, and nothing will be.
 fn given_up(why: &str, now: Moment) -> State {
     let not_started = failed(codes::SPAWN_FAILED, &why);
-    State::Over(nothing_ran("", EndedBy::Order, not_started, now))
-}
-
-/// Between two looks at a connection that does not take the last message.
-fn pause() -> Timespec {
-    Timespec {
-        tv_sec: 0,
-        tv_nsec: 20_000_000,
-    }
+    State::Over(nothing_ran("", EndedBy::Order, not_started, now), None)
 }
 
 fn said(message: from_shim::Message) -> FromShim {
