@@ -150,15 +150,14 @@ impl Recorder {
         self.writer.discard(self.consumed);
     }
 
-    /// The last try. Returns how many bytes are lost for good; the rest is on the disk.
+    /// The last try. Returns how many bytes are lost for good: what the disk refused, and what is still in pipes that
+    /// nobody reads any more.
     pub(super) fn finish(&mut self, now: Moment) -> u64 {
         self.store(now);
-        let Some(held) = self.held else {
-            return 0;
-        };
+        let held = self.held.map_or(0, |held| held.length as u64);
         let left = [&self.stdout, &self.stderr].into_iter().flatten();
         let in_pipes: u64 = left.map(|pipe| ioctl_fionread(pipe).unwrap_or(0)).sum();
-        held.length as u64 + in_pipes
+        held + in_pipes
     }
 
     /// Brings the transcript to the disk: worth a try, no more.
@@ -184,5 +183,25 @@ impl Recorder {
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::pipe;
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_came_to_read_is_counted_as_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let writer = Writer::create(dir.path().join("spool")).unwrap();
+        let ((stdout, out), (stderr, err)) = (pipe().unwrap(), pipe().unwrap());
+        let mut recorder = Recorder::new(writer, stdout, stderr);
+        rustix::io::write(&out, b"12345").unwrap();
+        rustix::io::write(&err, b"67").unwrap();
+        let now = Moment::from_millis(1);
+        recorder.read(OutputKind::Stderr, 0, now);
+        assert_eq!((recorder.finish(now), recorder.end()), (5, 2));
     }
 }
