@@ -23,7 +23,7 @@ pub(crate) use family::descendants;
 pub(crate) use orphans::kill_family;
 pub(crate) use reaper::{adopt_orphans, reap_orphans, register};
 pub(crate) use signal::signal_one;
-pub(crate) use stat::{ProcessStat, identity_of, read as read_stat};
+pub(crate) use stat::{ProcessStat, identity_of, read as read_stat, variable};
 pub(crate) use sweep::{kill_marked, kill_strangers};
 
 /// Environment variable that every process of an attempt inherits; its value is the attempt's id.

@@ -56,7 +56,7 @@ pub(crate) fn identity_of(pid: i32) -> Option<ProcessId> {
 }
 
 /// What the process was started with under this name. Of the dead nobody knows, and of many others only they do.
-pub(super) fn variable(pid: i32, name: &str) -> io::Result<Option<String>> {
+pub(crate) fn variable(pid: i32, name: &str) -> io::Result<Option<String>> {
     let environ = environ(pid)?;
     let value = environ
         .split(|byte| *byte == 0)

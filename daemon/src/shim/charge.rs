@@ -98,9 +98,9 @@ impl Charge {
     }
 
     /// What a daemon says to a running child's shim. A second greeting or launch says nothing.
-    pub(super) fn obey(&mut self, message: Message) -> Result<(), TooMuch> {
+    pub(super) fn obey(&mut self, message: Message, now: Moment) -> Result<(), TooMuch> {
         match message {
-            Message::Lease(lease) => self.course.on_lease(lease.into()),
+            Message::Lease(lease) => self.course.on_lease(lease.into(), now),
             Message::Stop(stop) => self.course.on_stop(Moment::from_millis(stop.kill_at_ms)),
             Message::Consumed(consumed) => self.recorder.consume(consumed.position),
             Message::Stdin(stdin) => {

@@ -14,6 +14,9 @@ const SETTLE: Duration = Duration::from_millis(250);
 /// How long output is waited for when nobody is left to write it.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// The longest lease that a relay can be told to grant.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// When the shim acts by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
@@ -25,6 +28,17 @@ pub(super) struct Lease {
 }
 
 impl Lease {
+    /// No relay grants more, so whoever says so is mistaken.
+    fn capped(self, now: Moment) -> Self {
+        let last = now.after(LONGEST);
+        Self {
+            term_at: self.term_at.min(last),
+            kill_at: self.kill_at.min(last),
+            limit: self.limit.min(last),
+            granted_ms: self.granted_ms,
+        }
+    }
+
     /// Each moment moves forward only.
     fn extend(&mut self, newer: Self) {
         if newer.limit >= self.limit {
@@ -113,8 +127,8 @@ impl Course {
         self.exited_at
     }
 
-    pub(super) fn on_lease(&mut self, newer: Lease) {
-        self.lease.extend(newer);
+    pub(super) fn on_lease(&mut self, newer: Lease, now: Moment) {
+        self.lease.extend(newer.capped(now));
     }
 
     /// A later order can only bring KILL forward.
@@ -318,7 +332,7 @@ mod tests {
         assert_eq!(sent(&mut course, 10_000), Some(Rung::Term));
         assert_eq!(course.next(at(10_000)), Some(at(10_010)));
         // Too late: TERM is out.
-        course.on_lease(lease(90_000, 99_000));
+        course.on_lease(lease(90_000, 99_000), at(10_000));
         assert_eq!(sent(&mut course, 12_000), Some(Rung::Kill));
         assert_eq!(ended_by(&mut course, 12_010), EndedBy::Lease);
     }
@@ -326,11 +340,20 @@ mod tests {
     #[test]
     fn a_renewal_moves_the_end_and_an_older_one_does_not_move_it_back() {
         let mut course = course();
-        course.on_lease(lease(20_000, 22_000));
-        course.on_lease(lease(15_000, 17_000));
+        course.on_lease(lease(20_000, 22_000), at(0));
+        course.on_lease(lease(15_000, 17_000), at(0));
         assert_eq!(course.lease(), lease(20_000, 22_000));
         assert_eq!(sent(&mut course, 19_999), None);
         assert_eq!(sent(&mut course, 20_000), Some(Rung::Term));
+    }
+
+    #[test]
+    fn no_renewal_lasts_longer_than_a_relay_can_grant() {
+        let mut course = course();
+        course.on_lease(lease(u64::MAX, u64::MAX - 100), at(5_000));
+        let last = at(5_000).after(LONGEST);
+        let lease = course.lease();
+        assert_eq!([lease.term_at, lease.kill_at, lease.limit], [last; 3]);
     }
 
     #[test]

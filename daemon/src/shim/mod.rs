@@ -21,6 +21,7 @@ mod report;
 mod serve;
 mod stdin;
 mod timer;
+mod visitor;
 
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -14,7 +14,7 @@ use baton_proto::worker::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use rustix::process::{geteuid, umask};
+use rustix::process::umask;
 
 use super::charge::{Charge, failed, nothing_ran};
 use super::farewell;
@@ -22,6 +22,7 @@ use super::peer::{Gone, Owed, Peer};
 use super::report::ReportFile;
 use super::stdin::{StdinQueue, TooMuch};
 use super::timer::Timer;
+use super::visitor::is_welcome;
 use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, SPOOL};
 use crate::clock::{Clock, Moment};
 use crate::spool::OutputKind;
@@ -230,13 +231,17 @@ impl Shim {
         }
     }
 
-    /// Lets a connection in if its owner is ours. One that is not is closed without a word.
+    /// Lets a connection in if it may be heard. One that may not is closed without a word.
     fn admit(&mut self) {
         let Ok((stream, _)) = self.listener.accept() else {
             return;
         };
-        let owner = rustix::net::sockopt::socket_peercred(&stream);
-        if owner.is_ok_and(|owner| owner.uid == geteuid())
+        let attempt_id = match &self.state {
+            State::Running(charge) => charge.attempt_id.as_str(),
+            // There is nothing yet, or no longer, that could disguise itself.
+            State::Idle(_) | State::Over(..) => "",
+        };
+        if is_welcome(&stream, attempt_id)
             && let Ok(peer) = Peer::new(stream, self.clock.now())
         {
             self.waiting.push(peer);
@@ -303,7 +308,7 @@ impl Shim {
                 self.state = self.prepare(message, early);
             }
             State::Running(charge) => {
-                if charge.obey(message) == Err(TooMuch) {
+                if charge.obey(message, self.clock.now()) == Err(TooMuch) {
                     self.peer = None;
                 }
             }

@@ -8,3 +8,4 @@ mod output;
 mod start;
 mod stdin;
 mod versions;
+mod visitors;

@@ -1,11 +1,27 @@
 //! A program that is nothing but a shim. Called with `BENT_CLOCK`, its clock is ahead by what the file `ahead` in its
 //! directory says: milliseconds that the machine was asleep, or a word that makes no sense, which breaks it.
+//!
+//! Called as `knock SOCKET` it is a stranger instead: it greets the shim that listens there, and succeeds if it is heard.
 
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
 use baton_daemon::Clock;
+use baton_daemon::shim::framing::encode;
+use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION};
+use baton_proto::worker::{Greeting, ToShim, to_shim};
+use bytes::BytesMut;
 
 fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let [word, socket] = &arguments[..]
+        && word == "knock"
+    {
+        let is_heard = knock(socket).unwrap_or(false);
+        return ExitCode::from(u8::from(!is_heard));
+    }
     let clock = if std::env::var_os("BENT_CLOCK").is_some() {
         Clock::offset(ahead_ms, || 0)
     } else {
@@ -17,4 +33,19 @@ fn main() -> ExitCode {
 fn ahead_ms() -> u64 {
     let text = std::fs::read_to_string("ahead").unwrap_or_else(|_| "0".into());
     text.trim().parse().expect("a number of milliseconds")
+}
+
+fn knock(socket: &OsString) -> io::Result<bool> {
+    let mut stream = UnixStream::connect(socket)?;
+    let greeting = ToShim {
+        message: Some(to_shim::Message::Greeting(Greeting {
+            lowest_version: LOWEST_VERSION,
+            highest_version: HIGHEST_VERSION,
+            instance_id: "stranger".into(),
+        })),
+    };
+    let mut out = BytesMut::new();
+    encode(&greeting, &mut out).map_err(io::Error::other)?;
+    stream.write_all(&out)?;
+    Ok(stream.read(&mut [0; 64])? > 0)
 }

@@ -1,0 +1,48 @@
+//! Who may speak to a shim: a process of the same user, but nothing that the attempt itself started. An agent that could
+//! renew its own lease would have none.
+
+use std::os::unix::net::UnixStream;
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+use crate::process::{ATTEMPT_MARKER, read_stat, variable};
+
+/// Longest line of parents that is followed.
+const DEEPEST: usize = 4096;
+/// How often it is followed anew when somebody in it has died meanwhile.
+const WALKS: usize = 16;
+
+/// Whether the process at the other end may. One that cannot be told may not.
+pub(super) fn is_welcome(stream: &UnixStream, attempt_id: &str) -> bool {
+    let Ok(visitor) = socket_peercred(stream) else {
+        return false;
+    };
+    let pid = visitor.pid.as_raw_nonzero().get();
+    visitor.uid == geteuid() && !carries_marker(pid, attempt_id) && !is_descendant(pid)
+}
+
+fn carries_marker(pid: i32, attempt_id: &str) -> bool {
+    let marker = variable(pid, ATTEMPT_MARKER);
+    marker.map_or(true, |marker| marker.as_deref() == Some(attempt_id))
+}
+
+/// Orphans of the attempt are children of the shim, so whatever it started has a line of parents to here.
+fn is_descendant(pid: i32) -> bool {
+    let walks = (0..WALKS).find_map(|_| leads_here(pid));
+    walks.unwrap_or(true)
+}
+
+/// `None` when the line broke while it was followed.
+fn leads_here(pid: i32) -> Option<bool> {
+    let own = std::process::id().cast_signed();
+    let mut at = pid;
+    for _ in 0..DEEPEST {
+        // The first process, or a parent in another namespace: the line ends.
+        if at == own || at <= 1 {
+            return Some(at == own);
+        }
+        at = read_stat(at).ok().flatten()?.parent;
+    }
+    None
+}
