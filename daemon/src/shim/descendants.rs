@@ -2,6 +2,7 @@
 //! child, whatever session or group it is in; a look may miss one that is between two parents, and the next
 //! look finds it.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use rustix::event::{Timespec, poll};
@@ -11,11 +12,17 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, 
 use super::ladder::{Rung, Sight};
 use crate::process::{ProcessId, ProcessStat, descendants, read_stat, signal_one};
 
-/// How often, and how far apart, [`kill_all`] looks.
-const KILL_ALL_LOOKS: usize = 500;
-const BETWEEN: Timespec = Timespec {
+/// How often everybody is stopped before everybody is killed.
+const STOPS: usize = 20;
+/// How far apart [`kill_all`] looks at first, and when that was in vain for so many times.
+const SOON: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
+};
+const IN_VAIN: usize = 500;
+const LATER: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
 };
 
 /// What is known of the child without a look.
@@ -52,12 +59,36 @@ impl Members {
         })
     }
 
-    /// Signals all of them: the child's group by one call, which no fork can slip through, the others one by one.
-    pub(super) fn signal(&self, child: Child, rung: Rung) {
-        let signal = match rung {
-            Rung::Term => Signal::TERM,
-            Rung::Kill => Signal::KILL,
-        };
+    pub(super) fn signal(&mut self, child: Child, rung: Rung) {
+        match rung {
+            Rung::Term => self.send(child, Signal::TERM),
+            Rung::Kill => {
+                self.hold_still(child);
+                self.send(child, Signal::KILL);
+            }
+        }
+    }
+
+    /// Stops everybody until a look finds nobody new. Those who fork as fast as others die would live for ever; the
+    /// stopped fork no more, and keep their places, so that the rest comes to the limit of how many there may be.
+    fn hold_still(&mut self, child: Child) {
+        for _ in 0..STOPS {
+            if self.0.iter().all(|stat| stat.group == child.group) {
+                return;
+            }
+            self.send(child, Signal::STOP);
+            let known: BTreeSet<ProcessId> = self.0.iter().map(|stat| stat.id).collect();
+            let mut new = Self::look().map_or(Vec::new(), |now| now.0);
+            new.retain(|stat| !known.contains(&stat.id));
+            if new.is_empty() {
+                return;
+            }
+            self.0.extend(new);
+        }
+    }
+
+    /// To all of them: the child's group by one call, which no fork can slip through, the others one by one.
+    fn send(&self, child: Child, signal: Signal) {
         // A group whose leader was not waited for, or with a living member of ours, is given to nobody else.
         let is_ours = child.is_unreaped || self.0.iter().any(|stat| stat.group == child.group);
         if is_ours && let Some(group) = Pid::from_raw(child.group) {
@@ -96,13 +127,14 @@ pub(super) fn reap(child: ProcessId) -> Reaped {
     }
 }
 
-/// The last resort of a shim that broke: ends everybody without asking for a plan or a clock.
+/// Ends everybody without a plan or a clock, and returns when nobody is left, however long that takes: without a shim
+/// nobody would look after them. For what outlived its report, and for a shim that broke.
 pub(super) fn kill_all() {
     const NO_CHILD: Child = Child {
         group: 0,
         is_unreaped: false,
     };
-    for _ in 0..KILL_ALL_LOOKS {
+    for round in 0_usize.. {
         let nobody = ProcessId {
             pid: 0,
             start_time: 0,
@@ -110,9 +142,10 @@ pub(super) fn kill_all() {
         if reap(nobody).nobody_left {
             return;
         }
-        if let Ok(members) = Members::look() {
+        if let Ok(mut members) = Members::look() {
             members.signal(NO_CHILD, Rung::Kill);
         }
-        let _ = poll(&mut [], Some(&BETWEEN));
+        let pause = if round < IN_VAIN { &SOON } else { &LATER };
+        let _ = poll(&mut [], Some(pause));
     }
 }

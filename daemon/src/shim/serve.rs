@@ -17,6 +17,7 @@ use rustix::fs::Mode;
 use rustix::process::umask;
 
 use super::charge::{Charge, failed, nothing_ran};
+use super::descendants;
 use super::farewell;
 use super::peer::{Gone, Owed, Peer};
 use super::report::ReportFile;
@@ -380,7 +381,8 @@ impl Shim {
         }
     }
 
-    /// The report goes to the disk first: it is the one truth. Then to the daemon.
+    /// The report goes to the disk first: it is the one truth. Then to the daemon. Whoever is left is pursued until it is
+    /// gone, which nobody waits for.
     fn finish(mut self) -> io::Result<()> {
         self.speak();
         let Self {
@@ -400,8 +402,12 @@ impl Shim {
                 charge.recorder.sync();
             }
         });
+        let is_empty = report.empty;
         if let Some(peer) = peer {
             farewell::tell(peer, report, &clock);
+        }
+        if !is_empty {
+            descendants::kill_all();
         }
         kept
     }
