@@ -1,12 +1,12 @@
-//! A child as a command: own process group, directory and environment set on the child, three pipes, killed with
-//! whoever starts it. No runtime is needed here.
+//! A child as a command: own process group, directory and environment set on the child, killed with whoever starts it.
+//! Its pipes are the caller's. No runtime is needed here.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use baton_proto::codes;
 use rustix::process::Pid;
@@ -62,10 +62,6 @@ pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnErro
         .env_clear()
         .envs(environment)
         .process_group(0);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
     die_with_parent_thread(&mut command, parent);
     be_an_ordinary_process(&mut command);
     Ok(command)

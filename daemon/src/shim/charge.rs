@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
-use std::process::Child;
+use std::process::Command;
 use std::time::Duration;
 
 use baton_proto::codes;
@@ -13,7 +13,8 @@ use baton_proto::v1::LeaseToken;
 use baton_proto::worker::to_shim::Message;
 use baton_proto::worker::{EndedBy, Launch, NotStarted, Report, Started, report};
 use bytes::Bytes;
-use rustix::io::{Errno, ioctl_fionbio};
+use rustix::io::ioctl_fionbio;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, WaitStatus, getpid, pidfd_open};
 
 use super::course::{Course, Lease, Look};
@@ -22,7 +23,7 @@ use super::ladder::Sight;
 use super::recorder::{Appetite, Recorder};
 use super::stdin::{StdinQueue, TooMuch};
 use crate::clock::{Clock, Moment};
-use crate::process::{ChildSpec, Exit, ProcessId, SpawnError, command, identify_child};
+use crate::process::{ChildSpec, Exit, ProcessId, SpawnError, command, identity_of};
 use crate::spool::Writer;
 
 /// Longest message in a report: it has one block on the disk.
@@ -277,34 +278,31 @@ fn spec_of(launch: &Launch) -> ChildSpec {
     }
 }
 
+/// All that can fail is done before the child runs: then it is in this shim's charge, or it never was.
 fn start(spec: ChildSpec) -> Result<(ProcessId, [OwnedFd; 3]), SpawnError> {
     let program = spec.program.clone();
-    let not_started = |source| SpawnError::NotStarted { program, source };
-    let mut child = match command(spec, getpid())?.spawn() {
-        Ok(child) => child,
-        Err(source) => return Err(not_started(source)),
-    };
-    take(&mut child).map_err(|source| {
-        // It runs, but nobody could tend it.
-        let _ = child.kill();
-        let _ = child.wait();
-        not_started(source)
-    })
+    let mut command = command(spec, getpid())?;
+    let started = pipes(&mut command).and_then(|pipes| Ok((command.spawn()?, pipes)));
+    let (child, pipes) = started.map_err(|source| SpawnError::NotStarted { program, source })?;
+    let pid = child.id().cast_signed();
+    let unknown = ProcessId { pid, start_time: 0 };
+    Ok((identity_of(pid).unwrap_or(unknown), pipes))
 }
 
-fn take(child: &mut Child) -> io::Result<(ProcessId, [OwnedFd; 3])> {
-    let pid = i32::try_from(child.id()).map_err(|_| Errno::SRCH)?;
-    let id = identify_child(pid)?;
-    let missing = || io::Error::other("a pipe of the child is missing");
-    let pipes: [OwnedFd; 3] = [
-        child.stdin.take().ok_or_else(missing)?.into(),
-        child.stdout.take().ok_or_else(missing)?.into(),
-        child.stderr.take().ok_or_else(missing)?.into(),
-    ];
-    for pipe in &pipes {
+/// Gives the child its ends of three pipes and returns the shim's, which do not block.
+fn pipes(command: &mut Command) -> io::Result<[OwnedFd; 3]> {
+    let (theirs_in, stdin) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stdout, theirs_out) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, theirs_err) = pipe_with(PipeFlags::CLOEXEC)?;
+    let ours = [stdin, stdout, stderr];
+    for pipe in &ours {
         ioctl_fionbio(pipe, true)?;
     }
-    Ok((id, pipes))
+    command
+        .stdin(theirs_in)
+        .stdout(theirs_out)
+        .stderr(theirs_err);
+    Ok(ours)
 }
 
 fn exit_of(status: WaitStatus) -> Exit {
