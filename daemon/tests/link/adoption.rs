@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use baton_daemon::Clock;
+use baton_daemon::shim::{REPORT, read_report};
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
@@ -14,6 +15,7 @@ use rustix::process::Signal;
 
 use crate::daemon::{Home, Running, is_alive, of_attempt, shim_of, signal, until_gone};
 use crate::relay::{PATIENCE, Relay, Session, attempt, shell};
+use crate::traced::{let_go, trace};
 
 /// Of a look at the process table, and of a busy machine.
 const LOOK: Duration = Duration::from_secs(1);
@@ -417,6 +419,42 @@ async fn a_shim_that_stays_stuck_is_killed_with_all_it_started_before_its_lease_
         );
         drop(daemon);
     }
+}
+
+#[tokio::test]
+async fn a_shim_that_has_reported_and_still_pursues_somebody_is_not_taken_for_running() {
+    let home = Home::new();
+    let mut relay = Relay::start().await;
+    let first = Running::start_at(&home, &relay.url, |_| {});
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    let mut dispatch = shell("setsid sleep 600 & echo $!; wait");
+    dispatch.granted_ms = 2_000;
+    session.renewal = Some(Duration::from_secs(2));
+    session.run(&attempt, dispatch).await;
+    let survivor = hidden(&mut session).await.cast_signed();
+    trace(survivor);
+    let shim = shim_of(session.pid());
+    first.kill().await;
+    drop(session);
+    let place = home.path().join("data/attempts").join(&attempt.attempt_id);
+    let reported = async {
+        while read_report(&place.join(REPORT)).expect("a file").is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, reported)
+        .await
+        .expect("no report");
+    let _second = Running::start_at(&home, &relay.url, |_| {});
+    let (mut session, hello) = relay.accept().await;
+    assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
+    session.welcome(vec![adopt(&attempt, 0, 0)]).await;
+    let receipt = until_receipt(&mut session).await;
+    assert!(receipt.killed && !receipt.group_empty, "{receipt:?}");
+    assert!(is_alive(shim), "it has somebody to look after");
+    let_go(survivor);
+    until_gone(&attempt).await;
 }
 
 /// Heartbeats that nobody answers end streams, so the receipt may come on a later one.

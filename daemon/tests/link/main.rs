@@ -8,3 +8,5 @@ mod running;
 mod stopping;
 mod storing;
 mod stream;
+#[path = "../shim/traced.rs"]
+mod traced;

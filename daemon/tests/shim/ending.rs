@@ -1,7 +1,6 @@
 //! How attempts end: by themselves, by an order, by their lease; and that nobody is left.
 
 use std::process::Stdio;
-use std::ptr::null_mut;
 use std::time::Duration;
 
 use baton_daemon::shim::SOCKET;
@@ -10,6 +9,7 @@ use baton_proto::worker::{EndedBy, from_shim, to_shim};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use crate::daemon::{Shim, is_dead, lease, now, shell, until_dead};
+use crate::traced::{let_go, trace};
 
 /// A child that ignores TERM, a grandchild in a session of its own, an orphan of a double fork, and one that
 /// changed its group and forgot its environment. Prints their pids.
@@ -231,27 +231,11 @@ fn a_shim_that_cannot_look_around_ends_its_child_all_the_same() {
     assert!(is_dead(pids[0]));
 }
 
-/// A dead process that is traced is not handed to its parent: to that one it looks like one that cannot be killed. False
-/// where tracing is not allowed.
-#[expect(unsafe_code, reason = "neither std nor rustix can trace")]
-fn trace(pid: i32) -> bool {
-    let nothing = null_mut::<libc::c_void>();
-    // SAFETY: no memory is shared with the kernel by this request.
-    unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, nothing, nothing) == 0 }
-}
-
-#[expect(unsafe_code, reason = "rustix waits for no traced threads")]
-fn let_go(pid: i32) {
-    // SAFETY: without a place for the status nothing is written.
-    let waited = unsafe { libc::waitpid(pid, null_mut(), libc::__WALL) };
-    assert_eq!(waited, pid);
-}
-
 #[test]
 fn a_shim_that_cannot_end_everybody_says_so_and_goes_on_until_it_has() {
     let mut shim = Shim::run("setsid sleep 600 & echo $!; wait");
     let pids = shim.transcript(0).pids(&mut shim.wire);
-    assert!(trace(pids[0]), "this test must be allowed to trace");
+    trace(pids[0]);
     shim.wire.stop(Duration::ZERO);
     let told = shim.wire.until(|message| match message {
         from_shim::Message::Report(report) => Some(report),

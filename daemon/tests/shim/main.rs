@@ -7,5 +7,6 @@ mod full_disk;
 mod output;
 mod start;
 mod stdin;
+mod traced;
 mod versions;
 mod visitors;
