@@ -16,13 +16,12 @@ use tracing::warn;
 use crate::clock::{Clock, Moment};
 use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
-use crate::process::{
-    ATTEMPT_MARKER, ChildSpec, Chunk, Cleared, ProcessId, kill_family, kill_marked,
-};
+use crate::process::{ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_family, kill_marked};
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
 use crate::timers::Deadlines;
 
+mod coalesce;
 mod ending;
 mod fold;
 mod follow;
@@ -31,6 +30,7 @@ mod seek;
 mod tail;
 mod transcript;
 
+pub(crate) use coalesce::Chunk;
 pub(crate) use ending::{Cause, Ending};
 pub(crate) use fold::{Fold, Progress};
 pub(crate) use lease_file::read_lease;

@@ -13,6 +13,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 use crate::shim::{REPORT, SOCKET, SPOOL};
+use crate::spool::is_segment;
 
 mod meta;
 
@@ -26,8 +27,7 @@ const OUTBOX: &str = "outbox";
 /// How long the shim may have, for when it cannot be asked.
 pub(crate) const LEASE: &str = "lease";
 /// Half-written successors of the files above.
-const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "report.new"];
-const SEGMENT_DIGITS: usize = 20;
+const DRAFTS: [&str; 2] = ["attempt.new", "outbox.new"];
 
 /// An attempt's id in the one spelling that may become a name on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -171,11 +171,6 @@ impl AttemptDir {
         }
         absent_is_fine(fs::remove_dir(&spool))
     }
-}
-
-fn is_segment(name: &std::ffi::OsStr) -> bool {
-    let name = name.as_encoded_bytes();
-    name.len() == SEGMENT_DIGITS && name.iter().all(u8::is_ascii_digit)
 }
 
 fn make_private(path: &Path) -> io::Result<()> {

@@ -43,7 +43,8 @@ impl Moment {
     }
 }
 
-fn whole_millis(span: Duration) -> u64 {
+/// For messages and files; what is too long to count is the longest.
+pub(crate) fn whole_millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 

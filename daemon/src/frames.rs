@@ -13,6 +13,7 @@ use prost_types::Timestamp;
 
 use crate::agents::{Refusal, Verdict};
 use crate::attempt::Ending;
+use crate::clock::whole_millis;
 use crate::outbox::{CutWhy, Leaves, OutputKind, Record};
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
@@ -250,7 +251,7 @@ pub(crate) fn phase(report: &PhaseReport) -> Body {
         phase: wire_phase(report.phase).into(),
         pid: report.pid.and_then(|pid| u32::try_from(pid).ok()),
         deadline_at: report.deadline_at.map(Timestamp::from),
-        elapsed_ms: Some(millis(report.elapsed)),
+        elapsed_ms: Some(whole_millis(report.elapsed)),
         ..TaskLifecycle::default()
     })
 }
@@ -427,8 +428,4 @@ pub(crate) fn deadline_kind(timer: TimerKind) -> Option<DeadlineKind> {
         DeadlineKind::Total,
     ];
     all.into_iter().find(|kind| wire_timer(*kind) == timer)
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use baton_proto::worker;
 
-use crate::clock::Moment;
+use crate::clock::{Moment, whole_millis};
 
 /// Part of the final stretch kept for KILL itself, so that it is done by the limit and not begun there.
 const KILL_LEAD: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ impl LeaseClock {
             term_at_ms: self.term_at(cleanup_term).as_millis(),
             kill_at_ms: self.kill_at().as_millis(),
             limit_ms: self.limit.as_millis(),
-            granted_ms: u64::try_from(self.granted.as_millis()).unwrap_or(u64::MAX),
+            granted_ms: whole_millis(self.granted),
         }
     }
 

@@ -9,12 +9,12 @@ use baton_proto::v1::TimerKind;
 use baton_proto::worker::{FoldSnapshot, PhaseMark};
 
 use super::AttemptEvent;
+use super::coalesce::{Chunk, Coalescer};
 use super::tail::Tail;
 use crate::clock::Moment;
 use crate::frames;
 use crate::outbox::OutputKind;
 use crate::phases::{OncePhase, PhaseOrder};
-use crate::process::{Chunk, Coalescer};
 use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
 
 /// Transcript that may have to be read again for the tail of stderr after a restart.

@@ -13,7 +13,7 @@ use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder
 use tracing::{error, warn};
 
 use super::{Attempt, AttemptPlan, Cause, Found, PROMPT, Parting, write_lease};
-use crate::clock::Moment;
+use crate::clock::{Moment, whole_millis};
 use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
 use crate::process::{ATTEMPT_MARKER, ProcessId, kill_marked};
@@ -60,7 +60,7 @@ pub(super) fn launch(plan: AttemptPlan, token: LeaseToken, lease: Option<Lease>)
             .collect(),
         lease,
         token: Some(token),
-        cleanup_term_ms: millis(plan.cleanup_term),
+        cleanup_term_ms: whole_millis(plan.cleanup_term),
     }
 }
 
@@ -340,8 +340,4 @@ impl Attempt {
             }
         }));
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

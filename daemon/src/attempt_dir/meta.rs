@@ -10,6 +10,7 @@ use baton_proto::worker::{self, AttemptDeadlines};
 use prost::Message;
 
 use crate::checked::{self, Found};
+use crate::clock::whole_millis;
 use crate::timers::Deadlines;
 use crate::whole_file;
 
@@ -81,7 +82,7 @@ impl AttemptMeta {
             daemon_id: self.daemon_id.clone(),
             boot_id: self.boot_id.clone(),
             deadlines: Some(deadlines_to_disk(self.deadlines)),
-            cleanup_term_ms: millis(self.cleanup_term),
+            cleanup_term_ms: whole_millis(self.cleanup_term),
         }
     }
 
@@ -108,13 +109,13 @@ fn deadlines_to_disk(deadlines: Deadlines) -> AttemptDeadlines {
         total,
     } = deadlines;
     AttemptDeadlines {
-        process_start_ms: process_start.map(millis),
-        prompt_write_ms: prompt_write.map(millis),
-        first_event_ms: first_event.map(millis),
-        first_visible_event_ms: first_visible_event.map(millis),
-        stream_idle_ms: stream_idle.map(millis),
-        tool_idle_ms: tool_idle.map(millis),
-        total_ms: total.map(millis),
+        process_start_ms: process_start.map(whole_millis),
+        prompt_write_ms: prompt_write.map(whole_millis),
+        first_event_ms: first_event.map(whole_millis),
+        first_visible_event_ms: first_visible_event.map(whole_millis),
+        stream_idle_ms: stream_idle.map(whole_millis),
+        tool_idle_ms: tool_idle.map(whole_millis),
+        total_ms: total.map(whole_millis),
     }
 }
 
@@ -129,8 +130,4 @@ fn deadlines_from_disk(stored: AttemptDeadlines) -> Deadlines {
         tool_idle: armed(stored.tool_idle_ms),
         total: armed(stored.total_ms),
     }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -4,7 +4,6 @@
 
 mod before_exec;
 mod child;
-mod coalesce;
 mod environment;
 mod family;
 mod orphans;
@@ -17,7 +16,6 @@ use std::fmt;
 use std::time::Duration;
 
 pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
-pub(crate) use coalesce::{Chunk, Coalescer};
 pub(crate) use environment::{Owner, child_environment};
 pub(crate) use family::descendants;
 pub(crate) use orphans::kill_family;

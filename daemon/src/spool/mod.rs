@@ -20,6 +20,7 @@ use bytes::Bytes;
 
 pub use reader::{Reader, Upto, oldest};
 pub use record::LARGEST_CHUNK;
+pub(crate) use segment::is_segment;
 pub use writer::Writer;
 
 /// Which pipe the bytes came from.

@@ -1,5 +1,6 @@
 //! Segment files: their names, their size, their first bytes.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -20,14 +21,18 @@ pub(super) fn path(directory: &Path, start: u64) -> PathBuf {
 pub(super) fn list(directory: &Path) -> io::Result<Vec<u64>> {
     let mut starts = Vec::new();
     for entry in std::fs::read_dir(directory)? {
-        let name = entry?.file_name();
-        starts.extend(name.to_str().and_then(parse));
+        starts.extend(start_of(&entry?.file_name()));
     }
     starts.sort_unstable();
     Ok(starts)
 }
 
-fn parse(name: &str) -> Option<u64> {
-    let is_name = name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_digit());
-    is_name.then(|| name.parse().ok())?
+/// Whether a file of this name is a segment.
+pub(crate) fn is_segment(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.len() == DIGITS && name.iter().all(u8::is_ascii_digit)
+}
+
+fn start_of(name: &OsStr) -> Option<u64> {
+    name.to_str().filter(|_| is_segment(name))?.parse().ok()
 }
