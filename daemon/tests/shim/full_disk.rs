@@ -55,6 +55,8 @@ fn what_never_got_to_the_disk_is_counted_in_a_report_that_did() {
     limit(&shim, Some(4096));
     shim.wire.stdin(1, "go\n", false);
     spool_failed(&mut shim.wire);
+    // Opens once the child waits there, and has written all of it.
+    let _gate = std::fs::File::create(&gate).expect("the child reads");
     shim.wire.stop(Duration::ZERO);
     let report = shim.report();
     assert!(report.empty);
