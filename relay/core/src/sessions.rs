@@ -189,10 +189,12 @@ impl Core {
 
     /// Whatever was leased to this machine under another boot is dead; a result that it had on disk still counts.
     fn machine_booted(&mut self, hello: &Hello, active: &[ActiveAttempt], turn: &mut Turn<'_>) {
+        let incarnation = self.config.incarnation;
         let finished = |attempt: AttemptId| {
-            active
-                .iter()
-                .any(|a| a.re.attempt == attempt && a.state == ActiveState::Finished)
+            active.iter().any(|a| {
+                let heard = a.re.attempt == attempt && a.re.incarnation == incarnation;
+                heard && a.state == ActiveState::Finished
+            })
         };
         for fence in self.fences.booted(hello.daemon, &hello.boot_id) {
             match fence.guard {

@@ -4,7 +4,8 @@ use super::world::{World, spec};
 use crate::effects::CloseReason;
 use crate::effects::{After, Downstream, Send};
 use crate::id::SessionId;
-use crate::input::{Frame, FrameBody, Input};
+use crate::input::{ActiveState, Frame, FrameBody, Input};
+use crate::record::Receipt;
 use crate::reject::Rejection;
 
 #[test]
@@ -64,4 +65,22 @@ fn a_hello_of_an_overtaken_stream_proves_nothing() {
         |message| matches!(message, Downstream::HeartbeatAck { results, .. } if results.len() == 1),
     );
     assert!(renewed, "its own stream goes on");
+}
+
+#[test]
+fn a_boot_proves_dead_what_a_daemon_finished_in_another_life_of_the_data() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let work = world.started();
+    world.inherit_as(60_000, 2);
+    machine.boot = "boot-2";
+    world.reconnect(&mut machine, &[(&work, ActiveState::Finished)]);
+    let first = world.task(task).attempts[0].clone();
+    let receipt = first.state.end().map(|end| end.receipt);
+    assert_eq!(
+        receipt,
+        Some(Receipt::Confirmed),
+        "its result will not be heard, and its machine has booted since"
+    );
 }
