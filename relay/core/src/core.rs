@@ -22,6 +22,7 @@ use crate::reject::Rejection;
 use crate::roster::Roster;
 use crate::spec::TaskSpec;
 use crate::time::{Mint, Moment, Now, Wall};
+use crate::timed::is_timed;
 use crate::timers::Deadlines;
 
 /// Everything durable that a boot needs; finished tasks are not among it.
@@ -77,7 +78,7 @@ impl Turn<'_> {
 
     pub(crate) fn reply(&mut self, request: RequestId, after: After, reply: Reply) {
         self.send(
-            after,
+            after.unless(mutant!(ReplyBeforePersist)),
             Send::Reply {
                 request,
                 outcome: Ok(reply),
@@ -112,7 +113,7 @@ impl Turn<'_> {
         if !events.is_empty() {
             let after = After::Task(record.task);
             self.send(
-                after,
+                after.unless(mutant!(PublishBeforePersist)),
                 Send::Published {
                     record,
                     spec,
@@ -299,7 +300,7 @@ impl Core {
 
     /// Takes a live task of this tenant out for a change; another tenant's does not exist.
     pub(crate) fn take(&mut self, tenant: &TenantId, task: TaskId) -> Option<Box<Live>> {
-        if self.tasks.get(&task)?.record().tenant != *tenant {
+        if self.tasks.get(&task)?.record().tenant != *tenant && !mutant!(TenantIgnored) {
             return None;
         }
         self.tasks.remove(&task)
@@ -323,12 +324,7 @@ impl Core {
             self.forget(&live);
             return record;
         }
-        debug_assert!(
-            always_timed(&live),
-            "{:?} waits for ever: {:?}",
-            live.id(),
-            live.newest()
-        );
+        debug_assert!(is_timed(&live), "waits for ever: {:?}", live.record());
         match live.next_due() {
             Some(at) => self.deadlines.arm(live.id(), at),
             None => self.deadlines.disarm(live.id()),
@@ -341,7 +337,9 @@ impl Core {
     pub(crate) fn keep_finished(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
         if let Some(change) = live.complete(turn.now, self.uptime_ms(turn.now)) {
             turn.write(Write::PutDone(Arc::clone(&change.record)));
-            turn.publish(change.record, Arc::clone(&live.spec), change.events);
+            if !mutant!(LateWordUnpublished) {
+                turn.publish(change.record, Arc::clone(&live.spec), change.events);
+            }
         }
     }
 
@@ -389,25 +387,5 @@ impl Core {
         } else {
             uptime_ms
         }
-    }
-}
-
-/// Promise 6: whatever can still move on its own has a timer; only parked and paused work has none.
-fn always_timed(live: &Live) -> bool {
-    let record = live.record();
-    let waits_for_people = record.attention.is_some() || record.paused.is_some();
-    match live.newest().state {
-        State::Queued => {
-            live.timers.next().is_some() || !live.timers.armed().collect::<Vec<_>>().is_empty()
-        }
-        State::Parked(_) | State::Ended(_) => waits_for_people || live.retry_at.is_some(),
-        State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::CleaningUp { .. } => live.lease_ends().is_some(),
     }
 }

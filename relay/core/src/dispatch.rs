@@ -22,7 +22,8 @@ use crate::timers::TimerKey;
 impl Core {
     /// Leases whatever can be leased now. Placement asks the successor rule for each.
     pub(crate) fn place_waiting(&mut self, turn: &mut Turn<'_>) {
-        if self.scheduler.paused.is_some() || self.dispatch_held {
+        let paused = self.scheduler.paused.is_some() && !mutant!(SchedulerPauseIgnored);
+        if paused || self.dispatch_held {
             return;
         }
         let now = turn.now.at;
@@ -48,7 +49,7 @@ impl Core {
 
     /// Puts the newest, queued attempt in line, unless its task is paused.
     pub(crate) fn line_up(&mut self, live: &Live) {
-        if live.record().paused.is_some() {
+        if live.record().paused.is_some() && !mutant!(PauseIgnored) {
             return;
         }
         let earlier = live.record().attempts.iter().rev().skip(1);
@@ -98,7 +99,8 @@ impl Core {
 
     /// From the offer on nothing else of this task or conversation is leased.
     pub(crate) fn guard(&mut self, live: &Live, holder: &Holder) {
-        let conversation = ConversationKey::of(&live.spec);
+        let conversation =
+            ConversationKey::of(&live.spec).filter(|_| !mutant!(ConversationUnfenced));
         if let Some(key) = &conversation {
             self.queue.conversation_busy(key);
             self.affinity.remember(key, holder.daemon);

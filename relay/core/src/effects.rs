@@ -70,6 +70,13 @@ pub enum After {
     Everything,
 }
 
+impl After {
+    /// Waits for nothing where the gate is broken on purpose.
+    pub(crate) fn unless(self, broken: bool) -> Self {
+        if broken { After::Nothing } else { self }
+    }
+}
+
 #[derive(Debug)]
 pub enum Send {
     Reply {

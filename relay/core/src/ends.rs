@@ -143,7 +143,8 @@ impl Core {
         let (id, receipt) = (attempt.id, receipt_of(attempt));
         self.attempts.remove(&id);
         self.roster.let_go(id, now);
-        let may_live = receipt == Receipt::Unconfirmed && !self.has_rebooted(id);
+        let unproved = receipt == Receipt::Unconfirmed && !mutant!(SuccessorUnfenced);
+        let may_live = unproved && !self.has_rebooted(id);
         match lease_ends.filter(|ends| may_live && *ends > now) {
             Some(until) => self.raise_fence(live, until, turn),
             None => self.lift_fence(id, turn),
@@ -236,7 +237,9 @@ impl Core {
     }
 
     fn attend(&mut self, live: &mut Live, parked: &Parked, turn: &mut Turn<'_>) {
-        self.queue.remove(live.id());
+        if !mutant!(ParkedStaysQueued) {
+            self.queue.remove(live.id());
+        }
         let (cause, reason) = match parked.cause {
             ParkCause::Starved => (
                 AttentionCause::Starved,

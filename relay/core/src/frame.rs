@@ -47,7 +47,7 @@ impl Core {
             re: frame.re,
             control_seq: frame.control_seq,
         };
-        if frame.re.incarnation != self.config.incarnation {
+        if frame.re.incarnation != self.config.incarnation && !mutant!(IncarnationIgnored) {
             return reject(from, Rejection::StaleIncarnation, turn);
         }
         if let Some(mut live) = self.tasks.remove(&frame.re.task) {
@@ -69,14 +69,16 @@ impl Core {
             // The frame lost the race against the clock; the sweep would say the same a moment later.
             self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
         }
-        if live.newest().id != from.re.attempt || !live.is_newest_leased() {
+        let stale = live.newest().id != from.re.attempt || !live.is_newest_leased();
+        let unfenced = mutant!(CompleteUnfenced) && matches!(frame.body, FrameBody::Completed(_));
+        if stale && !unfenced {
             return self.stale_frame(live, from, frame, turn);
         }
         let applied = live.newest().control_seq;
-        if from.control_seq <= applied {
+        if from.control_seq <= applied && !mutant!(DuplicateTaken) {
             return ack(from, live.written_seq, turn);
         }
-        if from.control_seq > applied + 1 {
+        if from.control_seq > applied + 1 && !mutant!(GapTaken) {
             return reject_with(from, Rejection::Gap, Some(applied + 1), turn);
         }
         self.next_frame(live, from, frame, turn);
@@ -158,9 +160,8 @@ impl Core {
             return;
         };
         let newest = live.newest();
-        let own = newest.id == re.attempt
-            && owns(newest, daemon)
-            && re.incarnation == self.config.incarnation;
+        let named = newest.id == re.attempt && owns(newest, daemon);
+        let own = (named || mutant!(OutputUnfenced)) && re.incarnation == self.config.incarnation;
         if own && newest.state.is_leased() && !newest.state.eq(&State::Offered) {
             let event = Event::Output {
                 visible: activity.visible,
@@ -177,7 +178,7 @@ fn owns(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
     attempt
         .holder
         .as_ref()
-        .is_some_and(|holder| holder.daemon == daemon)
+        .is_some_and(|holder| holder.daemon == daemon || mutant!(ForeignFrameTaken))
 }
 
 /// Exists and owned, then proof. A foreign one looks unknown on the wire; the count knows better.
@@ -209,7 +210,7 @@ pub(crate) fn proves(attempt: &AttemptRecord, token: &LeaseToken) -> bool {
     attempt
         .lease
         .as_ref()
-        .is_some_and(|lease| lease.token_hash.ct_eq(&hash).into())
+        .is_some_and(|lease| lease.token_hash.ct_eq(&hash).into() || mutant!(ProofIgnored))
 }
 
 pub(crate) fn token_hash(token: &LeaseToken) -> [u8; 32] {
@@ -221,7 +222,8 @@ pub(crate) fn ack(from: From, control_seq: u64, turn: &mut Turn<'_>) {
         attempt: from.re.attempt,
         control_seq,
     };
-    turn.tell(After::Task(from.re.task), from.session, message);
+    let after = After::Task(from.re.task).unless(mutant!(AckBeforePersist));
+    turn.tell(after, from.session, message);
 }
 
 pub(crate) fn reject(from: From, code: Rejection, turn: &mut Turn<'_>) {

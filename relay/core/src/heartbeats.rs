@@ -144,7 +144,12 @@ impl Core {
         }
         let granted_ms = hold_ms.unwrap_or(live.spec.lease_ttl_ms);
         live.renew(now + granted_ms, &self.config, now);
-        if hold_ms.is_some() {
+        if mutant!(HeartbeatFeedsIdle) {
+            let limits = Live::limits(&live.spec, &self.config);
+            live.timers
+                .on_fact(&Fact::Output { tool: None }, now, &limits);
+        }
+        if hold_ms.is_some() && !mutant!(HoldNotStored) {
             self.store_hold(attempt, granted_ms, turn);
         }
         Ok(granted_ms)
@@ -188,7 +193,10 @@ impl Core {
     /// The loop was away: daemons renewed in time, and the relay was not there to hear it.
     pub(crate) fn credit_stall(&mut self, turn: &mut Turn<'_>) {
         let away_ms = turn.now.at.since(self.last);
-        if away_ms <= self.config.stall_ms || self.attempts.is_empty() {
+        if away_ms <= self.config.stall_ms
+            || self.attempts.is_empty()
+            || mutant!(StallCreditMissing)
+        {
             return;
         }
         turn.fx.counts.push(Count::StallCredit { away_ms });

@@ -45,6 +45,9 @@ impl Core {
 
     /// Nothing of an inherited task or its conversation is leased while the hold stands.
     pub(crate) fn fence_inherited(&mut self, live: &Live, now: Now) {
+        if mutant!(InheritedNotHeld) {
+            return;
+        }
         if let Some(hold) = self.scheduler.hold_of(live.id()) {
             let left_ms = hold.until_ms.saturating_sub(self.uptime_ms(now));
             let conversation = ConversationKey::of(&live.spec);

@@ -399,7 +399,7 @@ pub struct CanceledBody {
     pub in_lease: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Activity {
     pub session: SessionId,
     pub re: FrameRef,

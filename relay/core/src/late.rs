@@ -150,18 +150,20 @@ impl Core {
 
     fn is_awaited(&self, record: &TaskRecord, attempt: &AttemptRecord, now: Now) -> bool {
         let age_ms = self.uptime_ms(now).saturating_sub(attempt.budgets_at_ms);
-        is_given_up(record.state, attempt) && age_ms <= self.config.adopt_late_ms
+        let fresh = age_ms <= self.config.adopt_late_ms || mutant!(LateForEver);
+        is_given_up(record.state, attempt) && fresh
     }
 
     /// Whether the task's story still has room for a late end of this attempt.
     fn may_adopt(&self, live: &Live, index: usize, now: Now) -> bool {
         let record = live.record();
         let attempt = &record.attempts[index];
-        let open = !record.state.is_terminal() || self.is_awaited(record, attempt, now);
+        let over = record.state.is_terminal() && !mutant!(TerminalReplaced);
+        let open = !over || self.is_awaited(record, attempt, now);
         let successors = &record.attempts[index + 1..];
-        open && record.cancel.is_none()
-            && ended_by_relay(attempt)
-            && successors.iter().all(gave_way)
+        let given_up = ended_by_relay(attempt) || mutant!(SecondTerminalTaken);
+        let last = successors.iter().all(gave_way) || mutant!(LateOverSuccessor);
+        open && record.cancel.is_none() && given_up && last && !mutant!(LateDropped)
     }
 
     /// The late end becomes the task's; a successor that only waited is not needed any more.

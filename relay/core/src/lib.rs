@@ -4,6 +4,9 @@
 //! become durable, and what may be sent once they are. Time, ids and secrets come in as arguments, so a test
 //! or a simulation can replay any history exactly.
 
+#[macro_use]
+pub mod mutants;
+
 mod attempt;
 mod bounds;
 pub mod config;
@@ -40,6 +43,7 @@ pub mod spec;
 mod submit;
 mod task;
 pub mod time;
+mod timed;
 pub mod timers;
 
 #[cfg(test)]

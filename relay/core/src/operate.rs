@@ -38,7 +38,9 @@ impl Core {
                 since: turn.now.wall,
             };
             live.record_mut().paused = Some(pause);
-            self.queue.remove(task);
+            if !mutant!(PauseIgnored) {
+                self.queue.remove(task);
+            }
             self.tell_queued(&mut live, &Fact::Paused, turn.now.at);
             live.note(EventKind::Paused, Some(reason));
         }

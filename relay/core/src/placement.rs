@@ -33,7 +33,9 @@ pub fn place_next(
     wake(queue, roster, now);
     while roster.open().next().is_some() {
         let candidate = queue.first()?;
-        if let Err(fence) = fences.may_lease(candidate.task, candidate.conversation.as_ref(), now) {
+        if let Err(fence) = fences.may_lease(candidate.task, candidate.conversation.as_ref(), now)
+            && !mutant!(FencesNotAsked)
+        {
             hold_back(queue, &candidate, fence, now);
             continue;
         }

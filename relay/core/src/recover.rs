@@ -38,7 +38,11 @@ impl Core {
             core.roster.know(&record);
             core.daemons.insert(record.daemon, record);
         }
-        for fence in &recovered.fences {
+        for fence in recovered
+            .fences
+            .iter()
+            .filter(|_| !mutant!(FenceForgottenAtBoot))
+        {
             core.fences.restore(fence, now.at);
         }
         for (tenant, key, record) in recovered.idempotency {
@@ -101,7 +105,10 @@ impl Core {
             .map(|retry| turn.now.at + retry.remaining_ms);
         if live.is_newest_leased() {
             self.restore_lease(&mut live, turn);
-        } else if live.newest().state == State::Queued && self.config.inherited_hold_ms > 0 {
+        } else if live.newest().state == State::Queued
+            && self.config.inherited_hold_ms > 0
+            && !mutant!(InheritedIdReused)
+        {
             self.replace_queued(&mut live, turn);
         } else if live.newest().state == State::Queued {
             self.line_up(&live);
@@ -153,6 +160,9 @@ impl Core {
                 .map_or(spec.lease_ttl_ms, |lease| lease.granted_ms),
             floor_ms: self.config.accept_ms,
         };
+        if mutant!(TimersNotRestored) {
+            return TimerSet::default();
+        }
         let mut timers = TimerSet::restore(&stored, now.at, &limits);
         // A record without the timer that its state needs gets it in full: nothing may wait for ever.
         if newest.state.is_leased() && !timers.is_armed(&TimerKey::Lease) {

@@ -43,8 +43,9 @@ impl Core {
     fn may_remove(&self, one: &Removable, now: Now) -> bool {
         let record = &one.record;
         let over = record.state.is_terminal() && !self.is_live(record.task);
-        let awaited = self.awaits_late_end(record, now);
-        over && !awaited && !self.fences.guards_task(record.task)
+        let awaited = self.awaits_late_end(record, now) && !mutant!(AwaitedRemoved);
+        let guarded = self.fences.guards_task(record.task) && !mutant!(FencedRemoved);
+        over && !awaited && !guarded
     }
 
     /// Forgets daemons that were away for `unseen_ms` and hold nothing, and dates those that are here.
@@ -148,7 +149,8 @@ impl Core {
         let away = !self.is_connected(record.daemon);
         let long = unseen_for(record, now) >= unseen_ms.max(self.config.adopt_late_ms);
         // An operator's mark must not be lost with the record: the daemon would come back and take work.
-        away && long && record.drained.is_none() && !self.holds_anything(record.daemon)
+        let marked = record.drained.is_some() && !mutant!(DrainForgotten);
+        away && long && !marked && !self.holds_anything(record.daemon)
     }
 
     fn is_connected(&self, daemon: DaemonId) -> bool {

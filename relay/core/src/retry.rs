@@ -114,7 +114,9 @@ pub fn decide(
         } => after_loss(code, *retry_safe, counters, policy, config, millionth),
     };
     match verdict {
-        Verdict::RetryAfter { .. } if counters.dispatches >= config.max_dispatches => {
+        Verdict::RetryAfter { .. }
+            if counters.dispatches >= config.max_dispatches && !mutant!(DispatchLimitIgnored) =>
+        {
             Verdict::End(Stop::DispatchesSpent)
         }
         Verdict::RetryAfter { .. } | Verdict::End(_) | Verdict::Park(_) => verdict,
@@ -129,7 +131,7 @@ pub fn is_retryable(code: &FailureCode, retry_safe: bool, hint: Option<bool>) ->
 /// Frames are missing precisely when leases expire, so the last phase seen proves nothing: a loss is safe only if
 /// no process was ever allowed to start, or the worker's receipt says that the prompt was never written.
 pub fn loss_is_safe(confirmed: bool, prompt_written: Option<bool>) -> bool {
-    !confirmed || prompt_written == Some(false)
+    !confirmed || prompt_written == Some(false) || mutant!(UnsafeLossRetried)
 }
 
 /// Whether the same attempt could end better another time.
@@ -186,7 +188,8 @@ pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {
 fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
     match outcome {
         Outcome::Failed { code, exit, .. } => {
-            counters.failures = counters.failures.saturating_add(1);
+            let by = if mutant!(FailureCountedTwice) { 2 } else { 1 };
+            counters.failures = counters.failures.saturating_add(by);
             let this = Some((code.clone(), *exit));
             let repeated = counters.last_failure == this;
             counters.last_failure = this;
@@ -234,7 +237,7 @@ fn after_failure(
         Verdict::End(Stop::NotRetryable)
     } else if !retry_safe {
         Verdict::End(Stop::Unsafe)
-    } else if counters.failures >= policy.max_attempts {
+    } else if counters.failures >= policy.max_attempts && !mutant!(AttemptsUnlimited) {
         Verdict::End(Stop::AttemptsSpent)
     } else if repeated {
         Verdict::End(Stop::RepeatedFailure)
@@ -262,7 +265,7 @@ fn after_loss(
     if let Some(verdict) = unsafe_end.filter(|_| !retry_safe) {
         return verdict;
     }
-    if counters.losses >= policy.max_losses {
+    if counters.losses >= policy.max_losses && !mutant!(LossesUnlimited) {
         return Verdict::End(Stop::LossesSpent);
     }
     retry(policy, counters, millionth)

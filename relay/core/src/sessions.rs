@@ -29,7 +29,7 @@ impl Core {
         turn: &mut Turn<'_>,
     ) {
         let daemon = hello.daemon;
-        if self.roster.is_overtaken(daemon, session) {
+        if self.roster.is_overtaken(daemon, session) && !mutant!(OvertakenHelloHeard) {
             // Read late, after the Hello of a newer stream: it would take a boot of the past for a new one.
             let code = Rejection::Superseded;
             turn.fx.counts.push(Count::FrameRejected(code));
@@ -58,7 +58,9 @@ impl Core {
             // A machine that was heard just now has not booted since: it was cloned, or its data was.
             self.fences.doubt(daemon, &hello.boot_id);
         }
-        self.machine_booted(&hello, &active, turn);
+        if !mutant!(BootIdIgnored) {
+            self.machine_booted(&hello, &active, turn);
+        }
         let mut going_on = Vec::new();
         let settlements = active.into_iter().map(|active| {
             let (attempt, task) = (active.re.attempt, active.re.task);
@@ -71,12 +73,14 @@ impl Core {
             Settlement { attempt, verdict }
         });
         let settlements: Vec<Settlement> = settlements.collect();
-        self.end_missing(daemon, &settlements, turn);
+        if !mutant!(MissingFromHelloKept) {
+            self.end_missing(daemon, &settlements, turn);
+        }
         let heartbeat_ms = self.heartbeat_of(daemon);
         self.roster
             .answered(session, None, heartbeat_ms, turn.now.at);
         turn.tell(
-            After::Everything,
+            After::Everything.unless(mutant!(WelcomeBeforePersist)),
             session,
             Downstream::Welcome {
                 heartbeat_ms,
@@ -216,7 +220,7 @@ impl Core {
         turn: &mut Turn<'_>,
     ) -> Verdict {
         let re = active.re;
-        if re.incarnation != self.config.incarnation {
+        if re.incarnation != self.config.incarnation && !mutant!(IncarnationIgnored) {
             return kill_unknown(Rejection::StaleIncarnation);
         }
         let from = From {
@@ -306,7 +310,9 @@ impl Core {
             self.apply(live, Event::Kept, None, turn);
         }
         live.confirmed_at = Some(turn.now.at);
-        self.renew_from_now(live, turn);
+        if !mutant!(KeepNotRenewed) {
+            self.renew_from_now(live, turn);
+        }
         let granted_ms = Some(live.spec.lease_ttl_ms);
         Verdict::Keep {
             acked: live.written_seq,

@@ -62,6 +62,9 @@ impl Core {
     /// What is known of this key: live tasks are ours to know, finished ones the store's.
     fn prior(&self, submit: &Submit) -> Option<Prior> {
         let key = submit.spec.idempotency_key.as_ref()?;
+        if mutant!(KeyIgnored) {
+            return None;
+        }
         if let Some(known) = self.keys.get(&(submit.spec.tenant.clone(), key.clone())) {
             return Some(Prior {
                 task: known.task,
@@ -78,7 +81,7 @@ impl Core {
     }
 
     fn submit_again(&self, submit: &Submit, prior: &Prior, turn: &mut Turn<'_>) {
-        if prior.digest != submit.digest {
+        if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
             return turn.refuse(submit.request, Rejection::IdempotencyConflict);
         }
         let live = self.tasks.get(&prior.task).map(|live| live.shared());
@@ -98,7 +101,7 @@ impl Core {
     }
 
     fn admit(&self, spec: &TaskSpec, turn: &Turn<'_>) -> Result<(), Rejection> {
-        if self.tasks.len() >= self.config.max_open {
+        if self.tasks.len() >= self.config.max_open && !mutant!(BoundIgnored) {
             return Err(Rejection::QueueFull);
         }
         if self.open.get(&spec.tenant).copied().unwrap_or(0) >= self.config.max_open_per_tenant {
@@ -128,6 +131,8 @@ impl Core {
             .record()
             .newest()
             .map(|newest| (newest.id, newest.number));
+        let reused = previous.filter(|_| mutant!(AttemptIdReused));
+        let id = reused.map_or(id, |(earlier, _)| earlier);
         let number = previous.map_or(1, |(_, number)| number + 1);
         let mut attempt = AttemptRecord::queued(id, number, span_id(turn.mint.id()), turn.now.wall);
         attempt.previous = previous.map(|(id, _)| id);

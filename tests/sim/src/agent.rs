@@ -23,6 +23,8 @@ pub(crate) enum Plan {
     },
     /// Stops talking for ever; a deadline must end it.
     Hang,
+    /// Prints without a pause for a long while, and then completes.
+    Flood,
     Release,
     Reject,
     /// The dispatch is overlooked.
@@ -35,8 +37,13 @@ impl Plan {
         if world.healing {
             return Plan::Complete;
         }
+        let (floods, refusals) = (world.options.floods, world.options.refusals);
         let rng = &mut world.rng;
         match rng.below(100) {
+            0..=59 if refusals => rng
+                .pick(&[Plan::Reject, Plan::Ignore])
+                .unwrap_or(Plan::Reject),
+            38..=47 if floods => Plan::Flood,
             0..=14 if failures => Plan::Fail {
                 retryable: rng.chance(60),
             },
@@ -48,6 +55,9 @@ impl Plan {
         }
     }
 }
+
+/// How often a flood prints.
+const FLOOD: u32 = 300;
 
 /// The processes are gone.
 pub(crate) fn gone() -> Termination {
@@ -91,7 +101,9 @@ impl World {
         if !held.alive || held.ended || held.killing.is_some() {
             return;
         }
-        let again = self.now + self.rng.between(20, 4_000);
+        let floods = held.plan == Plan::Flood && held.stage < FLOOD;
+        let pause = if floods { 10 } else { 4_000 };
+        let again = self.now + self.rng.between(1, pause);
         if held.asked.is_some() || !held.reachable {
             // Either a person is asked, or its shim does not answer the daemon for now.
             held.reachable |= self.rng.chance(5);
@@ -128,6 +140,7 @@ impl World {
             1 => self.say(index, attempt, phase(Phase::AgentStarted)),
             2 => self.say(index, attempt, phase(Phase::PromptWritten)),
             3 if self.rng.chance(50) => self.say(index, attempt, phase(Phase::FirstEventSeen)),
+            _ if plan == Plan::Flood && stage < FLOOD => self.print(index, attempt),
             _ => match self.rng.below(100) {
                 0..=29 => self.print(index, attempt),
                 30..=44 => self.open_tool(index, attempt),
@@ -154,6 +167,7 @@ impl World {
             tools: Vec::new(),
             output_end: held.output,
         };
+        self.daemons[index].past.printed(activity.clone());
         self.send_up(conn, Up::Input(Input::Activity(activity)));
     }
 
@@ -198,7 +212,7 @@ impl World {
             gone()
         };
         let body = match plan {
-            Plan::Complete => completed(termination),
+            Plan::Complete | Plan::Flood => completed(termination),
             Plan::Fail { retryable } => failed(termination, retryable, self.rng.below(3)),
             Plan::Release => FrameBody::Released {
                 reason: None,

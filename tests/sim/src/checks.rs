@@ -8,10 +8,12 @@ use std::sync::Arc;
 use baton_core::effects::Write;
 use baton_core::id::AttemptId;
 use baton_core::record::{
-    AttemptRecord, End, EndState, EndedBy, EventKind, FailureCode, InputRecord, InputState,
-    Receipt, State as AttemptStage, TaskRecord, TaskState,
+    AttemptRecord, End, EndState, EndedBy, EventKind, FailureCode, Receipt, State as AttemptStage,
+    TaskRecord, TaskState,
 };
 
+use crate::changes;
+use crate::options::MOST_DISPATCHES;
 use crate::store::State;
 
 /// S1, S2, S6: one write against what was handed over before it.
@@ -104,6 +106,7 @@ fn change(before: &State, new: &TaskRecord) {
         "S4: the cancel of {} is gone",
         new.task
     );
+    changes::check(before, old, new);
     let adopted = adoptions(new) > adoptions(old);
     for was in &old.attempts {
         let Some(is) = new.attempt(was.id) else {
@@ -120,30 +123,19 @@ fn change(before: &State, new: &TaskRecord) {
             "S4: the frames of {} went back",
             was.id
         );
-        same_answers(was, is);
     }
     if old.state.is_terminal() && new.state.is_terminal() && !adopted {
         assert_eq!(old.state, new.state, "S6: {} ended twice", new.task);
     }
 }
 
-/// S8: of an answered input only what happens to the answer changes.
-fn same_answers(was: &AttemptRecord, is: &AttemptRecord) {
-    let given = |input: &InputRecord| match &input.state {
-        InputState::Answered(answer) | InputState::Received(answer) => {
-            Some((answer.approved, answer.by.clone(), answer.at))
-        }
-        InputState::Open | InputState::Withdrawn | InputState::Expired => None,
-    };
-    for old in &was.inputs {
-        let new = is.inputs.iter().find(|new| new.id == old.id);
-        let (old_answer, new_answer) = (given(old), new.and_then(given));
-        assert!(
-            old_answer.is_none() || new_answer.is_none() || old_answer == new_answer,
-            "S8: the answer to {} changed",
-            old.id
-        );
-    }
+/// Each attempt before and after. Of those that machines refused only some are kept.
+pub(crate) fn pairs<'a>(
+    old: &'a TaskRecord,
+    new: &'a TaskRecord,
+) -> impl Iterator<Item = (&'a AttemptRecord, &'a AttemptRecord)> {
+    let both = |was: &'a AttemptRecord| Some((was, new.attempt(was.id)?));
+    old.attempts.iter().filter_map(both)
 }
 
 fn adoptions(record: &TaskRecord) -> usize {
@@ -168,6 +160,12 @@ fn shape(before: &State, new: &TaskRecord) {
         new.task
     );
     for (index, attempt) in new.attempts.iter().enumerate() {
+        let earlier = &new.attempts[..index];
+        assert!(
+            earlier.iter().all(|other| other.id != attempt.id),
+            "S2: {} is used twice",
+            attempt.id
+        );
         let newest = index + 1 == new.attempts.len();
         assert!(
             newest || attempt.state.end().is_some(),
@@ -176,7 +174,7 @@ fn shape(before: &State, new: &TaskRecord) {
         );
     }
     assert!(
-        new.counters.dispatches <= 20,
+        new.counters.dispatches <= MOST_DISPATCHES,
         "S12: {} dispatches of {}",
         new.counters.dispatches,
         new.task
@@ -243,7 +241,7 @@ pub(crate) fn stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord
         .attempt(attempt)
         .and_then(|a| a.state.end())
         .is_some_and(|e| e.adopted_late);
-    for (was, is) in old.attempts.iter().zip(&new.attempts) {
+    for (was, is) in pairs(old, new) {
         // Its receipt may have let the successor be placed in the same turn.
         let placed = was.state == AttemptStage::Queued
             && (is.state == AttemptStage::Offered || adopted && is.state.end().is_some());

@@ -20,8 +20,8 @@ pub(crate) struct Clients {
     requests: u64,
     asked: BTreeMap<u64, Asked>,
     pub(crate) submitted: Vec<Arc<TaskSpec>>,
-    /// S7: what each key was acknowledged as.
-    keys: BTreeMap<(TenantId, String), TaskId>,
+    /// S7: what each key was acknowledged as, and for which prompt.
+    keys: BTreeMap<(TenantId, String), (TaskId, String)>,
     known: Vec<TaskId>,
     /// Everything that a person was ever asked.
     inputs: Vec<(TenantId, TaskId, InputId)>,
@@ -30,8 +30,12 @@ pub(crate) struct Clients {
 }
 
 #[derive(Debug)]
-enum Asked {
+pub(crate) enum Asked {
     Submit(Arc<TaskSpec>),
+    /// A key of before with another prompt.
+    Conflict(Arc<TaskSpec>),
+    /// Something about another tenant's task.
+    Foreign,
     Cancel(TaskId),
     Answer(InputId, Option<bool>),
     Daemons,
@@ -48,7 +52,7 @@ impl Clients {
     pub(crate) fn accept_loss(&mut self, state: &State) {
         let there = |task: &TaskId| state.record(*task).is_some();
         self.known.retain(there);
-        self.keys.retain(|_, task| there(task));
+        self.keys.retain(|_, (task, _)| there(task));
         self.inputs.retain(|(_, task, _)| there(task));
         self.canceled.retain(|task, ()| {
             let record = state.record(*task);
@@ -62,7 +66,7 @@ impl Clients {
     }
 }
 
-fn actor() -> Actor {
+pub(crate) fn actor() -> Actor {
     Actor {
         name: "alice".into(),
         operator: false,
@@ -80,15 +84,17 @@ impl World {
         let many = self.clients.submitted.len() >= self.options.tasks;
         match self.rng.below(100) {
             0..=44 if !many => self.submit_new(),
-            45..=54 => self.submit_again(),
+            45..=52 => self.submit_again(),
+            53..=54 => self.submit_other(),
             55..=69 if self.options.cancels => self.cancel_some(),
             70..=79 if self.options.retries => self.retry_some(),
             80..=83 if self.options.pauses => self.pause_some(),
             84..=87 if self.options.drains => self.drain_some(),
-            88..=92 => self.answer_some(),
-            93..=95 if self.options.late_answers => self.answer_old(),
-            96 if self.options.imports => self.release_inherited(),
-            97..=98 if self.options.retention => self.remove_some(),
+            88..=91 => self.answer_some(),
+            92..=94 if self.options.late_answers => self.answer_old(),
+            95 if self.options.imports => self.release_inherited(),
+            96..=97 if self.options.retention => self.remove_some(),
+            98 => self.probe(),
             _ => self.inspect_some(),
         }
     }
@@ -108,11 +114,29 @@ impl World {
         }
     }
 
+    /// The same key for something else.
+    fn submit_other(&mut self) {
+        let at = self.rng.index(self.clients.submitted.len());
+        let spec = self.clients.submitted.get(at).cloned();
+        if let Some(spec) = spec.filter(|spec| spec.idempotency_key.is_some()) {
+            let other = Arc::new(TaskSpec {
+                prompt: format!("other than {}", spec.prompt),
+                ..TaskSpec::clone(&spec)
+            });
+            let request = self.submit_as(Arc::clone(&other));
+            self.remember(request, Asked::Conflict(other));
+        }
+    }
+
     fn submit(&mut self, spec: Arc<TaskSpec>) {
+        let request = self.submit_as(Arc::clone(&spec));
+        self.remember(request, Asked::Submit(spec));
+    }
+
+    fn submit_as(&mut self, spec: Arc<TaskSpec>) -> Option<RequestId> {
         let task = TaskId(self.mint.id());
-        let asked = Arc::clone(&spec);
         let digest = digest(&spec);
-        let request = self.ask(|request| {
+        self.ask(|request| {
             Input::Submit(Submit {
                 request,
                 task,
@@ -120,17 +144,16 @@ impl World {
                 digest,
                 prior: None,
             })
-        });
-        self.remember(request, Asked::Submit(asked));
+        })
     }
 
-    fn remember(&mut self, request: Option<RequestId>, asked: Asked) {
+    pub(crate) fn remember(&mut self, request: Option<RequestId>, asked: Asked) {
         if let Some(RequestId(number)) = request {
             self.clients.asked.insert(number, asked);
         }
     }
 
-    fn some_task(&mut self) -> Option<(TenantId, TaskId)> {
+    pub(crate) fn some_task(&mut self) -> Option<(TenantId, TaskId)> {
         let task = self.rng.pick(&self.clients.known)?;
         let record = self.relay.store.view.record(task)?;
         Some((record.tenant.clone(), task))
@@ -201,11 +224,16 @@ impl World {
         self.remember(request, Asked::Other);
     }
 
+    /// Often one that is away: people drain a machine before they look at it.
     fn drain_some(&mut self) {
-        let index = self.rng.index(self.daemons.len());
+        let all: Vec<usize> = (0..self.daemons.len()).collect();
+        let is_away = |index: &&usize| self.daemons[**index].conn.is_none();
+        let away: Vec<usize> = all.iter().filter(is_away).copied().collect();
+        let from = if away.is_empty() { all } else { away };
+        let index = self.rng.pick(&from).unwrap_or_default();
         let daemon = self.daemons[index].id;
         let (by, reason, scope) = (actor(), Arc::from("look"), TenantScope::All);
-        let drain = self.rng.chance(50);
+        let drain = self.rng.chance(60);
         if !drain {
             self.daemons[index].draining = false;
         }
@@ -366,6 +394,8 @@ impl World {
                 answer_acked(input, approved, &record);
             }
             (Asked::Answer(..), Err(_)) => self.counts.refused_answers += 1,
+            (Asked::Foreign, outcome) => self.foreign_answered(outcome),
+            (Asked::Conflict(spec), outcome) => self.conflict_answered(&spec, outcome),
             (
                 Asked::Submit(_)
                 | Asked::Cancel(_)
@@ -377,7 +407,7 @@ impl World {
         }
     }
 
-    fn submit_acked(&mut self, spec: &TaskSpec, record: &TaskRecord, created: bool) {
+    pub(crate) fn submit_acked(&mut self, spec: &TaskSpec, record: &TaskRecord, created: bool) {
         self.counts.submits += u64::from(created);
         if !self.clients.known.contains(&record.task) {
             self.clients.known.push(record.task);
@@ -385,17 +415,17 @@ impl World {
         let Some(key) = spec.idempotency_key.clone() else {
             return;
         };
-        let known = self
-            .clients
-            .keys
-            .insert((spec.tenant.clone(), key), record.task);
+        let this = (record.task, spec.prompt.clone());
+        let key = (spec.tenant.clone(), key);
+        let known = self.clients.keys.insert(key, this.clone());
         // A key lives as long as its task.
         let removed = &self.relay.store.view.removed;
-        let known = known.filter(|known| !removed.contains_key(known));
+        let known = known.filter(|(task, _)| !removed.contains_key(task));
         assert!(
-            known.is_none_or(|known| known == record.task && !created),
-            "S7: a key made two tasks: {known:?} and {}",
-            record.task
+            known
+                .as_ref()
+                .is_none_or(|known| *known == this && !created),
+            "S7: one key was taken for {known:?} and {this:?}"
         );
     }
 

@@ -6,18 +6,16 @@ use std::sync::Arc;
 
 use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TenantId, TenantScope, TokenId};
 use baton_core::input::{
-    ActiveAttempt, ActiveState, Frame, FrameBody, FrameRef, Heartbeat, Hello, Input, LeaseToken,
+    ActiveAttempt, ActiveState, FrameBody, FrameRef, Heartbeat, Hello, Input, LeaseToken,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::time::{Mint, Wall};
 use uuid::Uuid;
 
 use crate::agent::Plan;
+use crate::ghosts::{Past, Said};
 use crate::links::Up;
 use crate::world::{Event, World};
-
-/// Frames that can come again as ghosts.
-const REMEMBERED: usize = 200;
 
 #[derive(Debug)]
 pub(crate) struct Daemon {
@@ -44,8 +42,8 @@ pub(crate) struct Daemon {
     pub(crate) held: BTreeMap<AttemptId, Held>,
     /// It does nothing before this.
     pub(crate) stopped_until: u64,
-    /// Frames that it sent, the newest of them: they may come again much later.
-    pub(crate) said: VecDeque<(FrameRef, u64, Wall, FrameBody)>,
+    /// What may come again much later.
+    pub(crate) past: Past,
     pub(crate) ghosts: BTreeSet<(AttemptId, u64)>,
     /// What it was told for each input.
     pub(crate) answers: BTreeMap<InputId, Option<bool>>,
@@ -102,16 +100,6 @@ pub(crate) enum Kill {
     Lingering,
 }
 
-impl Daemon {
-    fn remember(&mut self, re: FrameRef, control_seq: u64, observed: Wall, body: &FrameBody) {
-        self.said
-            .push_back((re, control_seq, observed, body.clone()));
-        if self.said.len() > REMEMBERED {
-            self.said.pop_front();
-        }
-    }
-}
-
 impl Held {
     pub(crate) fn push(&mut self, body: FrameBody, wall: Wall) {
         self.seq += 1;
@@ -159,7 +147,7 @@ impl World {
             says_full: false,
             held: BTreeMap::new(),
             stopped_until: 0,
-            said: VecDeque::new(),
+            past: Past::default(),
             ghosts: BTreeSet::new(),
             answers: BTreeMap::new(),
         });
@@ -343,19 +331,19 @@ impl World {
         let unsent: Vec<_> = held.outbox.iter().skip(held.sent).cloned().collect();
         held.sent = held.outbox.len();
         let (re, token, restored) = (held.re, held.token.clone(), held.restored);
-        for (control_seq, observed, body) in unsent {
+        let said = |(control_seq, observed, body)| Said {
+            re,
+            control_seq,
+            observed,
+            body,
+        };
+        let unsent: Vec<Said> = unsent.into_iter().map(said).collect();
+        self.doubled(index, conn, &unsent);
+        for said in unsent {
             let proof = (!restored && self.rng.chance(50)).then(|| token.clone());
-            self.daemons[index].remember(re, control_seq, observed, &body);
-            let frame = Frame {
-                session,
-                re,
-                control_seq,
-                observed,
-                proof,
-                body,
-                finished: None,
-            };
-            self.send_up(conn, Up::Input(Input::Frame(Box::new(frame))));
+            self.daemons[index].past.said(said.clone());
+            let frame = Box::new(said.frame(session, proof));
+            self.send_up(conn, Up::Input(Input::Frame(frame)));
         }
     }
 

@@ -1,6 +1,6 @@
 //! What goes wrong in a storm, and how it stops.
 
-use baton_core::input::{Frame, Input};
+use baton_core::input::Input;
 
 use crate::daemon::Hold;
 use crate::links::Up;
@@ -27,7 +27,7 @@ impl World {
         if self.options.imports {
             self.relay.store.back_up();
         }
-        match self.rng.below(130) {
+        match self.rng.below(152) {
             0..=18 if self.options.cuts => self.cut_daemon(index),
             19..=29 if self.options.freezes => self.freeze_daemon(index),
             30..=39 if self.options.relay_crashes => self.crash_relay(),
@@ -48,13 +48,14 @@ impl World {
             }
             83..=87 if self.options.wall_jumps => self.jump_wall(),
             88..=90 if self.options.drains => self.daemons[index].draining = self.rng.chance(50),
-            91..=100 if self.options.ghosts => self.haunt(index),
             101..=108 if self.options.daemon_stalls && self.options.shims => {
                 self.stop_daemon(index)
             }
             109..=115 if self.options.shim_kills && self.options.shims => self.kill_shim(index),
             116..=119 if self.options.imports => self.import(),
-            120..=123 if self.options.full_disks => self.fill_disk(index),
+            91..=100 | 128..=137 if self.options.ghosts => self.haunt(index),
+            120..=127 if self.options.one_way => self.deafen_daemon(index),
+            138..=141 if self.options.full_disks => self.fill_disk(index),
             _ => {}
         }
     }
@@ -79,6 +80,12 @@ impl World {
         }
     }
 
+    fn deafen_daemon(&mut self, index: usize) {
+        if let Some(conn) = self.daemons[index].conn {
+            self.cut_one_way(conn);
+        }
+    }
+
     fn stall_relay(&mut self, longest: u64) {
         self.counts.stalls += 1;
         let away = self.rng.between(500, longest);
@@ -89,30 +96,6 @@ impl World {
     fn jump_wall(&mut self) {
         let by = i64::try_from(self.rng.below(400_000_000)).unwrap_or(0);
         self.wall_shift += if self.rng.chance(50) { by } else { -by };
-    }
-
-    /// A frame of long ago comes again: a disk was restored, or something on the way kept it.
-    fn haunt(&mut self, index: usize) {
-        let daemon = &mut self.daemons[index];
-        let (Some(conn), true) = (daemon.conn, daemon.welcomed) else {
-            return;
-        };
-        let place = self.rng.index(daemon.said.len());
-        let Some((re, control_seq, observed, body)) = daemon.said.get(place).cloned() else {
-            return;
-        };
-        self.counts.ghosts += 1;
-        daemon.ghosts.insert((re.attempt, control_seq));
-        let frame = Frame {
-            session: self.conns[conn].session,
-            re,
-            control_seq,
-            observed,
-            proof: None,
-            body,
-            finished: None,
-        };
-        self.send_up(conn, Up::Input(Input::Frame(Box::new(frame))));
     }
 
     /// A restart on purpose: more time is asked for first.

@@ -83,10 +83,11 @@ impl World {
                 code,
                 ..
             } => {
-                let ghost = (attempt, control_seq);
-                let gap = code == Rejection::Gap && !self.daemons[index].ghosts.contains(&ghost);
+                if self.is_ghost(index, attempt, control_seq) {
+                    return;
+                }
                 assert!(
-                    !gap,
+                    code != Rejection::Gap,
                     "S4: frame {control_seq} of {attempt} follows nothing that the relay has"
                 );
                 self.refused(index, attempt, control_seq);
@@ -231,6 +232,10 @@ impl World {
 
     fn dispatched(&mut self, index: usize, conn: usize, dispatch: Dispatch) {
         let attempt = dispatch.to.attempt;
+        assert!(
+            self.dispatched.insert(attempt),
+            "S2: {attempt} was dispatched twice"
+        );
         let plan = Plan::of(self, &dispatch.spec);
         if plan == Plan::Ignore {
             return;
@@ -263,8 +268,7 @@ impl World {
             sent: 0,
             seq: 0,
         };
-        let known = self.daemons[index].held.insert(attempt, held);
-        assert!(known.is_none(), "S2: {attempt} was dispatched twice");
+        self.daemons[index].held.insert(attempt, held);
         if self.daemons[index].full_until > self.now {
             self.counts.machine_refusals += 1;
             return self.reject(index, attempt, RejectCode::DiskFull);

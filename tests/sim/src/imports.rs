@@ -24,6 +24,7 @@ impl World {
         self.relay.forget_hold();
         let state = self.relay.store.durable.clone();
         self.clients.accept_loss(&state);
+        self.confirmed_at.clear();
         // Nothing tells of a conversation whose open turns are all gone.
         let alive = &mut self.alive;
         let open = |attempt| {

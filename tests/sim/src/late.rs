@@ -9,6 +9,7 @@ use baton_core::record::{
     AttemptRecord, EndState, EndedBy, FailureCode, Receipt, State, TaskRecord, TaskState,
 };
 
+use crate::ghosts::FORGED;
 use crate::options::ADOPT_LATE_MS;
 use crate::world::World;
 
@@ -35,6 +36,7 @@ impl World {
             if !was.is_some_and(|was| was.state.is_leased()) {
                 continue;
             }
+            self.judge_credit(attempt);
             self.ended_at.insert(attempt.id, self.relay.uptime_ms(now));
             let end = attempt.state.end();
             if end.is_none_or(|end| end.failure_code != Some(FailureCode::LeaseExpired)) {
@@ -61,9 +63,7 @@ impl World {
             return None;
         };
         let before = self.relay.store.view.record(frame.re.task)?;
-        let heard = frame.re.incarnation == self.relay.incarnation()
-            && self.is_current(frame.session)
-            && before.attempt(frame.re.attempt).is_some();
+        let heard = frame.proof != Some(FORGED) && self.may_speak(frame.session, frame.re);
         heard.then(|| LateWord {
             attempt: frame.re.attempt,
             control_seq: frame.control_seq,
@@ -101,6 +101,13 @@ impl World {
         } else if late.in_lease && late.control_seq > was.control_seq {
             assert!(!allowed, "late: the result of {attempt} was not adopted");
         }
+    }
+
+    /// An attempt of this task whose result would be adopted if it came now.
+    pub(crate) fn awaited(&self, task: &TaskRecord) -> Option<AttemptId> {
+        let fresh = |a: &&AttemptRecord| self.age_of(a.id).is_some_and(|age| age <= ADOPT_LATE_MS);
+        let mut attempts = task.attempts.iter().filter(|a| may_adopt(task, a));
+        attempts.find(fresh).map(|attempt| attempt.id)
     }
 
     /// How long ago it was given up, in what the relay believes to be its uptime.

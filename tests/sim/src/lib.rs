@@ -5,24 +5,33 @@
 //! its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
 
 mod agent;
+mod changes;
 mod checks;
 mod clients;
 mod counts;
 mod daemon;
+mod deadlines;
 mod faults;
 mod finished;
+mod ghosts;
 mod hearing;
+#[cfg(feature = "mutants")]
+pub mod hunt;
 mod imports;
+mod judges;
 mod late;
 mod links;
 mod options;
 mod relay;
+mod removals;
 mod rng;
 mod sent;
 mod shown;
 mod stopped;
 mod store;
+mod strangers;
 mod submissions;
+mod watchers;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -28,6 +28,8 @@ pub(crate) struct Pipe<T> {
     last: u64,
     /// Nothing enters any more.
     shut: bool,
+    /// What enters is never seen again, and its sender does not know.
+    swallows: bool,
 }
 
 impl<T> Pipe<T> {
@@ -36,10 +38,14 @@ impl<T> Pipe<T> {
             queue: VecDeque::new(),
             last: 0,
             shut: false,
+            swallows: false,
         }
     }
 
     fn push(&mut self, at: u64, item: T) -> u64 {
+        if self.swallows {
+            return at;
+        }
         self.last = self.last.max(at);
         self.queue.push_back((self.last, item));
         self.last
@@ -71,6 +77,10 @@ pub(crate) struct Conn {
     pub(crate) down: Pipe<Down>,
     /// Hello has been read by the relay.
     pub(crate) greeted: bool,
+    /// The relay takes it for its daemon's stream.
+    pub(crate) known: bool,
+    /// This run of the relay has taken it for that at some time.
+    pub(crate) welcomed: bool,
     pub(crate) relay_open: bool,
     pub(crate) daemon_open: bool,
 }
@@ -85,22 +95,18 @@ impl World {
             up: Pipe::new(),
             down: Pipe::new(),
             greeted: false,
+            known: false,
+            welcomed: false,
             relay_open: true,
             daemon_open: true,
         });
         self.conns.len() - 1
     }
 
-    /// Whether the relay hears this stream: it stands, and no newer one of its daemon has said Hello.
+    /// Whether the relay hears this stream.
     pub(crate) fn is_current(&self, session: SessionId) -> bool {
-        let own = self.conns.iter().rev().find(|c| c.session == session);
-        let newer = |own: &Conn| {
-            let others = self.conns.iter().filter(|c| c.daemon == own.daemon);
-            others
-                .filter(|c| c.greeted)
-                .any(|c| c.session > own.session)
-        };
-        own.is_some_and(|own| own.relay_open && own.greeted && !newer(own))
+        let mut own = self.conns.iter().filter(|c| c.session == session);
+        own.any(|conn| conn.known)
     }
 
     fn delay(&mut self) -> u64 {
@@ -153,6 +159,28 @@ impl World {
         }
         self.at(until, Event::Arrive { conn, up: true });
         self.at(until, Event::Arrive { conn, up: false });
+    }
+
+    /// One direction is dead from now on, and nobody is told; in the end the silence is.
+    pub(crate) fn cut_one_way(&mut self, conn: usize) {
+        self.counts.one_way_cuts += 1;
+        let up = self.rng.chance(50);
+        self.note(|| {
+            format!(
+                "stream {conn} carries nothing {}",
+                if up { "up" } else { "down" }
+            )
+        });
+        let found_out = self.now + 90_000;
+        let link = &mut self.conns[conn];
+        if up {
+            link.up.push(found_out, Up::End);
+            link.up.swallows = true;
+        } else {
+            link.down.push(found_out, Down::End);
+            link.down.swallows = true;
+        }
+        self.at(found_out, Event::Arrive { conn, up });
     }
 
     /// The stream breaks. A prefix of what is on its way still arrives, perhaps late; each side learns of the end in
@@ -222,6 +250,8 @@ impl World {
 
     /// The relay's process is gone: what it sent may arrive, what it was sent is lost.
     pub(crate) fn relay_dies(&mut self, conn: usize) {
+        self.conns[conn].known = false;
+        self.conns[conn].welcomed = false;
         self.conns[conn].relay_open = false;
         self.conns[conn].up.queue.clear();
         self.conns[conn].up.shut = true;

@@ -8,6 +8,8 @@ use crate::rng::Rng;
 
 pub(crate) const LONGEST_TTL_MS: u64 = 40_000;
 pub(crate) const LONGEST_HOLD_MS: u64 = 60_000;
+/// After so many offers a task ends.
+pub(crate) const MOST_DISPATCHES: u32 = 6;
 /// How long a lost task may still be completed.
 pub(crate) const ADOPT_LATE_MS: u64 = 120_000;
 
@@ -41,7 +43,13 @@ pub struct Options {
     pub daemon_stalls: bool,
     /// Frames that were sent long ago come again, on the stream of today.
     pub ghosts: bool,
+    /// Links give frames twice, and some before those that they follow.
+    pub doubles: bool,
+    /// One direction of a stream is dead and the other is not.
+    pub one_way: bool,
     pub slow_disk: bool,
+    /// The disk refuses a commit, and the relay's process ends by that.
+    pub disk_errors: bool,
     pub wall_jumps: bool,
     pub daemon_crashes: bool,
     pub reboots: bool,
@@ -53,7 +61,11 @@ pub struct Options {
     pub disk_outbox: bool,
     pub holds: bool,
     pub hangs: bool,
+    /// Children that print without end.
+    pub floods: bool,
     pub failures: bool,
+    /// Daemons that want nothing most of the time.
+    pub refusals: bool,
     pub unproven_ends: bool,
     pub cancels: bool,
     pub retries: bool,
@@ -94,7 +106,10 @@ impl Options {
             imports: on(20),
             daemon_stalls: on(30),
             ghosts: on(40),
+            doubles: on(30),
+            one_way: on(30),
             slow_disk: on(30),
+            disk_errors: on(20),
             wall_jumps: on(25),
             daemon_crashes: on(45),
             reboots: on(35),
@@ -103,12 +118,14 @@ impl Options {
             disk_outbox: on(60),
             holds: on(30),
             hangs: on(40),
+            floods: on(20),
             failures: on(60),
+            refusals: on(15),
             unproven_ends: on(40),
             cancels: on(60),
             retries: on(50),
             pauses: on(25),
-            drains: on(20),
+            drains: on(35),
             full_disks: on(25),
             retention: on(35),
             inputs: on(40),
@@ -132,6 +149,7 @@ impl Options {
         config.max_hold_ms = LONGEST_HOLD_MS;
         config.sick_ms = 15_000;
         config.unfit_most_ms = 15_000;
+        config.max_dispatches = MOST_DISPATCHES;
         config.max_open = self.max_open;
         config.adopt_late_ms = ADOPT_LATE_MS;
         config

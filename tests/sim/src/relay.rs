@@ -1,23 +1,25 @@
 //! The relay around the real core: its loop, its gate and its store, as the shell has them, and its crashes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use baton_core::Core;
 use baton_core::config::Config;
-use baton_core::effects::{Count, Downstream, Effects, Outgoing, Send, Write};
+use baton_core::effects::{Count, Downstream, Effects, Outgoing, Send, Settlement, Write};
 use baton_core::gate::Gate;
-use baton_core::id::{Incarnation, RequestId, TaskId};
+use baton_core::id::{AttemptId, DaemonId, Incarnation, RequestId, SessionId, TaskId};
 use baton_core::input::Input;
 use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
 use baton_core::time::{Moment, Now};
 use uuid::Uuid;
 
-use crate::checks;
 use crate::links::{Down, Up};
 use crate::sent;
 use crate::shown::{shown, shown_write};
 use crate::store::Store;
 use crate::world::{Event, World};
+
+/// A disk that fails does so after some hundred commits.
+const DISK_ERROR_ONE_IN: u64 = 150;
 
 pub(crate) struct Relay {
     config: Config,
@@ -41,7 +43,16 @@ pub(crate) struct Relay {
     pub(crate) requests: VecDeque<Input>,
     writes: Vec<Write>,
     sends: Vec<Outgoing>,
+    /// Numbers of the frames that it has heard in this run.
+    pub(crate) heard: BTreeMap<AttemptId, u64>,
     pub(crate) stalled_until: u64,
+    /// Counts the times that the loop was away, and whether this turn is the first after one.
+    pub(crate) stall: u64,
+    pub(crate) is_back: bool,
+    back_at: u64,
+    last_turn: u64,
+    /// Daemons whose streams it took for open when it came back.
+    pub(crate) connected_at_back: BTreeSet<DaemonId>,
     turn_at: Option<u64>,
     /// The disk does one thing after the other.
     disk_free_at: u64,
@@ -66,7 +77,13 @@ impl Relay {
             requests: VecDeque::new(),
             writes: Vec::new(),
             sends: Vec::new(),
+            heard: BTreeMap::new(),
             stalled_until: 0,
+            stall: 0,
+            is_back: false,
+            back_at: 0,
+            last_turn: 0,
+            connected_at_back: BTreeSet::new(),
             turn_at: None,
             disk_free_at: 0,
             durable: 0,
@@ -85,6 +102,11 @@ impl Relay {
         self.hold = None;
     }
 
+    /// Since when its loop has gone round without a break.
+    pub(crate) fn awake_since(&self) -> u64 {
+        self.born.max(self.back_at)
+    }
+
     /// How long it believes to have run: a crash forgets what was not written.
     pub(crate) fn uptime_ms(&self, now: u64) -> u64 {
         self.earlier_ms + (now - self.born)
@@ -93,6 +115,27 @@ impl Relay {
     fn virtual_time(&self, at: Moment) -> u64 {
         self.born + at.0.saturating_sub(self.offset)
     }
+}
+
+/// The stream that ended by this input.
+fn stream_of(input: &Input) -> Option<SessionId> {
+    match input {
+        Input::SessionClosed { session } => Some(*session),
+        _ => None,
+    }
+}
+
+fn welcome_of(effects: &Effects) -> Option<Vec<Settlement>> {
+    effects
+        .sends
+        .iter()
+        .find_map(|outgoing| match &outgoing.send {
+            Send::ToSession {
+                message: Downstream::Welcome { settlements, .. },
+                ..
+            } => Some(settlements.clone()),
+            _ => None,
+        })
 }
 
 /// The task whose record a write changes; the gate and the journal keep those together.
@@ -137,6 +180,7 @@ impl World {
         let (core, effects) =
             Core::recover(recovered, self.relay.config.clone(), now, &mut self.mint);
         self.relay.core = Some(core);
+        self.watchers_return();
         self.collect(effects);
         if self.relay.inherits {
             let begun = self.relay.store.view.scheduler.holds.last();
@@ -172,6 +216,7 @@ impl World {
         self.relay.requests.clear();
         self.relay.writes.clear();
         self.relay.sends.clear();
+        self.relay.heard.clear();
         self.clients.forget_requests();
         for conn in 0..self.conns.len() {
             self.relay_dies(conn);
@@ -240,6 +285,7 @@ impl World {
         if self.now < self.relay.stalled_until {
             return self.want_turn(self.relay.stalled_until);
         }
+        self.note_stall();
         while let Some(input) = self.relay.inbox.pop_front() {
             self.relay_handles(input);
         }
@@ -250,7 +296,21 @@ impl World {
         while let Some(request) = self.relay.requests.pop_front() {
             self.relay_handles(request);
         }
+        self.relay.is_back = false;
         self.relay_finishes_turn();
+    }
+
+    fn note_stall(&mut self) {
+        let away = self.now - self.relay.last_turn.max(self.relay.born);
+        self.relay.last_turn = self.now;
+        self.relay.is_back = away > self.relay.config.stall_ms;
+        if self.relay.is_back {
+            self.relay.stall += 1;
+            self.relay.back_at = self.now;
+            let known = self.conns.iter().filter(|conn| conn.known);
+            let daemons = known.map(|conn| self.daemons[conn.daemon].id);
+            self.relay.connected_at_back = daemons.collect();
+        }
     }
 
     fn relay_finishes_turn(&mut self) {
@@ -308,6 +368,11 @@ impl World {
         if boot != self.relay.boot || self.relay.core.is_none() {
             return;
         }
+        if self.options.disk_errors && !self.healing && self.rng.below(DISK_ERROR_ONE_IN) == 0 {
+            self.counts.disk_errors += 1;
+            self.note(|| "the disk refuses a commit".into());
+            return self.crash_relay();
+        }
         self.relay.store.commit(seq);
         self.relay.durable = seq;
         if self.now < self.relay.stalled_until {
@@ -325,39 +390,19 @@ impl World {
         self.counts.inputs += 1;
         self.load_finished(&mut input);
         self.note(|| shown(&input));
-        let stale = self.stale_target(&input);
-        let late = self.late_word(&input);
+        self.note_signs(&input);
+        let before = self.before(&input);
         let now = self.relay_now();
         let Some(core) = &mut self.relay.core else {
             return;
         };
+        let named = stream_of(&input);
         let effects = core.handle(input, now, &mut self.mint);
+        self.note_streams(named, &effects);
+        let welcome = welcome_of(&effects);
         self.collect(effects);
-        if let Some((attempt, before)) = stale
-            && let Some(after) = self.relay.store.view.record(before.task)
-        {
-            checks::stale_frame(attempt, &before, after);
-        }
-        self.judge_late(late);
+        self.judge(before, welcome);
         self.check_bounds();
-    }
-
-    /// The record before a frame of an attempt that is not leased.
-    fn stale_target(
-        &self,
-        input: &Input,
-    ) -> Option<(
-        baton_core::id::AttemptId,
-        std::sync::Arc<baton_core::record::TaskRecord>,
-    )> {
-        let Input::Frame(frame) = input else {
-            return None;
-        };
-        let record = self.relay.store.view.record(frame.re.task)?;
-        let leased = record
-            .attempt(frame.re.attempt)
-            .is_some_and(|a| a.state.is_leased());
-        (!leased).then(|| (frame.re.attempt, std::sync::Arc::clone(record)))
     }
 
     fn check_bounds(&self) {
@@ -371,14 +416,18 @@ impl World {
             "S13: the core and its records disagree on what is open"
         );
         assert!(live <= self.options.max_open, "S13: {live} open tasks");
+        let forgotten = core.waits_for_ever();
+        assert!(forgotten.is_none(), "L1: no timer guards {forgotten:?}");
     }
 
     fn collect(&mut self, effects: Effects) {
         for count in effects.counts {
             self.count_odd(&count);
         }
+        self.check_removals(&effects.writes);
         for write in &effects.writes {
             self.note(|| shown_write(write));
+            self.note_confirmed(write);
             self.check_given_up(write);
             self.counts.fences += u64::from(matches!(write, Write::PutFence(_)));
             self.relay.store.hand_over(write);
@@ -429,7 +478,8 @@ impl World {
                     self.wake_relay();
                 }
             }
-            Send::Published { events, .. } => {
+            Send::Published { record, events, .. } => {
+                self.watchers_see(&record, events.iter().map(AsRef::as_ref));
                 for event in events {
                     self.count_event(&event);
                 }

@@ -23,7 +23,7 @@ pub(crate) struct State {
     /// What retention took, as it was: nobody can load it, but what was said of it stays true.
     pub(crate) removed: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(crate) fences: BTreeMap<AttemptId, FenceRecord>,
-    daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
+    pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
     forgotten: ForgottenRecord,

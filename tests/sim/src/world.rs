@@ -3,7 +3,7 @@
 //! First a storm with its faults, then healing: every task must then end or be parked for a person in bounded time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use baton_core::id::{AttemptId, TaskId, TenantId};
 use baton_core::input::FrameRef;
@@ -24,6 +24,8 @@ const HEAL_MS: u64 = 3 * 3_600_000;
 /// Fences may outlive the last task by the longest lease and hold there is.
 const FENCES_MS: u64 = 400_000;
 const LOOK_MS: u64 = 5_000;
+/// A hundred times what a long seed needs.
+const MOST_STEPS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
@@ -104,6 +106,18 @@ pub(crate) struct World {
     pub(crate) alive: Alive,
     /// Uptime of the relay when it ended an attempt by itself.
     pub(crate) ended_at: BTreeMap<AttemptId, u64>,
+    /// The same when it was confirmed.
+    pub(crate) confirmed_at: BTreeMap<AttemptId, u64>,
+    /// Every attempt that ever reached a daemon, in any life of the data.
+    pub(crate) dispatched: BTreeSet<AttemptId>,
+    /// The newest event that watchers of a task have seen.
+    pub(crate) watched: BTreeMap<TaskId, u64>,
+    /// Attempts whose machine's boot proves nothing about them.
+    pub(crate) doubted: BTreeSet<AttemptId>,
+    /// When the relay last heard of an attempt, but for heartbeats.
+    pub(crate) heard_at: BTreeMap<AttemptId, u64>,
+    /// After which of its stalls the relay last heard a renewal.
+    pub(crate) renewed_in: BTreeMap<AttemptId, u64>,
     pub(crate) wall_shift: i64,
     pub(crate) healing: bool,
     healed_at: Option<u64>,
@@ -130,6 +144,12 @@ impl World {
             clients: Clients::default(),
             alive: Alive::default(),
             ended_at: BTreeMap::new(),
+            confirmed_at: BTreeMap::new(),
+            dispatched: BTreeSet::new(),
+            watched: BTreeMap::new(),
+            doubted: BTreeSet::new(),
+            heard_at: BTreeMap::new(),
+            renewed_in: BTreeMap::new(),
             wall_shift: 0,
             healing: false,
             healed_at: None,
@@ -176,6 +196,7 @@ impl World {
             };
             self.now = at;
             self.counts.steps += 1;
+            assert!(self.counts.steps < MOST_STEPS, "L5: it never ends");
             self.happen(event);
         }
         self.counts.virtual_s += self.now / 1_000;
@@ -277,6 +298,7 @@ impl World {
             return;
         }
         self.over = true;
+        self.watchers_know_all();
         let view = &self.relay.store.view;
         assert!(
             view.fences.is_empty(),

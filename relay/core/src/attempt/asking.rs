@@ -56,6 +56,9 @@ impl Machine<'_> {
                 return Outcome::Refused(Rejection::TooManyInputs);
             }
             InputState::Open => {}
+            InputState::Answered(_) if mutant!(AnswerReplaced) => {}
+            InputState::Withdrawn | InputState::Expired | InputState::Received(_)
+                if mutant!(LateAnswerTaken) => {}
             InputState::Answered(given) | InputState::Received(given) => {
                 return if bounds::is_same(given, &answer) {
                     Outcome::Ignored

@@ -69,6 +69,7 @@ impl Machine<'_> {
     fn complete_in_cleanup(&mut self, body: Completed) -> Outcome {
         match self.pending() {
             None | Some(Pending::Deadline { .. } | Pending::Park) => self.complete(body),
+            Some(Pending::Cancel { .. }) if mutant!(CancelLosesToResult) => self.complete(body),
             Some(Pending::Cancel { .. }) => {
                 self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
                 self.over(&body.termination)

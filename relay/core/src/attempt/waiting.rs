@@ -42,6 +42,7 @@ impl Machine<'_> {
 
     pub(super) fn in_offered(&mut self, event: Event) -> Outcome {
         match event {
+            Event::Kept if mutant!(PickedUpOfferedAgain) => self.lose(FailureCode::NotAccepted),
             Event::Accepted | Event::Kept => self.confirm(),
             Event::Rejected { code, message } => self.reject(&code, message),
             Event::Released {

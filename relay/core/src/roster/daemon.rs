@@ -248,7 +248,8 @@ impl Daemon {
     /// Connected, heard, fit, and neither it nor an operator wants it to end.
     pub fn takes_work(&self) -> bool {
         let heard = matches!(self.presence, Presence::Connected { deaf: false, .. });
-        heard && !self.draining && !self.drained && !self.is_unfit()
+        let ending = (self.draining || self.drained) && !mutant!(DrainIgnored);
+        heard && !ending && !self.is_unfit()
     }
 
     /// Its machine can take no work, as far as it has said.
@@ -277,7 +278,7 @@ impl Daemon {
 
     /// May be offered work at this moment.
     pub fn is_open(&self) -> bool {
-        self.takes_work() && self.free_slots() > 0
+        self.takes_work() && (self.free_slots() > 0 || mutant!(SlotsIgnored))
     }
 
     /// Share of its slots in use, in millionths.

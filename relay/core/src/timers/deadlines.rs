@@ -41,6 +41,10 @@ impl<K: Copy + Ord> Deadlines<K> {
         }
     }
 
+    pub fn has(&self, key: K) -> bool {
+        self.of.contains_key(&key)
+    }
+
     pub fn next(&self) -> Option<Moment> {
         self.order.first().map(|(at, _)| *at)
     }

@@ -105,6 +105,8 @@ fn timer(budget: &Budget, stored: &Stored<'_>, now: Moment, limits: &Limits<'_>)
     let full = budget.limit_ms.saturating_add(allowance_ms);
     let left = full.saturating_sub(budget.consumed_ms);
     let left = match budget.timer {
+        TimerKind::Total if mutant!(TotalRestartsAtBoot) => full,
+        TimerKind::Lease if mutant!(BootGraceMissing) => left,
         TimerKind::Total | TimerKind::Queue | TimerKind::UserInput => left,
         // The last output before the restart was not stored: count from boot rather than too short.
         TimerKind::StreamIdle | TimerKind::ToolIdle => full,

@@ -334,7 +334,9 @@ impl TimerSet {
     fn tool_finished(&mut self, tool: &ToolCallId, at: Moment) {
         self.feed(&TimerKey::StreamIdle, at);
         self.tools.remove(tool);
-        self.disarm(&TimerKey::ToolIdle(tool.clone()));
+        if !mutant!(ToolIdleNotDisarmed) {
+            self.disarm(&TimerKey::ToolIdle(tool.clone()));
+        }
     }
 
     fn input_asked(&mut self, input: InputId, at: Moment, limits: &Limits<'_>) {

@@ -1,0 +1,123 @@
+//! Named one-line breakages of the core, so that the simulation itself can be tested: each must be found.
+//!
+//! Only in builds of the feature `mutants`, one at a time, chosen at run time and for this thread alone. In every other
+//! build `mutant!` is `false`, and the compiler removes what it guards.
+
+/// Whether this build can be broken.
+pub fn are_built_in() -> bool {
+    cfg!(feature = "mutants")
+}
+
+#[cfg(not(feature = "mutants"))]
+macro_rules! mutant {
+    ($name:ident) => {
+        false
+    };
+}
+
+#[cfg(feature = "mutants")]
+macro_rules! mutant {
+    ($name:ident) => {
+        crate::mutants::is(crate::mutants::Mutant::$name)
+    };
+}
+
+#[cfg(feature = "mutants")]
+mod active {
+    use std::cell::Cell;
+
+    macro_rules! mutants {
+        ($($name:ident = $what:literal,)*) => {
+            /// One breakage.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum Mutant { $($name,)* }
+
+            impl Mutant {
+                pub const ALL: &'static [Mutant] = &[$(Mutant::$name,)*];
+
+                /// What is broken.
+                pub fn what(self) -> &'static str {
+                    match self { $(Mutant::$name => $what,)* }
+                }
+            }
+        };
+    }
+
+    mutants! {
+        CompleteUnfenced = "a result is taken from any attempt of the task",
+        OutputUnfenced = "output of any attempt counts for the newest",
+        DuplicateTaken = "a frame that was heard is heard again",
+        GapTaken = "a frame is heard though one before it is missing",
+        ForeignFrameTaken = "a daemon may speak for another's attempt",
+        ProofIgnored = "any lease token will do",
+        IncarnationIgnored = "frames of an older life of the data count",
+        AckBeforePersist = "frames are acknowledged before they are durable",
+        ReplyBeforePersist = "clients are answered before it is durable",
+        PublishBeforePersist = "watchers see what is not durable",
+        WelcomeBeforePersist = "Welcome does not wait for what it says",
+        LateWordUnpublished = "watchers never see what is learned after the end",
+        HoldNotStored = "a hold is granted and not stored",
+        AttemptIdReused = "a retry has the id of the attempt before",
+        SecondTerminalTaken = "a late result replaces what the worker said before",
+        TerminalReplaced = "a late result undoes the end of its task",
+        LateOverSuccessor = "a late result is adopted though a successor ran",
+        LateForEver = "a late result is adopted at any age",
+        LateDropped = "no late result is adopted",
+        FencesNotAsked = "a successor is leased while its predecessor may run",
+        SuccessorUnfenced = "a loss without proof of death leaves no fence",
+        ConversationUnfenced = "turns of a conversation do not exclude each other",
+        FenceForgottenAtBoot = "fences are not restored",
+        BootGraceMissing = "a boot gives leases only what was left of them",
+        TimersNotRestored = "a boot arms no timer",
+        StallCreditMissing = "a stalled loop credits nothing",
+        KeepNotRenewed = "Keep grants a lease that the relay does not count",
+        MissingFromHelloKept = "what Hello does not list stays leased",
+        BootIdIgnored = "a machine's boot ends nothing",
+        OvertakenHelloHeard = "a Hello that was overtaken is heard",
+        InheritedNotHeld = "what was inherited is leased at once",
+        InheritedIdReused = "an inherited attempt keeps its id in the queue",
+        ToolIdleNotDisarmed = "a finished tool's timer runs on",
+        HeartbeatFeedsIdle = "heartbeats count as a sign of life of the agent",
+        TotalRestartsAtBoot = "a boot gives the total deadline anew",
+        FailureCountedTwice = "a failure uses up two attempts of the budget",
+        AttemptsUnlimited = "failures are tried again for ever",
+        LossesUnlimited = "losses are tried again for ever",
+        UnsafeLossRetried = "a loss is retried though it may have had effects",
+        DispatchLimitIgnored = "a task is offered for ever",
+        PickedUpOfferedAgain = "what was picked up just before its stream broke is offered again",
+        ParkedStaysQueued = "a parked task is still in line",
+        PauseIgnored = "a paused task is dispatched",
+        SchedulerPauseIgnored = "a paused scheduler dispatches",
+        SlotsIgnored = "a daemon is given more than it has room for",
+        ScopeIgnored = "a daemon is given work of a tenant that is not its own",
+        TenantIgnored = "a tenant may act on the tasks of another",
+        DrainIgnored = "a drained daemon is offered work",
+        AwaitedRemoved = "a finished task is removed while its result may still come",
+        FencedRemoved = "a finished task is removed while its processes may run",
+        DrainForgotten = "a daemon is forgotten, and with it that it is drained",
+        LateAnswerTaken = "an input that is closed takes an answer",
+        AnswerReplaced = "a second answer replaces the first",
+        CancelLosesToResult = "a result wins over a cancel",
+        KeyIgnored = "the same idempotency key makes another task",
+        ConflictIgnored = "an idempotency key is taken for something else",
+        BoundIgnored = "more tasks are taken than there is room for",
+    }
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Mutant>> = const { Cell::new(None) };
+    }
+
+    /// Breaks the core of this thread in this way, or mends it.
+    pub fn activate(mutant: Option<Mutant>) {
+        ACTIVE.set(mutant);
+    }
+
+    pub(crate) fn is(mutant: Mutant) -> bool {
+        ACTIVE.get() == Some(mutant)
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub(crate) use active::is;
+#[cfg(feature = "mutants")]
+pub use active::{Mutant, activate};

@@ -1,0 +1,177 @@
+//! What one change of a task may do to it: budgets, pauses, answers, cancels and retries.
+
+use baton_core::record::{
+    AttemptRecord, EndState, EndedBy, FailureCode, InputRecord, InputState, Pending, State,
+    TaskRecord, TimerKind,
+};
+use baton_core::spec::{RetryPolicy, TaskSpec, WhenUnsafe};
+
+use crate::checks::pairs;
+use crate::store::State as Stored;
+
+pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
+    counted(new);
+    within_budget(&before.specs[&new.task].retry, old, new);
+    for (was, is) in pairs(old, new) {
+        same_answers(was, is);
+        let (from, to) = (&was.state, &is.state);
+        if *from == State::Queued && *to == State::Offered {
+            offered(before, old, is);
+        }
+        cancel_wins(was, is);
+        assert!(
+            is.output_end >= was.output_end,
+            "S10: output of {} is gone",
+            is.id
+        );
+        tool_was_open(was, is);
+        if from.is_leased() && !to.is_leased() {
+            let spec = &before.specs[&new.task];
+            unsafe_loss(spec, is, new);
+        }
+    }
+}
+
+/// Every end is counted once, in its own budget.
+fn counted(task: &TaskRecord) {
+    if task.cancel.is_some() {
+        return;
+    }
+    let ends = |which: fn(&AttemptRecord) -> bool| {
+        let ends = task.attempts.iter().filter(|a| which(a)).count();
+        u32::try_from(ends).unwrap_or(u32::MAX)
+    };
+    let (failures, losses) = (ends(is_failure), ends(is_loss));
+    let counters = &task.counters;
+    assert_eq!(
+        (counters.failures, counters.losses),
+        (failures, losses),
+        "S12: the ends of {} are counted wrong",
+        task.task
+    );
+}
+
+fn is_failure(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| match end.state {
+        EndState::Failed => end.failure_code != Some(FailureCode::DispatchLimit),
+        EndState::TimedOut => true,
+        EndState::Completed
+        | EndState::Canceled
+        | EndState::Lost
+        | EndState::Released
+        | EndState::HandedOff => false,
+    })
+}
+
+fn is_loss(attempt: &AttemptRecord) -> bool {
+    let end = attempt.state.end();
+    end.is_some_and(|end| end.state == EndState::Lost)
+}
+
+/// S12: nothing is tried again by itself once its budget is spent.
+fn within_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) {
+    let Some(last) = new.newest().filter(|_| new.retry.is_some()) else {
+        return;
+    };
+    if old.retry.is_some() {
+        return;
+    }
+    let (counters, task) = (&new.counters, new.task);
+    let spent = (is_failure(last) && counters.failures >= policy.max_attempts)
+        || (is_loss(last) && counters.losses >= policy.max_losses);
+    assert!(!spent, "S12: {task} is tried again after {counters:?}");
+}
+
+/// Nothing that is paused is offered, nobody who is drained or busy is asked, and nobody for another tenant.
+fn offered(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
+    assert!(task.paused.is_none(), "pause: {} was offered", attempt.id);
+    assert!(
+        before.scheduler.paused.is_none(),
+        "pause: {} was offered",
+        attempt.id
+    );
+    let daemon = attempt
+        .holder
+        .as_ref()
+        .and_then(|h| before.daemons.get(&h.daemon));
+    let drained = daemon.is_some_and(|daemon| daemon.drained.is_some());
+    assert!(!drained, "drain: {} was offered to {daemon:?}", attempt.id);
+    let covers = daemon.is_none_or(|daemon| daemon.scope.covers(&task.tenant));
+    assert!(covers, "S9: {} was offered to {daemon:?}", attempt.id);
+    let newest = before.live.values().filter_map(|other| other.newest());
+    let held = newest.filter(|other| {
+        let theirs = other.holder.as_ref().map(|holder| holder.daemon);
+        other.state.is_leased() && theirs == daemon.map(|daemon| daemon.daemon)
+    });
+    let room = daemon.is_none_or(|daemon| held.count() < daemon.slots as usize);
+    assert!(room, "S13: {} was offered to {daemon:?}", attempt.id);
+}
+
+/// Exactly one terminal: a cancel that is under way is what it ends as.
+fn cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
+    let canceling = matches!(
+        was.state,
+        State::CleaningUp {
+            pending: Some(Pending::Cancel { .. })
+        }
+    );
+    let completed = is
+        .state
+        .end()
+        .is_some_and(|end| end.state == EndState::Completed);
+    assert!(!canceling || !completed, "cancel: {} completed", is.id);
+}
+
+/// A tool that has finished times nobody out.
+fn tool_was_open(was: &AttemptRecord, is: &AttemptRecord) {
+    let named = match &is.state {
+        State::CleaningUp {
+            pending:
+                Some(Pending::Deadline {
+                    timer: TimerKind::ToolIdle,
+                    tool,
+                    ..
+                }),
+        } if !matches!(was.state, State::CleaningUp { .. }) => tool.as_ref(),
+        _ => return,
+    };
+    let open = named.is_some_and(|tool| was.tools.iter().any(|open| open.id == *tool));
+    assert!(open, "tool_idle: {} had finished {named:?}", is.id);
+}
+
+/// What may have had effects is tried again only where the task says so.
+fn unsafe_loss(spec: &TaskSpec, is: &AttemptRecord, task: &TaskRecord) {
+    let lost = is
+        .state
+        .end()
+        .is_some_and(|end| end.state == EndState::Lost && end.by == EndedBy::Relay);
+    let confirmed = is.lease.as_ref().is_some_and(|lease| lease.confirmed);
+    let unsafe_loss = lost && confirmed && is.prompt_written != Some(false);
+    let retried = task.retry.is_some() || task.newest().is_some_and(|newest| newest.id != is.id);
+    assert!(
+        !unsafe_loss || !retried || spec.retry.when_unsafe == WhenUnsafe::Retry,
+        "unsafe: {} was lost and is tried again",
+        is.id
+    );
+}
+
+/// S8: of an answered input only what happens to the answer changes, and what is closed takes none.
+fn same_answers(was: &AttemptRecord, is: &AttemptRecord) {
+    let given = |input: &InputRecord| match &input.state {
+        InputState::Answered(answer) | InputState::Received(answer) => {
+            Some((answer.approved, answer.by.clone(), answer.at))
+        }
+        InputState::Open | InputState::Withdrawn | InputState::Expired => None,
+    };
+    for old in &was.inputs {
+        let new = is.inputs.iter().find(|new| new.id == old.id);
+        let (old_answer, new_answer) = (given(old), new.and_then(given));
+        let closed = !matches!(old.state, InputState::Open | InputState::Answered(_));
+        assert!(
+            old_answer == new_answer || new_answer.is_none() || (old_answer.is_none() && !closed),
+            "S8: the answer to {} changed",
+            old.id
+        );
+    }
+}

@@ -1,0 +1,40 @@
+//! Whoever watches a task sees each of its events once and in order (S11), and in the end all of them (L6). A watcher whose
+//! relay went away reads the record first when it is back.
+
+use baton_core::id::TaskId;
+use baton_core::record::{TaskRecord, TimelineEvent};
+
+use crate::world::World;
+
+impl World {
+    pub(crate) fn watchers_return(&mut self) {
+        let durable = &self.relay.store.durable;
+        let records = durable.live.values().chain(durable.done.values());
+        self.watched = records.map(|r| (r.task, r.revision)).collect();
+    }
+
+    pub(crate) fn watchers_see<'a>(
+        &mut self,
+        record: &TaskRecord,
+        events: impl Iterator<Item = &'a TimelineEvent>,
+    ) {
+        let seen = self.watched.entry(record.task).or_default();
+        for event in events {
+            let (task, revision) = (record.task, event.revision);
+            assert_eq!(revision, *seen + 1, "S11: watchers of {task} miss a change");
+            *seen = revision;
+        }
+    }
+
+    /// At the end of healing nobody is behind.
+    pub(crate) fn watchers_know_all(&self) {
+        let durable = &self.relay.store.durable;
+        let behind = |record: &TaskRecord| {
+            let seen = self.watched.get(&record.task).copied().unwrap_or_default();
+            (seen != record.revision).then_some((record.task, seen, record.revision))
+        };
+        let mut records = durable.live.values().chain(durable.done.values());
+        let missed: Option<(TaskId, u64, u64)> = records.find_map(|record| behind(record));
+        assert!(missed.is_none(), "L6: watchers never saw {missed:?}");
+    }
+}

@@ -1,0 +1,31 @@
+//! What docs/simulation.md says of mutants is what there is.
+
+use std::collections::BTreeSet;
+
+const DOCUMENT: &str = include_str!("../../../docs/simulation.md");
+const MUTANTS: &str = include_str!("../../../relay/core/src/mutants.rs");
+
+/// Names of the declarations: `Name = "what is broken",`.
+fn declared() -> BTreeSet<&'static str> {
+    let declarations = MUTANTS.lines().filter(|line| line.contains(" = \""));
+    declarations
+        .filter_map(|line| line.trim().split_once(" = ").map(|(name, _)| name))
+        .filter(|name| name.chars().all(char::is_alphanumeric))
+        .collect()
+}
+
+/// The last column of the table of promises.
+fn documented() -> BTreeSet<&'static str> {
+    let rows = DOCUMENT.lines().filter(|line| line.starts_with("| "));
+    let last = rows.filter_map(|row| row.trim_end_matches([' ', '|']).rsplit('|').next());
+    let names = last.flat_map(|cell| cell.split(", ").map(str::trim));
+    let is_name = |name: &&str| !name.contains(' ') && name.starts_with(char::is_uppercase);
+    names.filter(is_name).collect()
+}
+
+#[test]
+fn every_mutant_stands_with_the_promise_that_finds_it() {
+    let declared = declared();
+    assert!(declared.len() >= 20, "{declared:?}");
+    assert_eq!(declared, documented());
+}
