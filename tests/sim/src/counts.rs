@@ -2,6 +2,11 @@
 
 use std::ops::AddAssign;
 
+use baton_core::effects::Count;
+use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
+
+use crate::world::World;
+
 macro_rules! counts {
     ($($name:ident,)*) => {
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,4 +32,39 @@ counts! {
     daemon_crashes, daemon_stalls, shim_kills, reboots, holds, holds_granted, unreachable, answers, refused_answers,
     ghosts, disk_errors, one_way_cuts, conflicts, probes, imports, releases, fences, parked, settled_keep, settled_adopt,
     settled_kill, settled_unrenewed, credits, removals, full_disks, machine_refusals,
+}
+
+impl World {
+    pub(crate) fn count_odd(&mut self, count: &Count) {
+        match count {
+            Count::FrameRejected(_) => self.counts.rejected_frames += 1,
+            Count::LateTerminal => self.counts.late_terminals += 1,
+            Count::AdoptedLate => self.counts.adopted_late += 1,
+            Count::StallCredit { .. } => self.counts.credits += 1,
+            Count::ForeignAttempt { .. } | Count::PhaseRegression | Count::UnknownFrame => {}
+        }
+    }
+
+    pub(crate) fn count_event(&mut self, event: &TimelineEvent) {
+        let counts = &mut self.counts;
+        let counted = match (&event.kind, event.state) {
+            (
+                EventKind::DeadlineExpired {
+                    timer: TimerKind::Lease,
+                },
+                _,
+            ) => &mut counts.expiries,
+            (EventKind::DeadlineExpired { .. }, _) => &mut counts.deadlines,
+            (EventKind::RetryScheduled { .. } | EventKind::RetryAsked, _) => &mut counts.retries,
+            (EventKind::CancelRequested, _) => &mut counts.cancels,
+            (EventKind::Ended { .. }, Some(AttemptState::Completed)) => &mut counts.completions,
+            (EventKind::Ended { .. }, Some(AttemptState::Lost)) => &mut counts.losses,
+            (EventKind::Ended { .. }, Some(AttemptState::Failed | AttemptState::TimedOut)) => {
+                &mut counts.failures
+            }
+            (EventKind::Offered { .. }, _) => &mut counts.dispatches,
+            _ => return,
+        };
+        *counted += 1;
+    }
 }

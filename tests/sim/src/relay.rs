@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use baton_core::Core;
 use baton_core::config::Config;
-use baton_core::effects::{Count, Downstream, Effects, Outgoing, Send, Settlement, Write};
+use baton_core::effects::{Downstream, Effects, Outgoing, Send, Settlement, Write};
 use baton_core::gate::Gate;
 use baton_core::id::{AttemptId, DaemonId, Incarnation, RequestId, SessionId, TaskId};
 use baton_core::input::Input;
-use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
 use baton_core::time::{Moment, Now};
 use uuid::Uuid;
 
@@ -436,16 +435,6 @@ impl World {
         self.relay.sends.extend(effects.sends);
     }
 
-    fn count_odd(&mut self, count: &Count) {
-        match count {
-            Count::FrameRejected(_) => self.counts.rejected_frames += 1,
-            Count::LateTerminal => self.counts.late_terminals += 1,
-            Count::AdoptedLate => self.counts.adopted_late += 1,
-            Count::StallCredit { .. } => self.counts.credits += 1,
-            Count::ForeignAttempt { .. } | Count::PhaseRegression | Count::UnknownFrame => {}
-        }
-    }
-
     fn perform(&mut self, send: Send) {
         sent::check(&self.relay.store.durable, &send, self.now);
         match send {
@@ -485,28 +474,5 @@ impl World {
                 }
             }
         }
-    }
-
-    fn count_event(&mut self, event: &TimelineEvent) {
-        let counts = &mut self.counts;
-        let counted = match (&event.kind, event.state) {
-            (
-                EventKind::DeadlineExpired {
-                    timer: TimerKind::Lease,
-                },
-                _,
-            ) => &mut counts.expiries,
-            (EventKind::DeadlineExpired { .. }, _) => &mut counts.deadlines,
-            (EventKind::RetryScheduled { .. } | EventKind::RetryAsked, _) => &mut counts.retries,
-            (EventKind::CancelRequested, _) => &mut counts.cancels,
-            (EventKind::Ended { .. }, Some(AttemptState::Completed)) => &mut counts.completions,
-            (EventKind::Ended { .. }, Some(AttemptState::Lost)) => &mut counts.losses,
-            (EventKind::Ended { .. }, Some(AttemptState::Failed | AttemptState::TimedOut)) => {
-                &mut counts.failures
-            }
-            (EventKind::Offered { .. }, _) => &mut counts.dispatches,
-            _ => return,
-        };
-        *counted += 1;
     }
 }
