@@ -3,6 +3,7 @@
 mod adoption;
 mod children;
 mod daemon;
+mod lost_shims;
 mod relay;
 mod running;
 mod stopping;
