@@ -84,6 +84,8 @@ pub(crate) struct DaemonPlan {
     pub config: Option<PathBuf>,
     /// Where a child runs when its task names no directory; `work` in the data directory if absent.
     pub work_dir: Option<PathBuf>,
+    /// How long what outlasts the drain may go on without the daemon; zero kills it.
+    pub hold: Duration,
     /// Answers health checks here too.
     pub health: Option<SocketAddr>,
 }
@@ -260,6 +262,7 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         agents,
         work_dir,
         drain: plan.drain,
+        hold: plan.hold,
         health: plan.health,
         shim: ShimProgram {
             environment: clocks.shim_environment.clone(),

@@ -18,6 +18,9 @@ pub const ANY_COMMAND: &str = "command";
 /// Says which boot of the machine this is.
 pub const KERNEL_BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// The longest hold that a relay grants.
+pub const HOLD_MAX: Duration = Duration::from_secs(600);
+
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
     /// `http://host:port` or `https://host:port`.
@@ -36,8 +39,11 @@ pub struct DaemonConfig {
     pub agents: BTreeMap<String, AgentConfig>,
     /// Where a child runs when its task names no directory.
     pub work_dir: PathBuf,
-    /// How long running attempts may go on after the order to stop.
+    /// From the order to stop to the end of the daemon. Running attempts may finish in most of it.
     pub drain: Duration,
+    /// How long attempts that outlast the drain may go on until the next daemon takes them over; at most [`HOLD_MAX`].
+    /// Zero: they are killed.
+    pub hold: Duration,
     /// Answers health checks here too; over a Unix socket in the data directory it always does.
     pub health: Option<SocketAddr>,
     /// Holds on to one attempt's child, whatever happens to the daemon. See [`ShimProgram::own`].
@@ -78,15 +84,21 @@ pub enum ConfigError {
     ReservedName(String),
     #[error("slots must be 1 to 4096, not {0}")]
     Slots(u32),
+    #[error(
+        "a hold lasts ten minutes at most, not {0:?}; attempts of a daemon that is away longer are lost"
+    )]
+    Hold(Duration),
 }
 
 impl DaemonConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
-        if (1..=4096).contains(&self.slots) {
-            Ok(())
-        } else {
-            Err(ConfigError::Slots(self.slots))
+        if !(1..=4096).contains(&self.slots) {
+            return Err(ConfigError::Slots(self.slots));
         }
+        if self.hold > HOLD_MAX {
+            return Err(ConfigError::Hold(self.hold));
+        }
+        Ok(())
     }
 }
 

@@ -26,7 +26,7 @@ mod reins;
 mod restored;
 
 pub(crate) use place::Place;
-pub(crate) use reins::{Bits, Reach};
+pub(crate) use reins::{Bits, Reach, Telling};
 pub(crate) use restored::Remains;
 
 use reins::Reins;
@@ -278,9 +278,10 @@ impl Held {
         }
     }
 
-    /// The daemon's time to drain is up.
-    pub(crate) fn drain(&mut self, clock: &Clock) {
-        self.order_stop(StopWhy::Drained, clock.now().after(self.cleanup_term));
+    /// The daemon's time to drain is up, and KILL must go out by a moment.
+    pub(crate) fn drain(&mut self, kill_by: Moment, clock: &Clock) {
+        let by_grace = clock.now().after(self.cleanup_term);
+        self.order_stop(StopWhy::Drained, by_grace.min(kill_by));
     }
 
     /// The daemon takes no new work: what has not started goes back.

@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
-use baton_proto::v1::{Hello, RejectCode, RelayFrame};
+use baton_proto::v1::{Hello, RelayFrame};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::DaemonError;
-use crate::agents::{Agents, Refusal};
+use crate::agents::Agents;
 use crate::attempt::{AttemptEvent, Workshop};
 use crate::attempt_dir::{AttemptId, Attempts};
 use crate::clock::{Clock, Moment};
@@ -37,11 +37,13 @@ mod heartbeat;
 mod orders;
 mod running;
 mod sending;
+mod stopping;
 mod storing;
 
-use course::Course;
+use course::{Course, Stopping};
 use duties::Duty;
 use sending::room;
+use stopping::told;
 
 /// Events of all attempts together. Full: the attempts wait, and so do their children.
 const EVENTS: usize = 256;
@@ -53,8 +55,6 @@ const REAP_EVERY: Duration = Duration::from_secs(5);
 const TURN_EVERY: Duration = Duration::from_secs(5);
 /// How long after its start a daemon counts on a relay that is there.
 const AWAITED: Duration = Duration::from_secs(30);
-/// After the last process is gone, how long the relay is waited for to take what is unacknowledged.
-const LEAVE: Duration = Duration::from_secs(5);
 
 /// From the link.
 #[derive(Debug)]
@@ -93,11 +93,13 @@ struct Live {
     heartbeats: Heartbeats,
     /// When the relay last answered.
     heard_at: Moment,
+    /// Whether the relay knows of holds.
+    grants_holds: bool,
 }
 
 pub(crate) struct Supervisor {
     profile: Profile,
-    drain: Duration,
+    stopping: Stopping,
     agents: Agents,
     identity: Identity,
     workshop: Workshop,
@@ -150,7 +152,10 @@ impl Supervisor {
                 labels: config.labels.clone(),
                 capabilities: config.capabilities.clone(),
             },
-            drain: config.drain,
+            stopping: Stopping {
+                drain: config.drain,
+                hold: config.hold,
+            },
             agents: Agents::new(config.agents.clone(), config.work_dir.clone()),
             identity,
             workshop,
@@ -196,6 +201,7 @@ impl Supervisor {
             }
             let wake = self.next_wake();
             let outlet = self.crowded_outlet();
+            let untold = self.untold();
             tokio::select! {
                 // Orders before events: a flood of output must not delay a cancel.
                 biased;
@@ -205,6 +211,7 @@ impl Supervisor {
                 Some((id, event)) = self.incoming.recv() => self.on_attempt(&id, event),
                 Some(over) = self.tasks.join_next_with_id() => self.on_task_over(over),
                 () = room(outlet) => {}
+                () = told(untold) => {}
                 () = self.clock.sleep_until_some(wake) => {}
             }
         }
@@ -271,6 +278,7 @@ impl Supervisor {
         self.live = None;
         // Until the link knows more.
         "the stream broke".clone_into(&mut self.trouble);
+        self.hold_lost();
         self.balance_all();
     }
 
@@ -279,18 +287,6 @@ impl Supervisor {
         for held in self.held.values_mut() {
             held.balance(keeping_up);
         }
-    }
-
-    fn begin_drain(&mut self) {
-        let kill_at = self.clock.now().after(self.drain);
-        self.course = Course::Draining { kill_at };
-        let refusal = Refusal {
-            code: RejectCode::Draining,
-            message: "the daemon is stopping".to_owned(),
-        };
-        self.change_all(|held, clock| held.give_back(&refusal, clock));
-        self.send_heartbeat();
-        info!(held = self.held.len(), "draining");
     }
 
     /// Everything that the clock alone decides.
@@ -319,38 +315,13 @@ impl Supervisor {
         self.move_on(now);
     }
 
-    fn move_on(&mut self, now: Moment) {
-        let idle = !self.held.values().any(Held::holds_slot);
-        self.course = match self.course {
-            Course::Working | Course::Resting => return,
-            Course::Draining { .. } | Course::Killing if idle => Course::Leaving {
-                until: now.after(LEAVE),
-            },
-            Course::Draining { kill_at } if kill_at <= now => {
-                self.change_all(|held, clock| held.drain(clock));
-                Course::Killing
-            }
-            Course::Draining { .. } | Course::Killing | Course::Leaving { .. } => return,
-        };
-    }
-
-    fn is_done(&self) -> bool {
-        match self.course {
-            Course::Leaving { until } => self.held.is_empty() || until <= self.clock.now(),
-            Course::Working | Course::Resting | Course::Draining { .. } | Course::Killing => false,
-        }
-    }
-
     fn next_wake(&self) -> Option<Moment> {
-        let course = match self.course {
-            Course::Draining { kill_at } => Some(kill_at),
-            Course::Leaving { until } => Some(until),
-            Course::Working | Course::Resting | Course::Killing => None,
-        };
+        let now = self.clock.now();
+        let course = self.course.wake_at();
         let heartbeat = self.live.as_ref().map(|live| live.heartbeats.due_at());
         let attempts = self.held.values().filter_map(Held::next_wake).min();
         // Whoever asks how the daemon is must see that the loop turns.
-        let turn = Some(self.clock.now().after(TURN_EVERY));
+        let turn = Some(now.after(TURN_EVERY));
         let rounds = Some(self.reap_at.min(self.look_at));
         [
             course,

@@ -49,3 +49,15 @@ pub mod refusals {
     /// Required artifacts are missing; the attempt is still leased.
     pub const CONTRACT_UNMET: &str = "contract_unmet";
 }
+
+/// Optional parts of the protocol, as Hello and Welcome name them. A side uses a part only when both name it.
+pub mod features {
+    /// Frames survive the daemon, on disk.
+    pub const OUTBOX: &str = "outbox";
+    /// Processes survive the daemon.
+    pub const SHIM: &str = "shim";
+    /// A daemon that restarts on purpose asks for more time.
+    pub const HOLD: &str = "hold";
+    /// What this version speaks.
+    pub const ALL: [&str; 3] = [OUTBOX, SHIM, HOLD];
+}

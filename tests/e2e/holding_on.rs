@@ -10,7 +10,7 @@ use baton_proto::v1::{
 };
 use baton_tests::{
     BentBoot, Client, DaemonProcess, RelayProcess, boottime, command, marked, marked_gone,
-    of_attempt, poll_until, retried, shim_of, signal, together, within,
+    of_attempt, poll_until, retried, rounds, shim_of, signal, together, within,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -28,12 +28,6 @@ const AT_ONCE: usize = 5;
 const SEARCH: Duration = Duration::from_secs(5);
 const LINES: usize = 80;
 const TICK_MS: &str = "15";
-
-fn rounds() -> usize {
-    std::env::var("BATON_ROUNDS").map_or(SHORT_RUN, |rounds| {
-        rounds.parse().expect("BATON_ROUNDS is a number")
-    })
-}
 
 /// A relay and a daemon on one machine, both as processes.
 struct Machine {
@@ -120,7 +114,7 @@ async fn a_killed_daemon_comes_back_and_the_same_attempt_goes_on_without_gap_or_
     let mut machine = Machine::start().await;
     let runs = machine.dir.path().join("runs");
     let runs_text = runs.display().to_string();
-    let rounds = rounds();
+    let rounds = rounds(SHORT_RUN);
     let mut alive_at_kills = 0;
     for round in 0..rounds {
         let mark = format!("adopted-{round}");
@@ -170,7 +164,7 @@ async fn a_killed_daemon_comes_back_and_the_same_attempt_goes_on_without_gap_or_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_daemon_every_process_is_dead_when_its_lease_ends() {
-    let rounds: Vec<usize> = (0..rounds()).collect();
+    let rounds: Vec<usize> = (0..rounds(SHORT_RUN)).collect();
     let mut longest = Duration::ZERO;
     for some in rounds.chunks(AT_ONCE) {
         let took = together(some.iter().map(|round| orphaned(*round))).await;

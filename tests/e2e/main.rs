@@ -13,6 +13,7 @@ mod disk_full;
 mod export;
 mod fencing;
 mod forgetting;
+mod handing_over;
 mod holding_on;
 mod import;
 mod inherited;

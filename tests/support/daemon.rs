@@ -72,6 +72,7 @@ impl RealDaemon {
             agents: [(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand)].into(),
             work_dir: dir.path().to_owned(),
             drain: Duration::from_secs(5),
+            hold: Duration::ZERO,
             health: None,
             shim: shim_program(),
             boot_id_file: KERNEL_BOOT_ID.into(),

@@ -38,7 +38,7 @@ pub use daemon::RealDaemon;
 pub use files::copy_directory;
 pub use gateway::Gateway;
 pub use lifetimes::{Watched, boottime, first_began, is_stopped, signal};
-pub use patience::{PATIENCE, poll_until, together, within};
+pub use patience::{PATIENCE, poll_until, rounds, together, within};
 pub use ports::quiet_port;
 pub use processes::{Baton, DaemonProcess, RelayProcess, Said};
 pub use raw::{RawLink, raw_unary};

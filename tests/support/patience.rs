@@ -1,4 +1,4 @@
-//! How tests wait: for an event, under one deadline that only a hang reaches.
+//! How tests wait: for an event, under one deadline that only a hang reaches; and how often they try.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -28,6 +28,13 @@ pub async fn poll_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T
         }
     })
     .await
+}
+
+/// How often a test tries what must never fail: a few times, or as often as `BATON_ROUNDS` says.
+pub fn rounds(few: usize) -> usize {
+    std::env::var("BATON_ROUNDS").map_or(few, |rounds| {
+        rounds.parse().expect("BATON_ROUNDS is a number")
+    })
 }
 
 /// Runs all futures at once and returns what they gave, in their order.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -12,6 +12,7 @@ use tokio::process::{Child, Command};
 use crate::bent_boot::BOOT_FILE;
 use crate::bent_clock::CLOCK_FILE;
 use crate::client::Client;
+use crate::lifetimes::signal;
 use crate::patience::within;
 use crate::ports::quiet_port;
 use crate::relay::read_token;
@@ -265,7 +266,7 @@ pub struct DaemonProcess {
 }
 
 impl DaemonProcess {
-    /// Files go under `dir`, which outlives the daemon.
+    /// Files go under `dir`, which outlives the daemon. What it runs ends with it when it is stopped.
     pub async fn start(baton: Baton, dir: &Path, name: &str, url: &str, token: &str) -> Self {
         Self::start_with(baton, dir, name, (url, token), &[]).await
     }
@@ -282,7 +283,7 @@ impl DaemonProcess {
         std::fs::create_dir_all(&data).expect("a directory can be made");
         let token_file = data.join("credential");
         std::fs::write(&token_file, token).expect("a file can be written");
-        let usual = [["--slots", "4"], ["--drain", "5s"]];
+        let usual = [["--slots", "4"], ["--drain", "5s"], ["--hold", "0s"]];
         let usual = usual.iter().filter(|[flag, _]| !more.contains(flag));
         Self::start_in(baton, &data, &[], |command| {
             command
@@ -333,8 +334,7 @@ impl DaemonProcess {
 }
 
 async fn terminate(child: &mut Child) -> ExitStatus {
-    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-    kill_process(pid.expect("the process runs"), Signal::TERM).expect("a child can be signaled");
+    signal(child.id().expect("the process runs"), Signal::TERM);
     let status = within("the process to end after TERM", child.wait()).await;
     status.expect("a child can be waited for")
 }

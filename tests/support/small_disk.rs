@@ -60,7 +60,8 @@ impl SmallDisk {
         let daemon = DaemonProcess::start_in(baton, &data, &wrapper, |command| {
             command
                 .args(["daemon", "--relay", url, "--name", "small", "--slots", "4"])
-                .args(["--allow-command", "--drain", "5s", "--token-file"])
+                .args(["--drain", "5s", "--hold", "0s"])
+                .args(["--allow-command", "--token-file"])
                 .arg(&token_file);
         })
         .await;

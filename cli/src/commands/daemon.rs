@@ -54,9 +54,14 @@ pub(crate) struct DaemonArgs {
     #[arg(long, env = "BATON_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// How long a stopping daemon lets running attempts go on before it cancels them.
+    /// How long a stopping daemon takes at most. Attempts may finish meanwhile; see --hold for those that do not.
     #[arg(long, env = "BATON_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     drain: Duration,
+
+    /// How long attempts that outlast the drain go on without a daemon until the next one takes them over, at most 10m. 0s kills
+    /// them instead.
+    #[arg(long, env = "BATON_HOLD", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
+    hold: Duration,
 
     /// TOML file that names the agents this daemon can run.
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
@@ -115,6 +120,7 @@ fn plan(args: DaemonArgs) -> DaemonPlan {
         drain: args.drain,
         config: args.config,
         work_dir: args.work_dir,
+        hold: args.hold,
         health: args.health,
     }
 }

@@ -186,6 +186,8 @@ fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
         drain: DRAIN,
         config: args.config.clone(),
         work_dir: None,
+        // Relay and daemon end together, and so does what they run.
+        hold: Duration::ZERO,
         health: None,
     }
 }

@@ -94,6 +94,7 @@ impl Attempt {
     /// Until the shim has reported, is gone, or is given up.
     pub(super) async fn follow(&mut self, connection: &mut Connection) -> Parting {
         let mut told = Told::default();
+        connection.tell_of_leases(self.lines.told.clone());
         loop {
             self.obey();
             self.pass_on(connection, &mut told);
@@ -199,10 +200,6 @@ impl Attempt {
             told.consumed = consumed;
             connection.consumed(consumed);
         }
-        let limit = connection.lease_told().map(Moment::from_millis);
-        self.lines
-            .told
-            .send_if_modified(|old| std::mem::replace(old, limit) != limit);
     }
 
     /// Moves on what needs no shim: the transcript into the fold, and events out of it. Returns after one step,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use baton_proto::v1::RenewEntry;
 
-use super::{Held, Reach, Stage, StopWhy};
+use super::{Held, Reach, Stage, StopWhy, Telling};
 use crate::agents::Refusal;
 use crate::clock::{Clock, Moment};
 use crate::lease::LeaseClock;
@@ -30,14 +30,22 @@ impl Held {
         }
     }
 
-    /// Whether its shim, if it has one that can be told, has the lease as it stands now.
-    #[expect(dead_code, reason = "for the hand-over to the next daemon")]
-    pub(crate) fn has_told_lease(&self) -> bool {
-        match (&self.stage, self.lease) {
-            (Stage::Running(reins), Some(lease)) if reins.reach == Reach::Linked => {
-                reins.has_told(lease)
+    /// Whether the daemon may go and leave it to its shim: the shim has the lease as it stands now. What is being ended is
+    /// not left while there is time; a shim that does not answer cannot be told.
+    pub(crate) fn may_be_left(&self) -> bool {
+        match &self.stage {
+            Stage::Running(reins) if reins.reach == Reach::Linked => {
+                self.stopping.is_none() && self.telling().is_none()
             }
-            (Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. }, _) => true,
+            Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. } => true,
+        }
+    }
+
+    /// To wait until its shim has the lease as it stands now, while it has not.
+    pub(crate) fn telling(&self) -> Option<Telling> {
+        match &self.stage {
+            Stage::Running(reins) if reins.reach == Reach::Linked => reins.telling(self.lease?),
+            Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. } => None,
         }
     }
 

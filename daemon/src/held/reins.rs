@@ -44,6 +44,23 @@ pub(crate) struct Bits {
     pub(crate) told: watch::Sender<Option<Moment>>,
 }
 
+/// A lease on its way to a shim.
+pub(crate) struct Telling {
+    told: watch::Receiver<Option<Moment>>,
+    limit: Moment,
+}
+
+impl Telling {
+    /// Completes when the shim has it. An attempt whose task is over never does: its end is an event of its own.
+    pub(crate) async fn done(mut self) {
+        let limit = Some(self.limit);
+        let told = self.told.wait_for(|told| *told >= limit).await.is_ok();
+        if !told {
+            std::future::pending().await
+        }
+    }
+}
+
 impl Reins {
     /// `position` is where the fold begins.
     pub(super) fn new(lease: Option<LeaseClock>, reach: Reach, position: u64) -> (Self, Bits) {
@@ -90,9 +107,13 @@ impl Reins {
         self.lease.send_replace(Some(lease));
     }
 
-    /// Whether the shim has this lease, so that the daemon may go.
-    pub(super) fn has_told(&self, lease: LeaseClock) -> bool {
-        *self.told.borrow() >= Some(lease.limit())
+    /// To wait until the shim has this lease, while it has not.
+    pub(super) fn telling(&self, lease: LeaseClock) -> Option<Telling> {
+        let has_it = *self.told.borrow() >= Some(lease.limit());
+        (!has_it).then(|| Telling {
+            told: self.told.clone(),
+            limit: lease.limit(),
+        })
     }
 
     pub(super) fn hold_back(&self, wanted: bool) {

@@ -17,9 +17,11 @@ use rustix::fs::{Mode, OFlags};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
+use tokio::sync::watch;
 
 use super::framing::{self, Decoder};
 use super::{ENVIRONMENT, HIGHEST_VERSION, LOWEST_VERSION, SOCKET};
+use crate::clock::Moment;
 use crate::process::{
     ATTEMPT_MARKER, DAEMON_MARKER, ProcessId, identify_child, identity_of, register,
 };
@@ -78,9 +80,10 @@ pub(crate) struct Connection {
     deaf: bool,
     opening: Vec<to_shim::Message>,
     due: Due,
-    /// Limit of the lease that is in `outgoing`, and of the one that has left it.
-    lease_leaving: Option<u64>,
-    lease_told: Option<u64>,
+    /// Limit of the lease that is in `outgoing`.
+    lease_leaving: Option<Moment>,
+    /// Learns the limit of every lease that has left it.
+    told: watch::Sender<Option<Moment>>,
     shim: Option<ProcessId>,
     /// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
     _child: Option<Child>,
@@ -145,7 +148,7 @@ impl Connection {
             opening: Vec::new(),
             due: Due::default(),
             lease_leaving: None,
-            lease_told: None,
+            told: watch::Sender::new(None),
             shim,
             _child: child,
         }
@@ -173,7 +176,9 @@ impl Connection {
 
     /// All that a new shim needs, in one go: it has the prompt before it starts the child.
     pub(crate) fn launch(&mut self, instance_id: &str, prompt: Stdin, launch: Launch) {
-        self.lease_leaving = launch.lease.map(|lease| lease.limit_ms);
+        self.lease_leaving = launch
+            .lease
+            .map(|lease| Moment::from_millis(lease.limit_ms));
         self.opening.extend([
             to_shim::Message::Greeting(greeting(instance_id)),
             to_shim::Message::Stdin(prompt),
@@ -193,9 +198,9 @@ impl Connection {
         self.due.consumed = Some(Consumed { position });
     }
 
-    /// Limit of the newest lease that is with the shim, whether or not it has read it yet.
-    pub(crate) fn lease_told(&self) -> Option<u64> {
-        self.lease_told
+    /// Where the limit of the newest lease is told that is with the shim, whether or not it has read it yet.
+    pub(crate) fn tell_of_leases(&mut self, told: watch::Sender<Option<Moment>>) {
+        self.told = told;
     }
 
     /// Says what is due and returns the shim's next message; `None` when it has closed. Cancel safe.
@@ -235,7 +240,7 @@ impl Connection {
         }
         let due = std::mem::take(&mut self.due);
         if let Some(lease) = &due.lease {
-            self.lease_leaving = Some(lease.limit_ms);
+            self.lease_leaving = Some(Moment::from_millis(lease.limit_ms));
         }
         let messages = self.opening.drain(..).chain(
             [
@@ -266,8 +271,10 @@ impl Connection {
                 self.lease_leaving = None;
             }
         }
-        if self.outgoing.is_empty() {
-            self.lease_told = self.lease_leaving.take().or(self.lease_told);
+        if self.outgoing.is_empty()
+            && let Some(limit) = self.lease_leaving.take()
+        {
+            self.told.send_replace(Some(limit));
         }
     }
 

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use baton_proto::v1::{self, DaemonLoad, Heartbeat, HeartbeatAck, daemon_frame, renew_result};
+use baton_proto::v1::{
+    self, DaemonLoad, Heartbeat, HeartbeatAck, RenewResult, daemon_frame, renew_result,
+};
 use prost_types::Timestamp;
 use tracing::warn;
 
 use super::Supervisor;
 use super::orders::{frame, positive};
+use crate::clock::Moment;
 use crate::disk::{DiskState, Space};
 use crate::held::Held;
 
@@ -22,7 +25,12 @@ impl Supervisor {
         if let Some(interval) = positive(ack.heartbeat_ms) {
             live.heartbeats.set_interval(interval, now);
         }
-        for entry in ack.results {
+        self.renew_all(ack.results, sent_at);
+    }
+
+    /// What became of leases in a request that was sent at this moment.
+    pub(super) fn renew_all(&mut self, results: Vec<RenewResult>, sent_at: Moment) {
+        for entry in results {
             let id = entry.attempt_id;
             let Some(held) = self.held.get_mut(&id) else {
                 continue;

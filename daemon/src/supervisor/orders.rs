@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use baton_proto::PROTOCOL_VERSION;
-use baton_proto::codes::refusals;
+use baton_proto::codes::{features, refusals};
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{
     AckEntry, AttemptCommand, AttemptRef, CancelReason, CommandResult, DaemonFrame, Dispatch,
-    FrameRejected, Goodbye, GoodbyeCode, Hello, RejectCode, RelayFrame, Settlement, Welcome,
-    command_result, daemon_frame, settlement,
+    FrameRejected, Hello, RejectCode, RelayFrame, Settlement, Welcome, command_result,
+    daemon_frame, settlement,
 };
 use tracing::{info, warn};
 
@@ -45,7 +45,7 @@ impl Supervisor {
             capabilities: self.profile.capabilities.clone(),
             agents: self.agents.infos(),
             active: self.held.values().map(Held::active).collect(),
-            features: Vec::new(),
+            features: features::ALL.map(str::to_owned).to_vec(),
             draining: !self.course.takes_work(),
             seen_relay_epoch: self.epochs.epoch(),
             seen_incarnation: self.epochs.incarnation().to_owned(),
@@ -78,6 +78,7 @@ impl Supervisor {
             session,
             heartbeats: Heartbeats::new(interval, now),
             heard_at: now,
+            grants_holds: welcome.features.iter().any(|word| word == features::HOLD),
         });
         self.settle_all(&welcome, hello_sent_at);
         Ok(())
@@ -141,8 +142,9 @@ impl Supervisor {
             Some(Frame::Attempt(command)) => self.on_command(command),
             Some(Frame::Drain(drain)) => self.on_drain(!drain.withdrawn),
             Some(Frame::Rejected(rejected)) => self.on_rejected(&rejected),
-            // Holds come with the shim; Welcome and Goodbye are the link's.
-            Some(Frame::HoldGranted(_) | Frame::Welcome(_) | Frame::Goodbye(_)) => {}
+            Some(Frame::HoldGranted(granted)) => self.on_hold_granted(granted),
+            // These are the link's.
+            Some(Frame::Welcome(_) | Frame::Goodbye(_)) => {}
             None => self.unknown += 1,
         }
     }
@@ -321,21 +323,6 @@ impl Supervisor {
                 Course::Working
             };
             self.send_heartbeat();
-        }
-    }
-
-    pub(super) fn say_goodbye(&mut self) {
-        if let Some(live) = self.live.take() {
-            let goodbye = Goodbye {
-                code: GoodbyeCode::Draining.into(),
-                message: "the daemon stops".to_owned(),
-                retry_after_ms: None,
-            };
-            // After everything else that is queued; without room the relay notices the closed stream.
-            let _ = live
-                .session
-                .frames
-                .try_send(frame(daemon_frame::Frame::Goodbye(goodbye)));
         }
     }
 

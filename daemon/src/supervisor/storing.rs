@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::error::TrySendError;
 use tracing::{error, info, warn};
 
-use super::{LEAVE, Supervisor};
+use super::Supervisor;
 use crate::attempt_dir::AttemptId;
 use crate::clock::Moment;
 use crate::disk::DiskState;
@@ -164,7 +164,8 @@ impl Supervisor {
 
     /// On the way out: what is not acknowledged is the next daemon's to say, so it must be on the disk.
     pub(super) async fn finish_writing(mut self) {
-        let finished = tokio::time::timeout(LEAVE, async {
+        let limit = self.course.last_writes(self.clock.now());
+        let finished = tokio::time::timeout(limit, async {
             loop {
                 self.save();
                 if !self.removals.is_empty() || self.held.values().any(|held| held.has_job()) {

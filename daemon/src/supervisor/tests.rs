@@ -48,6 +48,7 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         agents: BTreeMap::new(),
         work_dir: dir.to_owned(),
         drain: Duration::from_secs(15),
+        hold: Duration::ZERO,
         health: None,
         shim: workshop.shim.clone(),
         boot_id_file: KERNEL_BOOT_ID.into(),
@@ -224,6 +225,7 @@ async fn an_attempt_that_runs_is_heard_until_its_lease_is_over() {
         session,
         heartbeats: Heartbeats::new(LEASE, clock.now()),
         heard_at: clock.now(),
+        grants_holds: false,
     });
     for (by, heard) in [(LEASE - INSTANT, true), (INSTANT, false)] {
         clock.advance(by);

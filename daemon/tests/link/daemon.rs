@@ -55,6 +55,7 @@ impl Home {
             .into(),
             work_dir: self.path().to_owned(),
             drain: Duration::from_secs(15),
+            hold: Duration::ZERO,
             health: None,
             shim: ShimProgram {
                 program: env!("CARGO_BIN_EXE_shim-under-test").into(),

@@ -3,6 +3,7 @@
 mod adoption;
 mod children;
 mod daemon;
+mod handing_over;
 mod lost_shims;
 mod relay;
 mod running;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use baton_proto::codes::features;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::daemon_frame::Frame as Up;
 use baton_proto::v1::daemon_link_server::{DaemonLink, DaemonLinkServer};
@@ -168,6 +169,7 @@ impl Session {
             protocol_version: 1,
             heartbeat_ms: beat.as_millis() as u64,
             settlements,
+            features: features::ALL.map(str::to_owned).to_vec(),
             ..Welcome::default()
         }))
         .await;

@@ -206,9 +206,7 @@ async fn a_draining_daemon_finishes_its_work_refuses_more_and_says_goodbye() {
 #[tokio::test]
 async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
     let mut relay = Relay::start().await;
-    let daemon = Running::start_with(&relay.url, |config| {
-        config.drain = Duration::from_millis(200)
-    });
+    let daemon = Running::start_with(&relay.url, |config| config.drain = Duration::from_secs(4));
     let mut session = relay.welcome().await;
     let stubborn = attempt();
     session

@@ -1,5 +1,6 @@
 //! Who the relay is and how it is, for operators and for those who wait for it.
 
+use baton_proto::codes::features;
 use baton_proto::v1;
 
 use super::fault::Fault;
@@ -32,7 +33,7 @@ impl Api {
             principal: who.name.to_string(),
             tenant: tokens::shown_scope(&who.scope),
             role: tokens::shown_role(who.role).into(),
-            features: Vec::new(),
+            features: features::ALL.map(str::to_owned).to_vec(),
             counters: self.counters(who),
             disk: Some(v1::DiskSpace {
                 free_bytes: space.free(),

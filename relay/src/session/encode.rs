@@ -6,6 +6,7 @@ use baton_core::effects::{
 use baton_core::id::{AttemptId, DaemonId, Incarnation, RelayEpoch};
 use baton_core::record::InputKind;
 use baton_core::reject::Rejection;
+use baton_proto::codes::features;
 use baton_proto::v1;
 use baton_proto::v1::attempt_command::Body;
 use baton_proto::v1::relay_frame::Frame;
@@ -84,7 +85,7 @@ impl Stamp {
                 .collect(),
             deadline_slack_ms: 2_000,
             latest_daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
-            features: Vec::new(),
+            features: features::ALL.map(str::to_owned).to_vec(),
             relay_time: None,
         }))
     }
