@@ -11,6 +11,7 @@
 mod dead_wires;
 mod promises;
 mod stopped_relay;
+mod stopping;
 mod timers;
 
 use baton_tests::{Baton, Relay};

@@ -1,0 +1,197 @@
+//! Stopping by a deadline: a relay and a daemon have ended a second after it, with peers that never read as well, and a
+//! second signal ends them at once. `BATON_ROUNDS=50` makes the full run of the first.
+
+use baton_daemon::Clock;
+use baton_proto::v1::{
+    ReadOutputRequest, ReadOutputResponse, Role, TaskSpec, TaskState, WatchTaskRequest,
+    WatchTaskResponse,
+};
+use baton_tests::{
+    Client, DaemonProcess, Passing, RelayProcess, Wire, command, marked, marked_gone, poll_until,
+    rounds, signal,
+};
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tonic::Streaming;
+
+use crate::{BATON, STANDIN, assert_not_after, widened};
+
+const SHORT_RUN: usize = 3;
+const DRAIN: u64 = 2_000;
+/// With the 250 ms that every promise gets it is a second.
+const MORE: u64 = 750;
+const AT_ONCE: u64 = 500;
+/// More than every window and queue on the way takes.
+const FLOOD: &str = "33554432";
+
+/// How long the future took, in milliseconds.
+async fn timed<T>(future: impl Future<Output = T>) -> (u64, T) {
+    let clock = Clock::boot();
+    let from = clock.now();
+    let value = future.await;
+    let took = from.until(clock.now()).as_millis();
+    (u64::try_from(took).unwrap_or(u64::MAX), value)
+}
+
+fn leased(words: &[&str], mark: &str) -> TaskSpec {
+    TaskSpec {
+        lease_ttl_ms: Some(5_000),
+        ..command(STANDIN, words, mark)
+    }
+}
+
+async fn until_running(client: &Client, spec: TaskSpec, mark: &str) -> String {
+    let task = client.submit(spec).await.task_id;
+    client.until_state(&task, TaskState::Running).await;
+    poll_until(&format!("{mark} to run"), || {
+        (!marked(mark).is_empty()).then_some(())
+    })
+    .await;
+    task
+}
+
+/// Peers of a relay that are connected and never read again.
+struct Mutes {
+    _bare: TcpStream,
+    _watch: Streaming<WatchTaskResponse>,
+    _output: Streaming<ReadOutputResponse>,
+    _daemon: DaemonProcess,
+    wire: Wire,
+    _dir: TempDir,
+}
+
+impl Mutes {
+    async fn connect(client: &Client, mark: &str) -> Self {
+        let address = client.url().trim_start_matches("http://").to_owned();
+        let mut bare = TcpStream::connect(address).await.expect("the relay serves");
+        // A preface and an empty SETTINGS frame.
+        let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        bare.write_all(greeting).await.expect("the relay reads");
+        let wire = Wire::to(client.url()).await;
+        let (_, secret) = client.make_token("", Role::Daemon).await;
+        let dir = tempfile::tempdir().expect("a directory");
+        let daemon = DaemonProcess::start(BATON, dir.path(), mark, &wire.url(), &secret).await;
+        let words = ["flood", FLOOD, "pause"];
+        let task = until_running(client, leased(&words, mark), mark).await;
+        let request = WatchTaskRequest {
+            task_id: task.clone(),
+            ..WatchTaskRequest::default()
+        };
+        let watch = client.tasks().watch(request).await;
+        let request = ReadOutputRequest {
+            task_id: task,
+            follow: true,
+            ..ReadOutputRequest::default()
+        };
+        let output = client.tasks().read_output(request).await;
+        Self {
+            _bare: bare,
+            _watch: watch.expect("a task can be watched").into_inner(),
+            _output: output.expect("output can be read").into_inner(),
+            _daemon: daemon,
+            wire,
+            _dir: dir,
+        }
+    }
+}
+
+async fn relay_with_mute_peers(round: usize) -> u64 {
+    let mut relay = RelayProcess::start_with(BATON, &["--drain", "2s"]).await;
+    let mark = format!("mute-{round}");
+    let mutes = Mutes::connect(relay.admin(), &mark).await;
+    mutes.wire.let_pass(Passing::Nothing);
+    let (took, status) = timed(relay.terminate()).await;
+    assert_eq!(status.code(), Some(0));
+    drop(mutes);
+    marked_gone(&mark).await;
+    took
+}
+
+/// A daemon with a stubborn child that floods it, whose relay has fallen silent.
+async fn daemon_cut_off(mark: String, hold: &str) -> u64 {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let wire = Wire::to(client.url()).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let stopping = ["--drain", "2s", "--hold", hold];
+    let url = wire.url();
+    let link = (url.as_str(), secret.as_str());
+    let mut daemon = DaemonProcess::start_with(BATON, dir.path(), &mark, link, &stopping).await;
+    let words = ["flood", FLOOD, "ignore-term", "pause"];
+    until_running(client, leased(&words, &mark), &mark).await;
+    wire.let_pass(Passing::Nothing);
+    let (took, status) = timed(daemon.terminate()).await;
+    assert_eq!(status.code(), Some(0));
+    // Killed by the daemon, or by its shim when the lease is over.
+    marked_gone(&mark).await;
+    took
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
+    let rounds = rounds(SHORT_RUN);
+    let mut longest = [0; 3];
+    for round in 0..rounds {
+        let took: [u64; 3] = tokio::join!(
+            relay_with_mute_peers(round),
+            daemon_cut_off(format!("stop-kills-{round}"), "0s"),
+            daemon_cut_off(format!("stop-hands-over-{round}"), "10m"),
+        )
+        .into();
+        let who = [
+            "a relay with mute peers",
+            "a daemon that kills",
+            "a daemon that hands over",
+        ];
+        for (at, who) in who.into_iter().enumerate() {
+            assert_not_after(
+                &format!("round {round}: {who} ended"),
+                took[at],
+                DRAIN,
+                MORE,
+            );
+            longest[at] = longest[at].max(took[at]);
+        }
+    }
+    let [relay, kills, hands_over] = longest;
+    println!(
+        "{rounds} rounds, drain {DRAIN} ms: at most {relay} ms for a relay, {kills} ms for a daemon that kills, \
+         {hands_over} ms for one that hands over"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_a_daemon_at_once() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let (link, stopping) = ((client.url(), secret.as_str()), ["--drain", "10m"]);
+    let mut daemon =
+        DaemonProcess::start_with(BATON, dir.path(), "impatient", link, &stopping).await;
+    let spec = leased(&["pause"], "impatient");
+    let task = until_running(client, spec, "impatient").await;
+    signal(daemon.pid(), Signal::TERM);
+    poll_draining(&daemon).await;
+    let (took, status) = timed(daemon.terminate()).await;
+    assert_eq!(status.code(), Some(130));
+    assert!(took <= widened(AT_ONCE), "it took {took} ms");
+    assert!(
+        !marked("impatient").is_empty(),
+        "what ran has its lease left"
+    );
+    marked_gone("impatient").await;
+    client.until_state(&task, TaskState::NeedsAttention).await;
+}
+
+async fn poll_draining(daemon: &DaemonProcess) {
+    loop {
+        let said = BATON.run(&daemon.data, &["health", "--json"]).await;
+        if said.json()["draining"] == true {
+            return;
+        }
+    }
+}
