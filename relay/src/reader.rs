@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use baton_core::Recovered;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
     DaemonRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
+use baton_core::{Recovered, Shelf};
 
 use crate::bodies::{Bodies, BodyHash};
 use crate::records;
@@ -95,26 +95,6 @@ impl Reader {
         Some((self.spec(tenant, task)?, record))
     }
 
-    /// A task as an input that names a finished one carries it.
-    pub(crate) fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished> {
-        let (spec, record) = self.newest_task(tenant, task)?;
-        let finished = record.state.is_terminal();
-        finished.then_some(Finished { record, spec })
-    }
-
-    /// The same for a daemon, whose frames do not name the tenant: it is its credential's, or any of them.
-    pub(crate) fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished> {
-        match scope {
-            TenantScope::One(tenant) => self.finished(tenant, task),
-            TenantScope::All => {
-                let tenants = self.tenants();
-                tenants
-                    .iter()
-                    .find_map(|tenant| self.finished(tenant, task))
-            }
-        }
-    }
-
     /// The changing half alone.
     pub fn record(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<TaskRecord>> {
         let live = self.bytes(&records::live_key(tenant, task));
@@ -132,26 +112,6 @@ impl Reader {
             spec.prompt = self.readable(&key, self.bodies.load(hash))?;
         }
         Some(Arc::new(spec))
-    }
-
-    /// A finished task with what it has under other keys; its prompt is not read.
-    pub(crate) fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable> {
-        let (key, bytes) = self.bytes(&records::done_key(tenant, task))?;
-        let record = self.readable(&key, records::decode_task(&bytes))?;
-        let stored = self.bytes(&records::spec_key(tenant, task));
-        let spec =
-            stored.and_then(|(key, bytes)| self.readable(&key, records::decode_spec(&bytes)));
-        let (spec, body) = spec.unzip();
-        let key = spec.and_then(|spec| spec.idempotency_key);
-        let is_its_own = |key: &String| {
-            let known = self.idempotency(tenant, key);
-            known.is_some_and(|known| known.task == task)
-        };
-        Some(Removable {
-            record,
-            idempotency_key: key.filter(is_its_own),
-            body: body.flatten().map(|hash| hash.0),
-        })
     }
 
     /// Finished tasks of this tenant behind `after`, oldest first, each with the size of its record.
@@ -254,11 +214,6 @@ impl Reader {
     ) -> Option<Arc<DaemonRecord>> {
         let (key, bytes) = self.bytes(&records::daemon_key(scope, daemon))?;
         self.readable(&key, records::decode_daemon(&bytes))
-    }
-
-    pub(crate) fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
-        let (key, bytes) = self.bytes(&records::idempotency_key(tenant, key))?;
-        self.readable(&key, records::decode_idempotency(&bytes))
     }
 
     /// Nothing was ever submitted, or nothing of it is left. What cannot be read counts as there.
@@ -403,5 +358,53 @@ impl Reader {
             self.unreadables.record(key);
         };
         read.inspect_err(passed_over).ok()
+    }
+}
+
+/// What the core asks for of tasks that it does not hold.
+impl Shelf for Reader {
+    /// A task as an input that names a finished one carries it.
+    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished> {
+        let (spec, record) = self.newest_task(tenant, task)?;
+        let finished = record.state.is_terminal();
+        finished.then_some(Finished { record, spec })
+    }
+
+    /// The same for a daemon, whose frames do not name the tenant: it is its credential's, or any of them.
+    fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished> {
+        match scope {
+            TenantScope::One(tenant) => self.finished(tenant, task),
+            TenantScope::All => {
+                let tenants = self.tenants();
+                tenants
+                    .iter()
+                    .find_map(|tenant| self.finished(tenant, task))
+            }
+        }
+    }
+
+    /// A finished task with what it has under other keys; its prompt is not read.
+    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable> {
+        let (key, bytes) = self.bytes(&records::done_key(tenant, task))?;
+        let record = self.readable(&key, records::decode_task(&bytes))?;
+        let stored = self.bytes(&records::spec_key(tenant, task));
+        let spec =
+            stored.and_then(|(key, bytes)| self.readable(&key, records::decode_spec(&bytes)));
+        let (spec, body) = spec.unzip();
+        let key = spec.and_then(|spec| spec.idempotency_key);
+        let is_its_own = |key: &String| {
+            let known = self.idempotency(tenant, key);
+            known.is_some_and(|known| known.task == task)
+        };
+        Some(Removable {
+            record,
+            idempotency_key: key.filter(is_its_own),
+            body: body.flatten().map(|hash| hash.0),
+        })
+    }
+
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
+        let (key, bytes) = self.bytes(&records::idempotency_key(tenant, key))?;
+        self.readable(&key, records::decode_idempotency(&bytes))
     }
 }

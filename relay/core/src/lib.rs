@@ -17,6 +17,7 @@ pub mod effects;
 mod ends;
 mod expiry;
 pub mod fences;
+mod finished;
 mod frame;
 pub mod gate;
 mod heartbeats;
@@ -52,3 +53,4 @@ mod samples;
 mod tests;
 
 pub use crate::core::{Core, Recovered};
+pub use crate::finished::Shelf;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_core::Core;
 use baton_core::effects::{CloseReason, Effects, Outgoing, Send, Write};
 use baton_core::gate::Gate;
-use baton_core::id::{RequestId, SessionId, TaskId, TenantScope};
+use baton_core::id::{RequestId, SessionId, TaskId};
 use baton_core::input::Input;
 use baton_core::record::{TaskRecord, TimelineEvent};
 use baton_core::spec::TaskSpec;
@@ -14,7 +14,7 @@ use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting, finished};
+use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting};
 use crate::bodies::Bodies;
 use crate::clock::Clock;
 use crate::reader::Reader;
@@ -70,7 +70,7 @@ pub(crate) struct Loop {
     frames: mpsc::Receiver<FromSession>,
     requests: mpsc::Receiver<Request>,
     gate: Gate<CommitSeq>,
-    sessions: HashMap<SessionId, OpenSession>,
+    sessions: HashMap<SessionId, mpsc::Sender<ToSession>>,
     replies: HashMap<RequestId, Waiting>,
     /// Direct writes whose callers wait for their commit.
     writes: Vec<(CommitSeq, oneshot::Sender<Result<(), Refusal>>)>,
@@ -78,12 +78,6 @@ pub(crate) struct Loop {
     pending: Pending,
     /// No request is taken any more: the relay is about to start again with other data.
     retired: bool,
-}
-
-struct OpenSession {
-    messages: mpsc::Sender<ToSession>,
-    /// Whose tasks its daemon may speak of.
-    scope: TenantScope,
 }
 
 /// Effects of this turn that were not handed to the journal yet.
@@ -212,13 +206,7 @@ impl Loop {
                 hello,
                 messages,
             } => {
-                self.sessions.insert(
-                    session,
-                    OpenSession {
-                        messages,
-                        scope: hello.scope.clone(),
-                    },
-                );
+                self.sessions.insert(session, messages);
                 self.handle(Input::SessionOpened { session, hello });
             }
             FromSession::Input(Input::SessionClosed { session }) => {
@@ -270,16 +258,10 @@ impl Loop {
         // The store does not know this turn's writes yet, and the core has let go of what they finished.
         let ended_now =
             |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
-        if finished::named(&input).into_iter().any(ended_now) {
+        if input.named_tasks().into_iter().any(ended_now) {
             self.append();
         }
-        let scope = |session: &SessionId| self.sessions.get(session).map(|open| &open.scope);
-        finished::complete(
-            &mut input,
-            |task| self.core.is_live(task),
-            scope,
-            &self.reader,
-        );
+        self.core.load_finished(&mut input, &self.reader);
         let effects = self.core.handle(input, self.clock.now(), &mut *self.mint);
         self.collect(effects);
     }
@@ -381,10 +363,10 @@ impl Loop {
     }
 
     fn tell(&mut self, session: SessionId, message: ToSession) {
-        let Some(open) = self.sessions.get(&session) else {
+        let Some(messages) = self.sessions.get(&session) else {
             return;
         };
-        if let Err(mpsc::error::TrySendError::Full(_)) = open.messages.try_send(message) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = messages.try_send(message) {
             tracing::warn!(session_id = %session, "a daemon does not read its stream; closing it");
             self.sessions.remove(&session);
         }

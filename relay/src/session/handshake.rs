@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_core::Shelf;
 use baton_core::id::{DaemonId, SessionId};
 use baton_core::input::FrameRef;
 use baton_proto::v1;

@@ -12,7 +12,6 @@ mod counts;
 mod daemon;
 mod deadlines;
 mod faults;
-mod finished;
 mod ghosts;
 mod hearing;
 #[cfg(feature = "mutants")]

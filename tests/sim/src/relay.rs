@@ -387,7 +387,9 @@ impl World {
     /// One input, completed as the shell does it, decided by the core, and judged.
     fn relay_handles(&mut self, mut input: Input) {
         self.counts.inputs += 1;
-        self.load_finished(&mut input);
+        if let Some(core) = &self.relay.core {
+            core.load_finished(&mut input, &self.relay.store.view);
+        }
         self.note(|| shown(&input));
         self.note_signs(&input);
         let before = self.before(&input);

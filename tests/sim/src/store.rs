@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use baton_core::Recovered;
 use baton_core::effects::Write;
-use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId};
-use baton_core::input::{Finished, Prior, Removable};
+use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
+use baton_core::input::{Finished, Removable};
 use baton_core::record::{
     AttemptRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord,
     TaskRecord,
 };
 use baton_core::spec::TaskSpec;
+use baton_core::{Recovered, Shelf};
 
 use crate::checks;
 
@@ -131,42 +131,37 @@ impl State {
         }
         recovered
     }
+}
 
-    /// What the shell loads of a task that the core does not hold.
-    pub(crate) fn finished(&self, task: TaskId) -> Option<Finished> {
+impl Shelf for State {
+    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished> {
+        let record = self.done.get(&task).filter(|r| r.tenant == *tenant)?;
         Some(Finished {
-            record: Arc::clone(self.record(task)?),
-            // Gone with its task where retention took that.
+            record: Arc::clone(record),
             spec: Arc::clone(self.specs.get(&task)?),
         })
     }
 
-    /// What the shell loads of a task that retention names.
-    pub(crate) fn removable(&self, task: TaskId) -> Option<Removable> {
-        let record = Arc::clone(self.done.get(&task)?);
-        let key = self.specs.get(&task)?.idempotency_key.clone();
+    fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished> {
+        let tenant = &self.done.get(&task)?.tenant;
+        scope.covers(tenant).then(|| self.finished(tenant, task))?
+    }
+
+    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable> {
+        let Finished { record, spec } = self.finished(tenant, task)?;
         let is_its_own = |key: &String| {
-            let known = self.keys.get(&(record.tenant.clone(), key.clone()));
+            let known = self.idempotency(tenant, key);
             known.is_some_and(|known| known.task == task)
         };
-        let idempotency_key = key.filter(is_its_own);
         Some(Removable {
             record,
-            idempotency_key,
+            idempotency_key: spec.idempotency_key.clone().filter(is_its_own),
             body: None,
         })
     }
 
-    /// What the shell knows of a submission's key.
-    pub(crate) fn prior(&self, spec: &TaskSpec, live: impl Fn(TaskId) -> bool) -> Option<Prior> {
-        let key = spec.idempotency_key.clone()?;
-        let known = self.keys.get(&(spec.tenant.clone(), key))?;
-        let finished = (!live(known.task)).then(|| self.record(known.task).cloned());
-        Some(Prior {
-            task: known.task,
-            digest: known.digest,
-            finished: finished.flatten(),
-        })
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
+        self.keys.get(&(tenant.clone(), key.to_owned())).cloned()
     }
 }
 
