@@ -1,7 +1,9 @@
 //! Reads one attempt's output in order, and goes on at the same byte when the connection breaks in between.
 
 use baton_proto::v1::read_output_response::Item;
-use baton_proto::v1::{OutputChunk, OutputCut, OutputEnd, ReadOutputRequest, ReadOutputResponse};
+use baton_proto::v1::{
+    OutputChunk, OutputCut, OutputEnd, OutputKind, ReadOutputRequest, ReadOutputResponse,
+};
 use tonic::Streaming;
 
 use crate::client::Relay;
@@ -14,6 +16,11 @@ pub(crate) struct OutputReader {
     request: ReadOutputRequest,
     stream: Option<Streaming<ReadOutputResponse>>,
     patience: Patience,
+}
+
+/// Whether a person wants to read it. Coding agents also say much about themselves, which `--json` shows.
+pub(crate) fn is_for_people(chunk: &OutputChunk) -> bool {
+    chunk.visible || chunk.kind() == OutputKind::Unspecified
 }
 
 /// What comes next in the output.
@@ -117,6 +124,18 @@ mod tests {
             end_offset: offset + data.len() as u64,
             ..OutputChunk::default()
         }))
+    }
+
+    #[test]
+    fn what_an_agent_says_about_itself_is_not_for_people() {
+        let chunk = |kind: OutputKind, visible| OutputChunk {
+            kind: kind.into(),
+            visible,
+            ..OutputChunk::default()
+        };
+        assert!(is_for_people(&chunk(OutputKind::Text, true)));
+        assert!(is_for_people(&chunk(OutputKind::Unspecified, false)));
+        assert!(!is_for_people(&chunk(OutputKind::System, false)));
     }
 
     #[tokio::test]

@@ -28,6 +28,7 @@ mod follow;
 mod lease_file;
 mod seek;
 mod tail;
+mod talk;
 mod transcript;
 
 pub(crate) use coalesce::Chunk;
@@ -36,9 +37,10 @@ pub(crate) use fold::{Fold, Progress};
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
 pub(crate) use seek::{Contacted, Found, contact};
+pub(crate) use talk::{Said, Spoken, Talk, Word};
 use transcript::Transcript;
 
-/// The prompt is the first thing on the child's stdin.
+/// The prompt is the first thing on a command's stdin.
 const PROMPT: u64 = 1;
 
 /// What to run and under which limits.
@@ -46,10 +48,19 @@ const PROMPT: u64 = 1;
 pub(crate) struct AttemptPlan {
     pub(crate) attempt_id: String,
     pub(crate) child: ChildSpec,
-    pub(crate) prompt: Bytes,
+    pub(crate) words: Words,
     pub(crate) deadlines: Deadlines,
     /// From TERM to KILL.
     pub(crate) cleanup_term: Duration,
+}
+
+/// What goes to the child's stdin, and so how it is understood.
+#[derive(Clone, Debug)]
+pub(crate) enum Words {
+    /// All at once; what comes back is output.
+    Prompt(Bytes),
+    /// A coding agent is talked to.
+    Talk(Box<Talk>),
 }
 
 /// The order to stop. A later order can only bring KILL forward.
@@ -69,6 +80,11 @@ pub(crate) enum AttemptEvent {
     },
     Output {
         chunk: Chunk,
+        progress: Progress,
+    },
+    /// A coding agent did or wants something.
+    Said {
+        said: Said,
         progress: Progress,
     },
     /// Output of this length is gone for good.
@@ -93,6 +109,17 @@ impl AttemptEvent {
         match self {
             Self::Entered { progress, .. }
             | Self::Output { progress, .. }
+            | Self::Said { progress, .. }
+            | Self::Missed { progress, .. } => Some(progress),
+            Self::Reached { .. } | Self::Over | Self::Ended(_) => None,
+        }
+    }
+
+    fn progress_mut(&mut self) -> Option<&mut Progress> {
+        match self {
+            Self::Entered { progress, .. }
+            | Self::Output { progress, .. }
+            | Self::Said { progress, .. }
             | Self::Missed { progress, .. } => Some(progress),
             Self::Reached { .. } | Self::Over | Self::Ended(_) => None,
         }
@@ -111,6 +138,10 @@ pub(crate) struct Lines {
     pub(crate) heard: watch::Receiver<u64>,
     /// What lies before this position of the transcript is stored and not needed again.
     pub(crate) consumed: watch::Receiver<u64>,
+    /// So many answers to the agent's requests are stored, and may go to it.
+    pub(crate) answered: watch::Receiver<u64>,
+    /// What people say to what the agent asked. Bounded; one that finds no room is sent again by the relay.
+    pub(crate) words: mpsc::Receiver<Word>,
     /// Limit of the lease that the shim has.
     pub(crate) told: watch::Sender<Option<Moment>>,
     /// Bounded; when it is full the attempt waits, and so does its child.
@@ -171,6 +202,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
     if recall_from < position {
         transcript::recall(spool.clone(), recall_from..position, &mut fold).await;
     }
+    fold.recalled(workshop.clock.now());
     let mut attempt = Attempt {
         transcript: Transcript::open(spool, position),
         id: attempt_id,
@@ -292,13 +324,16 @@ impl Attempt {
         let mut connection =
             started.map_err(|error| Ending::not_started("start the attempt's shim", &error))?;
         self.own_shim = connection.shim();
-        let prompt = Stdin {
-            id: PROMPT,
-            data: plan.prompt.clone(),
-            close: true,
+        let first = match &plan.words {
+            Words::Prompt(prompt) => Stdin {
+                id: PROMPT,
+                data: prompt.clone(),
+                close: true,
+            },
+            Words::Talk(_) => self.fold.stdin_after(0, 0).next().unwrap_or_default(),
         };
         let launch = follow::launch(plan, token, self.lease());
-        connection.launch(&self.workshop.instance_id, prompt, launch);
+        connection.launch(&self.workshop.instance_id, first, launch);
         Ok(connection)
     }
 

@@ -66,6 +66,23 @@ pub enum AgentConfig {
         args: Vec<OsString>,
         env: BTreeMap<String, String>,
     },
+    /// A coding agent, spoken to in its own way.
+    Coding {
+        wire: AgentWire,
+        program: OsString,
+        args: Vec<OsString>,
+        env: BTreeMap<String, String>,
+    },
+}
+
+/// What a coding agent speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentWire {
+    Claude,
+    CodexAppServer,
+    /// For versions of Codex without an app-server. It can ask nobody.
+    CodexExec,
+    Acp,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +150,6 @@ struct ConfigFile {
     agents: BTreeMap<String, AgentEntry>,
 }
 
-/// The adapters of other kinds come with later versions; until then their names are errors.
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 enum AgentEntry {
@@ -144,16 +160,79 @@ enum AgentEntry {
         #[serde(default)]
         env: BTreeMap<String, String>,
     },
+    Claude {
+        #[serde(default = "claude")]
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+    },
+    Codex {
+        #[serde(default = "codex")]
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+        #[serde(default)]
+        protocol: CodexProtocol,
+    },
+    Acp {
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+    },
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum CodexProtocol {
+    #[default]
+    AppServer,
+    Exec,
+}
+
+fn claude() -> String {
+    "claude".to_owned()
+}
+
+fn codex() -> String {
+    "codex".to_owned()
 }
 
 impl From<AgentEntry> for AgentConfig {
     fn from(entry: AgentEntry) -> Self {
-        match entry {
-            AgentEntry::Command { program, args, env } => Self::Command {
-                program: program.into(),
-                args: args.into_iter().map(OsString::from).collect(),
+        let (wire, program, args, env) = match entry {
+            AgentEntry::Command { program, args, env } => {
+                return Self::Command {
+                    program: program.into(),
+                    args: args.into_iter().map(OsString::from).collect(),
+                    env,
+                };
+            }
+            AgentEntry::Claude { program, args, env } => (AgentWire::Claude, program, args, env),
+            AgentEntry::Codex {
+                program,
+                args,
                 env,
-            },
+                protocol,
+            } => {
+                let wire = match protocol {
+                    CodexProtocol::AppServer => AgentWire::CodexAppServer,
+                    CodexProtocol::Exec => AgentWire::CodexExec,
+                };
+                (wire, program, args, env)
+            }
+            AgentEntry::Acp { program, args, env } => (AgentWire::Acp, program, args, env),
+        };
+        Self::Coding {
+            wire,
+            program: program.into(),
+            args: args.into_iter().map(OsString::from).collect(),
+            env,
         }
     }
 }
@@ -172,9 +251,31 @@ mod tests {
             env: BTreeMap::new(),
         };
         assert_eq!(agents, BTreeMap::from([("lint".to_owned(), lint)]));
+        let text = "[agents.a]\nkind = \"claude\"\n[agents.b]\nkind = \"codex\"\nprotocol = \"exec\"\n\
+                    [agents.c]\nkind = \"acp\"\nprogram = \"gemini\"\nargs = [\"--acp\"]\n";
+        let agents = parse_agents(text, Path::new("daemon.toml")).unwrap();
+        let wires = agents.into_values().map(|agent| match agent {
+            AgentConfig::Coding { wire, program, .. } => (wire, program),
+            other => panic!("{other:?}"),
+        });
+        let expected = [
+            (AgentWire::Claude, "claude".into()),
+            (AgentWire::CodexExec, "codex".into()),
+            (AgentWire::Acp, "gemini".into()),
+        ];
+        assert_eq!(wires.collect::<Vec<_>>(), expected);
         for (broken, word) in [
             ("[agents.x]\nkind = \"magic\"\n", "magic"),
             ("[agents.x]\nkind = \"command\"\n", "program"),
+            ("[agents.x]\nkind = \"acp\"\n", "program"),
+            (
+                "[agents.x]\nkind = \"codex\"\nprotocol = \"morse\"\n",
+                "morse",
+            ),
+            (
+                "[agents.x]\nkind = \"claude\"\nprotocol = \"exec\"\n",
+                "protocol",
+            ),
             (
                 "[agents.x]\nkind = \"command\"\nprogram = \"x\"\ncolour = 1\n",
                 "colour",

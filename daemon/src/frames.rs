@@ -5,20 +5,24 @@ use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    self, AttemptFrame, AttemptRef, CancelReason, CutReason, DaemonFrame, LeaseToken,
-    LifecyclePhase, OutputCut, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError,
-    TaskLifecycle, TaskRejected, TaskStarted, TerminationReceipt, TimerKind, daemon_frame,
+    AttemptFrame, AttemptRef, CancelReason, CutReason, DaemonFrame, LeaseToken, LifecyclePhase,
+    OutputCut, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError, TaskLifecycle,
+    TaskRejected, TaskStarted, TerminationReceipt, TimerKind, daemon_frame,
 };
 use prost_types::Timestamp;
 
 use crate::agents::{Refusal, Verdict};
 use crate::attempt::Ending;
 use crate::clock::whole_millis;
-use crate::outbox::{CutWhy, Leaves, OutputKind, Record};
+use crate::outbox::{CutWhy, Label, Leaves, Record};
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
 use crate::redact::redact;
 use crate::timers::DeadlineKind;
+
+mod said;
+
+pub(crate) use said::said;
 
 /// A control frame before it has a number.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,17 +130,16 @@ pub(crate) fn bare_frame(record: &Record<Control, SystemTime>) -> AttemptFrame {
             offset,
             after_control_seq,
             observed_at,
-            kind,
+            label,
             bytes,
         } => {
             let stream = Stream {
                 offset: *offset,
                 chunk: bytes.clone(),
                 after_control_seq: *after_control_seq,
-                // Whatever a command prints is for people.
-                visible: true,
-                kind: wire_kind(*kind).into(),
-                tool_call_id: String::new(),
+                visible: label.visible,
+                kind: label.kind.into(),
+                tool_call_id: label.tool.clone(),
             };
             (0, observed_at, false, Some(Body::Stream(stream)))
         }
@@ -177,9 +180,10 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record<Control, SystemTime>>
             offset: stream.offset,
             after_control_seq: stream.after_control_seq,
             observed_at,
-            kind: match stream.kind() {
-                v1::OutputKind::Stderr => OutputKind::Stderr,
-                _ => OutputKind::Stdout,
+            label: Label {
+                kind: stream.kind(),
+                visible: stream.visible,
+                tool: stream.tool_call_id,
             },
             bytes: stream.chunk,
         }),
@@ -188,6 +192,7 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record<Control, SystemTime>>
             length: cut.length,
             why: match cut.reason() {
                 CutReason::WorkerCrash => CutWhy::WorkerCrash,
+                CutReason::LineTooLong => CutWhy::LineTooLong,
                 _ => CutWhy::Overflow,
             },
             after_control_seq: cut.after_control_seq,
@@ -205,17 +210,11 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record<Control, SystemTime>>
     }
 }
 
-fn wire_kind(kind: OutputKind) -> v1::OutputKind {
-    match kind {
-        OutputKind::Stdout => v1::OutputKind::Stdout,
-        OutputKind::Stderr => v1::OutputKind::Stderr,
-    }
-}
-
 fn wire_reason(why: CutWhy) -> CutReason {
     match why {
         CutWhy::Overflow => CutReason::DaemonOverflow,
         CutWhy::WorkerCrash => CutReason::WorkerCrash,
+        CutWhy::LineTooLong => CutReason::LineTooLong,
     }
 }
 
@@ -334,23 +333,28 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
         receipt,
     } = closing;
     match verdict {
-        Verdict::Complete => Some(Body::Complete(TaskComplete {
+        Verdict::Complete(done) => Some(Body::Complete(TaskComplete {
             final_offset,
             receipt: Some(receipt),
+            result: done.result.clone().into(),
+            agent_session_id: done.used.conversation.clone(),
+            usage: said::usage(&done.used),
+            killed_after_result: done.killed_after_result,
             ..TaskComplete::default()
         })),
-        Verdict::Failed {
-            code,
-            message,
-            deadline,
-        } => Some(Body::Error(TaskError {
+        Verdict::Failed(failed) => Some(Body::Error(TaskError {
             final_offset,
             receipt: Some(receipt),
-            failure_code: code.clone(),
-            message: message.clone(),
-            user_message: message.clone(),
+            failure_code: failed.code.clone(),
+            message: failed.message.clone(),
+            user_message: failed.user_message.clone(),
             stderr_tail: redact(stderr_tail),
-            timer: deadline.map_or(TimerKind::Unspecified, wire_timer).into(),
+            agent_session_id: failed.used.conversation.clone(),
+            usage: said::usage(&failed.used),
+            timer: failed
+                .deadline
+                .map_or(TimerKind::Unspecified, wire_timer)
+                .into(),
             ..TaskError::default()
         })),
         Verdict::Stopped => None,

@@ -43,7 +43,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use clock::{Clock, Moment};
 pub use config::{
-    ANY_COMMAND, AgentConfig, ConfigError, DaemonConfig, HOLD_MAX, KERNEL_BOOT_ID, read_agents,
+    ANY_COMMAND, AgentConfig, AgentWire, ConfigError, DaemonConfig, HOLD_MAX, KERNEL_BOOT_ID,
+    read_agents,
 };
 pub use disk::DiskState;
 pub use health::{Checkup, HealthError, check as check_health};

@@ -16,7 +16,7 @@ mod file;
 mod log;
 mod writer;
 
-pub(crate) use entry::{Acked, CutWhy, Entry, Leaves, Logged, OutputKind, Progress, Record};
+pub(crate) use entry::{Acked, CutWhy, Entry, Label, Leaves, Logged, OutputKind, Progress, Record};
 #[expect(unused_imports, reason = "for attempts that a daemon takes over")]
 pub(crate) use file::{ReadError, Stored, Tail, read};
 pub(crate) use log::Durable;
@@ -102,7 +102,7 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
         seq
     }
 
-    pub(crate) fn push_output(&mut self, kind: OutputKind, bytes: Bytes, observed_at: T) {
+    pub(crate) fn push_output(&mut self, label: impl Into<Label>, bytes: Bytes, observed_at: T) {
         if bytes.is_empty() {
             return;
         }
@@ -110,7 +110,7 @@ impl<C: Clone, T: Clone> Outbox<C, T> {
             offset: self.end_offset,
             after_control_seq: self.last_control_seq,
             observed_at,
-            kind,
+            label: label.into(),
             bytes,
         };
         self.commit(Entry::Frame(record), Leaves::Written);

@@ -69,13 +69,9 @@ pub(crate) enum Fact {
     Activity {
         tool_call_id: Option<String>,
     },
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     ToolStarted(String),
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     ToolFinished(String),
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     InputOpened,
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the agents' adapters"))]
     InputClosed,
 }
 

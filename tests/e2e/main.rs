@@ -1,6 +1,7 @@
 //! Whole relays, real gRPC, real files, real processes: what the README promises, one sentence per test.
 
 mod admission;
+mod agents;
 mod bad_frames;
 mod bad_requests;
 mod broken_streams;

@@ -11,7 +11,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow;
-use crate::output_reader::{OutputReader, Piece};
+use crate::output_reader::{OutputReader, Piece, is_for_people};
 use crate::stop::Interrupt;
 
 #[derive(Args, Debug)]
@@ -65,7 +65,8 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
             Piece::Bytes(chunk) if args.json => console.json(&to_json(chunk))?,
             Piece::Cut(cut) if args.json => console.json(&to_json(cut))?,
             Piece::End(end) if args.json => console.json(&to_json(end))?,
-            Piece::Bytes(chunk) => sink.write(&chunk.data)?,
+            Piece::Bytes(chunk) if is_for_people(chunk) => sink.write(&chunk.data)?,
+            Piece::Bytes(_) => {}
             Piece::Cut(cut) => console.note(&cut_text(cut)),
             Piece::End(_) => {}
         }

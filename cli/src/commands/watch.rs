@@ -11,7 +11,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::{self, Follow, Step};
-use crate::output_reader::{OutputReader, Piece};
+use crate::output_reader::{OutputReader, Piece, is_for_people};
 use crate::stop::Interrupt;
 use crate::task_view::{self, Progress};
 
@@ -175,7 +175,8 @@ impl Printer<'_> {
 
     fn piece(&mut self, piece: &Piece) -> Result<(), CliError> {
         match piece {
-            Piece::Bytes(chunk) => self.sink.write(&chunk.data),
+            Piece::Bytes(chunk) if is_for_people(chunk) => self.sink.write(&chunk.data),
+            Piece::Bytes(_) => Ok(()),
             Piece::Cut(cut) => {
                 self.console.note(&cut_text(cut));
                 Ok(())

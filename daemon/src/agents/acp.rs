@@ -167,6 +167,7 @@ impl Acp {
     }
 
     fn on_prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
+        self.opening.prompt = String::new();
         if !self.turn.is_running() {
             self.beside = Beside::default();
             self.denied = false;

@@ -8,10 +8,8 @@ use baton_proto::v1::{AgentOptions, AttemptRef, Dispatch, RejectCode};
 use baton_proto::{TraceParent, codes};
 
 use super::Refusal;
-use crate::attempt::{Cause, Ending};
 use crate::config::AgentConfig;
-use crate::process::{ChildSpec, Exit, Owner, child_environment};
-use crate::timers::DeadlineKind;
+use crate::process::{ChildSpec, Owner, child_environment};
 
 /// A command takes no options, and workspaces come with a later version.
 pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
@@ -34,6 +32,10 @@ pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
         let message = format!("a command takes no option {option}");
         return Err(Refusal::new(RejectCode::UnsupportedOption, message));
     }
+    check_workspace(dispatch)
+}
+
+pub(super) fn check_workspace(dispatch: &Dispatch) -> Result<(), Refusal> {
     match &dispatch.workspace {
         Some(workspace) if !workspace.root.is_empty() => {
             let message = format!("this daemon has no workspace root {:?}", workspace.root);
@@ -58,7 +60,7 @@ pub(super) fn child(
     };
     let configured = match config {
         AgentConfig::AnyCommand => None,
-        AgentConfig::Command { env, .. } => Some(env),
+        AgentConfig::Command { env, .. } | AgentConfig::Coding { env, .. } => Some(env),
     };
     // The operator's variables come after the task's, and so win.
     let variables = dispatch.env.iter().chain(configured.into_iter().flatten());
@@ -94,7 +96,7 @@ fn command_line(
                 "the dispatch names no program to run",
             )),
         },
-        AgentConfig::Command { program, args, .. } => {
+        AgentConfig::Command { program, args, .. } | AgentConfig::Coding { program, args, .. } => {
             Ok((program.clone(), args.iter().cloned().chain(words).collect()))
         }
     }
@@ -104,7 +106,7 @@ fn command_line(
 pub(super) fn problem(config: &AgentConfig) -> Option<&'static str> {
     match config {
         AgentConfig::AnyCommand => None,
-        AgentConfig::Command { program, .. } => {
+        AgentConfig::Command { program, .. } | AgentConfig::Coding { program, .. } => {
             let found = if Path::new(program).components().count() > 1 {
                 Path::new(program).exists()
             } else {
@@ -113,44 +115,5 @@ pub(super) fn problem(config: &AgentConfig) -> Option<&'static str> {
             };
             (!found).then_some(codes::PROVIDER_MISSING)
         }
-    }
-}
-
-/// What an ending means for the attempt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Complete,
-    Failed {
-        code: String,
-        message: String,
-        deadline: Option<DeadlineKind>,
-    },
-    /// Ended from outside: there is no result to tell.
-    Stopped,
-}
-
-pub(crate) fn judge(ending: &Ending) -> Verdict {
-    let failed = |code: &str, message: String| Verdict::Failed {
-        code: code.to_owned(),
-        message,
-        deadline: None,
-    };
-    match &ending.cause {
-        Cause::Exited(Exit::Code(0)) => Verdict::Complete,
-        Cause::Exited(exit) => failed(codes::AGENT_EXIT, format!("the command ended with {exit}")),
-        Cause::NotStarted { code, message } => failed(code, message.clone()),
-        Cause::Deadline(kind) => Verdict::Failed {
-            code: kind.failure_code().to_owned(),
-            message: format!("the {} deadline passed", kind.name()),
-            deadline: Some(*kind),
-        },
-        Cause::Disk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
-        // Whoever ended it knows what it means; of a lost one nobody does.
-        Cause::Stopped | Cause::LeaseEnded | Cause::Lost => Verdict::Stopped,
-        Cause::Broken => failed(
-            codes::SPAWN_FAILED,
-            "the daemon failed while it ran this attempt and ended its processes; see its log"
-                .to_owned(),
-        ),
     }
 }

@@ -147,21 +147,21 @@ pub(crate) enum Answer {
     None,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reply {
     pub(crate) labels: Vec<String>,
     pub(crate) text: String,
 }
 
 /// How a turn ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Ending {
     pub(crate) outcome: Outcome,
     /// Of this turn alone; absent when the agent does not say.
     pub(crate) usage: Option<TurnUsage>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Outcome {
     /// The final text.
     Result(String),

@@ -8,16 +8,7 @@ use super::claude::Claude;
 use super::codex::{self, AppServer, Exec};
 use super::translator::{Translator, Wire};
 use super::usage::Tokens;
-
-/// A kind of coding agent, as the operator configures it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AgentWire {
-    Claude,
-    CodexAppServer,
-    /// For versions of Codex without an app-server. It can ask nobody.
-    CodexExec,
-    Acp,
-}
+use crate::config::AgentWire;
 
 /// What a task asks for. Empty means: as the agent is set up.
 #[derive(Clone, Debug, Default)]
@@ -72,15 +63,6 @@ const CLAUDE_MODES: [&str; 6] = [
 const CODEX_SANDBOXES: [&str; 3] = ["read-only", "workspace-write", "danger-full-access"];
 
 impl AgentWire {
-    /// The program that is run when the operator names none.
-    pub(crate) fn default_program(self) -> Option<&'static str> {
-        match self {
-            Self::Claude => Some("claude"),
-            Self::CodexAppServer | Self::CodexExec => Some("codex"),
-            Self::Acp => None,
-        }
-    }
-
     pub(crate) fn launch(self, wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
         match self {
             Self::Claude => claude(wanted),
@@ -246,7 +228,7 @@ mod tests {
 
     #[test]
     fn options_reach_each_kind_in_its_own_way() {
-        let claude = AgentWire::Claude.launch(&wanted()).unwrap();
+        let mut claude = AgentWire::Claude.launch(&wanted()).unwrap();
         for arg in [
             "--model=m",
             "--effort=high",
@@ -261,7 +243,7 @@ mod tests {
             "{opening}"
         );
 
-        let exec = AgentWire::CodexExec.launch(&wanted()).unwrap();
+        let mut exec = AgentWire::CodexExec.launch(&wanted()).unwrap();
         let expected = [
             "exec",
             "--json",
@@ -299,6 +281,5 @@ mod tests {
             AgentWire::Acp.launch(&wanted).is_ok(),
             "the session decides"
         );
-        assert_eq!(AgentWire::Acp.default_program(), None);
     }
 }

@@ -2,35 +2,21 @@
 //! adapters of coding agents each have their own file behind `translator`: pure folds over what an agent prints and
 //! is told, which come to the same `event`s whatever the wire.
 
+mod coding;
 mod command;
 
 mod acp;
 mod claude;
 mod codex;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "tested; attempts run it once it is wired")
-)]
 mod event;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "tested; attempts run it once it is wired")
-)]
 mod failure;
 mod form;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "tested; attempts run it once it is wired")
-)]
 mod launch;
 mod lines;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "tested; attempts run it once it is wired")
-)]
 mod translator;
 mod turn;
 mod usage;
+mod verdict;
 mod wire;
 
 #[cfg(test)]
@@ -49,11 +35,16 @@ use std::time::Duration;
 use baton_proto::v1::{AgentInfo, AgentKind, AttemptRef, DeadlineProfile, Dispatch, RejectCode};
 use bytes::Bytes;
 
-use crate::attempt::AttemptPlan;
+use crate::attempt::{AttemptPlan, Talk, Words};
 use crate::config::AgentConfig;
 use crate::timers::Deadlines;
 
-pub(crate) use command::{Verdict, judge};
+pub(crate) use event::{
+    AgentEvent, AgentExit, Answer, Ask, Choice, Ending, Input, InputKey, Message, Outcome,
+    Permission, Question, Reply, TurnPhase,
+};
+pub(crate) use translator::Translator;
+pub(crate) use verdict::{Used, Verdict, judge};
 
 /// From TERM to KILL when neither the profile nor the relay says.
 const CLEANUP_TERM: Duration = Duration::from_secs(2);
@@ -101,12 +92,23 @@ impl Agents {
 
     /// For Hello.
     pub(crate) fn infos(&self) -> Vec<AgentInfo> {
-        let infos = self.by_name.iter().map(|(name, config)| AgentInfo {
-            name: name.clone(),
-            kind: AgentKind::Command.into(),
-            version: String::new(),
-            options: Vec::new(),
-            problem: command::problem(config).unwrap_or_default().to_owned(),
+        let infos = self.by_name.iter().map(|(name, config)| {
+            let (kind, options) = match config {
+                AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
+                    (AgentKind::Command, Vec::new())
+                }
+                AgentConfig::Coding { wire, .. } => {
+                    let options = coding::OPTIONS.map(str::to_owned).to_vec();
+                    (coding::kind(*wire), options)
+                }
+            };
+            AgentInfo {
+                name: name.clone(),
+                kind: kind.into(),
+                version: String::new(),
+                options,
+                problem: command::problem(config).unwrap_or_default().to_owned(),
+            }
         });
         infos.collect()
     }
@@ -122,11 +124,25 @@ impl Agents {
             let message = format!("this daemon has no agent {:?}", dispatch.agent);
             return Err(Refusal::new(RejectCode::UnsupportedAgent, message));
         };
-        command::check(dispatch)?;
+        let (child, words) = match config {
+            AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
+                command::check(dispatch)?;
+                let child = command::child(config, attempt, dispatch, daemon_id, &self.work_dir)?;
+                let prompt = Bytes::copy_from_slice(dispatch.prompt.as_bytes());
+                (child, Words::Prompt(prompt))
+            }
+            AgentConfig::Coding { wire, .. } => {
+                let (wire, dir) = (*wire, &self.work_dir);
+                let (child, translator) =
+                    coding::plan(wire, config, attempt, dispatch, daemon_id, dir)?;
+                let talk = Talk::new(&attempt.attempt_id, translator);
+                (child, Words::Talk(Box::new(talk)))
+            }
+        };
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
-            child: command::child(config, attempt, dispatch, daemon_id, &self.work_dir)?,
-            prompt: Bytes::copy_from_slice(dispatch.prompt.as_bytes()),
+            child,
+            words,
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
         })
@@ -170,4 +186,19 @@ fn cleanup_term(dispatch: &Dispatch) -> Duration {
     profiled
         .or(armed(Some(dispatch.default_cleanup_term_ms)))
         .unwrap_or(CLEANUP_TERM)
+}
+
+/// A talk with an app-server that has not said anything yet.
+#[cfg(test)]
+pub(crate) fn test_talk() -> Talk {
+    let wanted = launch::Wanted {
+        prompt: "Do it.".to_owned(),
+        cwd: "/work".to_owned(),
+        ..launch::Wanted::default()
+    };
+    let launched = crate::config::AgentWire::CodexAppServer.launch(&wanted);
+    Talk::new(
+        "attempt",
+        launched.expect("no option is asked for").translator,
+    )
 }

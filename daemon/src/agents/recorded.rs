@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::event::{AgentEvent, AgentExit, Ask, TurnPhase};
-use super::launch::{AgentWire, Wanted};
+use super::launch::Wanted;
 use super::rendered;
 use super::translator::Translator;
 use super::usage::Tokens;
 use super::wire::{list, text};
+use crate::config::AgentWire;
 
 const EXPECTED: &str = include_str!("recorded/expected.txt");
 
@@ -215,8 +216,7 @@ impl Recording {
                 _ => {}
             }
         }
-        translator.stderr(self.stderr.as_bytes());
-        events.extend(translator.exited(self.exit()));
+        events.extend(translator.exited(self.exit(), &self.stderr));
         events
     }
 

@@ -10,9 +10,10 @@
 use std::path::{Path, PathBuf};
 
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Reply};
-use super::launch::{AgentWire, Wanted};
+use super::launch::Wanted;
 use super::rendered;
 use super::translator::Translator;
+use crate::config::AgentWire;
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/agents/transcripts")
@@ -48,6 +49,7 @@ fn play(transcript: &str) -> String {
 #[derive(Default)]
 struct Player {
     translator: Option<Translator>,
+    stderr: String,
     shown: Vec<String>,
 }
 
@@ -55,9 +57,10 @@ impl Player {
     fn step(&mut self, line: &str) {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         if word == "start" {
-            let translator = start(rest);
+            let mut translator = start(rest);
             let opening = translator.opening();
             self.translator = Some(translator);
+            self.stderr.clear();
             self.write(opening);
             return;
         }
@@ -67,7 +70,7 @@ impl Player {
         let text = format!("{rest}\n");
         match word {
             "<" => self.translator().stdout(text.as_bytes()),
-            "!" => self.translator().stderr(text.as_bytes()),
+            "!" => self.stderr.push_str(&text),
             "exit" => self.exit(AgentExit::Code(rest.parse().unwrap())),
             "signal" => self.exit(AgentExit::Signal(rest.parse().unwrap())),
             "interrupt" => {
@@ -89,7 +92,8 @@ impl Player {
     }
 
     fn exit(&mut self, exit: AgentExit) {
-        let events = self.translator().exited(exit);
+        let stderr = std::mem::take(&mut self.stderr);
+        let events = self.translator().exited(exit, &stderr);
         self.take(events);
     }
 

@@ -2,18 +2,14 @@
 //! files. Its state can be stored and taken up again, and whoever drives it passes every message that goes to the
 //! agent's stdin through [`Translator::wrote`], so that the transcript alone decides what it says.
 
-use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::acp::Acp;
 use super::claude::Claude;
 use super::codex::{AppServer, Exec};
-use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Output};
+use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::lines::{Line, LineCutter};
-
-/// Bytes of standard error that are kept for the report of a failure.
-const STDERR_TAIL: usize = 16 * 1024;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Translator {
@@ -21,10 +17,7 @@ pub(crate) struct Translator {
     /// The prompt, for wires on which it is the first message.
     prompt: String,
     stdout: LineCutter,
-    stderr: LineCutter,
-    stderr_tail: String,
     lines: u64,
-    malformed: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,19 +34,17 @@ impl Translator {
             wire,
             prompt: prompt.into(),
             stdout: LineCutter::default(),
-            stderr: LineCutter::default(),
-            stderr_tail: String::new(),
             lines: 0,
-            malformed: 0,
         }
     }
 
-    /// What is written first.
-    pub(crate) fn opening(&self) -> Message {
+    /// What is written first. Asked for once: a prompt may be long, and is not kept longer than it is needed.
+    pub(crate) fn opening(&mut self) -> Message {
+        let prompt = std::mem::take(&mut self.prompt);
         match &self.wire {
-            Wire::Claude(_) => Claude::prompt(&self.prompt),
+            Wire::Claude(_) => Claude::prompt(&prompt),
             Wire::CodexAppServer(_) => AppServer::greeting(),
-            Wire::CodexExec(_) => Exec::prompt(&self.prompt),
+            Wire::CodexExec(_) => Exec::prompt(&prompt),
             Wire::Acp(_) => Acp::greeting(),
         }
     }
@@ -62,31 +53,18 @@ impl Translator {
         self.stdout.push(bytes);
     }
 
-    pub(crate) fn stderr(&mut self, bytes: &[u8]) {
-        self.stderr.push(bytes);
-    }
-
     /// What the next line comes to. Line by line: what has to be written because of one is written before the next is
     /// read, so that nothing hangs on how the bytes were cut.
     pub(crate) fn next(&mut self) -> Option<Vec<AgentEvent>> {
+        let line = self.stdout.next()?;
         let mut out = Vec::new();
-        if let Some(line) = self.stdout.next() {
-            self.on_line(line, &mut out);
-        } else {
-            let line = self.stderr.next()?;
-            self.on_stderr(line, &mut out);
-        }
+        self.on_line(line, &mut out);
         Some(out)
     }
 
     /// Bytes of stdout that no event has come of yet.
     pub(crate) fn held(&self) -> usize {
         self.stdout.held()
-    }
-
-    /// Lines that were no message of this wire.
-    pub(crate) fn malformed(&self) -> u64 {
-        self.malformed
     }
 
     fn on_line(&mut self, line: Line, out: &mut Vec<AgentEvent>) {
@@ -99,7 +77,7 @@ impl Translator {
             }
         };
         let Ok(json) = std::str::from_utf8(&bytes) else {
-            self.on_malformed(out);
+            out.push(AgentEvent::Malformed { line: self.lines });
             return;
         };
         let json = json.trim();
@@ -111,13 +89,8 @@ impl Translator {
             Err(_) => false,
         };
         if !understood {
-            self.on_malformed(out);
+            out.push(AgentEvent::Malformed { line: self.lines });
         }
-    }
-
-    fn on_malformed(&mut self, out: &mut Vec<AgentEvent>) {
-        self.malformed += 1;
-        out.push(AgentEvent::Malformed { line: self.lines });
     }
 
     fn on_message(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) -> bool {
@@ -127,27 +100,6 @@ impl Translator {
             Wire::CodexExec(exec) => exec.line(json, message, out),
             Wire::Acp(acp) => acp.line(json, message, out),
         }
-    }
-
-    fn on_stderr(&mut self, line: Line, out: &mut Vec<AgentEvent>) {
-        let bytes = match line {
-            Line::Whole(bytes) => bytes,
-            Line::TooLong(length) => {
-                out.push(AgentEvent::LineCut { length });
-                return;
-            }
-        };
-        let text = format!("{}\n", String::from_utf8_lossy(&bytes));
-        self.stderr_tail.push_str(&text);
-        let over = self.stderr_tail.len().saturating_sub(STDERR_TAIL);
-        let over = self.stderr_tail.ceil_char_boundary(over);
-        self.stderr_tail.drain(..over);
-        out.push(AgentEvent::Output(Output {
-            kind: OutputKind::Stderr,
-            visible: false,
-            text,
-            tool: None,
-        }));
     }
 
     /// A message goes to the agent's stdin.
@@ -180,6 +132,10 @@ impl Translator {
     }
 
     /// How the agent is asked to end its turn. Empty where only a signal will do.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "an attempt that stops is told so by TERM alone")
+    )]
     pub(crate) fn interrupt(&self) -> Vec<Message> {
         match &self.wire {
             Wire::Claude(claude) => claude.interrupt(),
@@ -189,8 +145,9 @@ impl Translator {
         }
     }
 
-    /// No more bytes come, and this is how the process ended. A turn without an end has failed.
-    pub(crate) fn exited(&mut self, exit: AgentExit) -> Vec<AgentEvent> {
+    /// No more bytes come, and this is how the process ended and what it said last on standard error. A turn without
+    /// an end has failed.
+    pub(crate) fn exited(&mut self, exit: AgentExit, stderr: &str) -> Vec<AgentEvent> {
         let mut out = Vec::new();
         while let Some(events) = self.next() {
             out.extend(events);
@@ -198,10 +155,6 @@ impl Translator {
         if let Some(line) = self.stdout.finish() {
             self.on_line(line, &mut out);
         }
-        if let Some(line) = self.stderr.finish() {
-            self.on_stderr(line, &mut out);
-        }
-        let stderr = &self.stderr_tail;
         match &mut self.wire {
             Wire::Claude(claude) => claude.exited(exit, stderr, &mut out),
             Wire::CodexAppServer(server) => server.exited(exit, stderr, &mut out),

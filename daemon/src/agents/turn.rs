@@ -34,6 +34,8 @@ pub(crate) struct Turn {
     interrupted: bool,
     /// The last words, for a result that does not repeat them.
     words: Words,
+    /// What was said last for all to see were words.
+    after_words: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,6 +74,7 @@ impl Turn {
         self.interrupted = false;
         self.ended_tools.clear();
         self.words = Words::default();
+        self.after_words = false;
         self.phase = None;
         self.reach(TurnPhase::PromptWritten, out);
     }
@@ -109,6 +112,7 @@ impl Turn {
         let visible = visible && self.is_running();
         if visible {
             self.reach(TurnPhase::FirstVisibleEventSeen, out);
+            self.after_words = kind == OutputKind::Text;
         }
         out.push(AgentEvent::Output(Output {
             kind,
@@ -118,9 +122,15 @@ impl Turn {
         }));
     }
 
-    /// Text of the agent. `message` is its id where it has one; `whole` when it is all of it and came in pieces before.
+    /// Text of the agent. `message` is its id where it has one: another message begins on a line of its own.
     pub(super) fn speak(&mut self, text: &str, message: Option<&str>, out: &mut Vec<AgentEvent>) {
+        let another = self.words.message.as_deref() != message && self.after_words;
         self.note_words(text, message);
+        let text = match text {
+            "" => String::new(),
+            text if another => format!("\n{text}"),
+            text => text.to_owned(),
+        };
         self.say(OutputKind::Text, true, text, None, out);
     }
 

@@ -3,12 +3,13 @@
 //! drop the connection.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
 use crate::clock::Moment;
-use crate::outbox::OutputKind;
+use crate::outbox::Label;
 
 const ENOUGH: usize = 4 * 1024;
 const LARGEST: usize = 64 * 1024;
@@ -16,8 +17,11 @@ const LONGEST: Duration = Duration::from_millis(32);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    pub(crate) kind: OutputKind,
+    pub(crate) label: Label,
     pub(crate) bytes: Bytes,
+    /// End of what it came from, as it was pushed with its last bytes. Of a read that makes several chunks only the
+    /// last one ends there; the others end where it began.
+    pub(crate) upto: u64,
 }
 
 #[derive(Debug, Default)]
@@ -28,22 +32,28 @@ pub(crate) struct Coalescer {
 
 #[derive(Debug)]
 struct Open {
-    kind: OutputKind,
+    label: Label,
     bytes: BytesMut,
     since: Moment,
+    from: u64,
+    upto: u64,
 }
 
 impl Coalescer {
-    pub(crate) fn push(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
-        if self.open.as_ref().is_some_and(|open| open.kind != kind) {
+    /// `span`: where in the transcript the bytes come from.
+    pub(crate) fn push(&mut self, label: Label, bytes: &[u8], span: Range<u64>, now: Moment) {
+        if self.open.as_ref().is_some_and(|open| open.label != label) {
             self.close();
         }
         let open = self.open.get_or_insert_with(|| Open {
-            kind,
+            label,
             bytes: BytesMut::new(),
             since: now,
+            from: span.start,
+            upto: span.end,
         });
         open.bytes.extend_from_slice(bytes);
+        open.upto = span.end;
         if open.bytes.len() >= ENOUGH {
             self.close();
         }
@@ -69,15 +79,17 @@ impl Coalescer {
     }
 
     fn close(&mut self) {
-        let Some(Open {
-            kind, mut bytes, ..
-        }) = self.open.take()
-        else {
+        let Some(mut open) = self.open.take() else {
             return;
         };
-        while !bytes.is_empty() {
-            let chunk = bytes.split_to(bytes.len().min(LARGEST)).freeze();
-            self.ready.push_back(Chunk { kind, bytes: chunk });
+        while !open.bytes.is_empty() {
+            let bytes = open.bytes.split_to(open.bytes.len().min(LARGEST)).freeze();
+            let is_last = open.bytes.is_empty();
+            self.ready.push_back(Chunk {
+                label: open.label.clone(),
+                bytes,
+                upto: if is_last { open.upto } else { open.from },
+            });
         }
     }
 }
@@ -85,27 +97,38 @@ impl Coalescer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outbox::OutputKind;
     use proptest::prelude::*;
 
     fn at(millis: u64) -> Moment {
         Moment::from_millis(millis)
     }
 
+    fn push(coalescer: &mut Coalescer, kind: OutputKind, bytes: &[u8], millis: u64) {
+        coalescer.push(kind.into(), bytes, 0..0, at(millis));
+    }
+
     #[test]
     fn small_reads_wait_32_ms_or_4_kib_and_kinds_keep_their_order() {
         let mut coalescer = Coalescer::default();
-        coalescer.push(OutputKind::Stdout, b"a", at(0));
-        coalescer.push(OutputKind::Stdout, b"b", at(31));
+        push(&mut coalescer, OutputKind::Stdout, b"a", 0);
+        push(&mut coalescer, OutputKind::Stdout, b"b", 31);
         assert_eq!(coalescer.take_due(at(31)), None);
         assert_eq!(coalescer.due_at(), Some(at(32)));
         assert_eq!(&coalescer.take_due(at(32)).unwrap().bytes[..], b"ab");
-        coalescer.push(OutputKind::Stdout, &[b'x'; ENOUGH], at(40));
+        push(&mut coalescer, OutputKind::Stdout, &[b'x'; ENOUGH], 40);
         assert_eq!(coalescer.take_due(at(40)).unwrap().bytes.len(), ENOUGH);
-        coalescer.push(OutputKind::Stdout, b"out", at(50));
-        coalescer.push(OutputKind::Stderr, b"err", at(51));
-        assert_eq!(coalescer.take_due(at(51)).unwrap().kind, OutputKind::Stdout);
+        push(&mut coalescer, OutputKind::Stdout, b"out", 50);
+        push(&mut coalescer, OutputKind::Stderr, b"err", 51);
+        assert_eq!(
+            coalescer.take_due(at(51)).unwrap().label,
+            OutputKind::Stdout.into()
+        );
         assert_eq!(coalescer.take_due(at(51)), None);
-        assert_eq!(coalescer.take_rest().unwrap().kind, OutputKind::Stderr);
+        assert_eq!(
+            coalescer.take_rest().unwrap().label,
+            OutputKind::Stderr.into()
+        );
         assert_eq!((coalescer.take_rest(), coalescer.due_at()), (None, None));
     }
 
@@ -121,14 +144,14 @@ mod tests {
                 let bytes = vec![index as u8; length];
                 sent.extend(bytes.iter().map(|byte| (kind == OutputKind::Stderr, *byte)));
                 now += wait;
-                coalescer.push(kind, &bytes, at(now));
+                push(&mut coalescer, kind, &bytes, now);
                 while let Some(chunk) = coalescer.take_due(at(now)) {
                     prop_assert!(!chunk.bytes.is_empty() && chunk.bytes.len() <= LARGEST);
-                    got.extend(chunk.bytes.iter().map(|b| (chunk.kind == OutputKind::Stderr, *b)));
+                    got.extend(chunk.bytes.iter().map(|b| (chunk.label.is_stderr(), *b)));
                 }
             }
             while let Some(chunk) = coalescer.take_rest() {
-                got.extend(chunk.bytes.iter().map(|b| (chunk.kind == OutputKind::Stderr, *b)));
+                got.extend(chunk.bytes.iter().map(|b| (chunk.label.is_stderr(), *b)));
             }
             prop_assert_eq!(sent, got);
         }

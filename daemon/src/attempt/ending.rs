@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
 use tracing::{error, warn};
 
-use super::{Attempt, AttemptEvent, PROMPT, Parting};
+use super::{Attempt, AttemptEvent, Parting, Spoken};
 use crate::clock::Moment;
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
@@ -22,6 +22,8 @@ pub(crate) struct Ending {
     pub(crate) cleared: Cleared,
     pub(crate) process_started: bool,
     pub(crate) stderr_tail: String,
+    /// What a coding agent said; absent for a command.
+    pub(crate) spoken: Option<Spoken>,
     /// When the child ended; absent where nobody saw it, so that only the present moment is known.
     pub(crate) ended: Option<EndedAt>,
 }
@@ -49,6 +51,8 @@ pub(crate) enum Cause {
         message: String,
     },
     Stopped,
+    /// A coding agent's turn was over, and its process was not.
+    Lingered,
     /// The shim ended it at the end of its lease.
     LeaseEnded,
     /// The shim was killed, or was stuck and was killed: how the child ended is not known.
@@ -66,6 +70,7 @@ impl Ending {
             cleared,
             process_started: true,
             stderr_tail: String::new(),
+            spoken: None,
             ended: None,
         }
     }
@@ -82,6 +87,7 @@ impl Ending {
             },
             process_started: false,
             stderr_tail: String::new(),
+            spoken: None,
             ended: None,
         }
     }
@@ -109,6 +115,7 @@ impl Ending {
             },
             process_started,
             stderr_tail: String::new(),
+            spoken: None,
             ended: ended_at(report).filter(|_| process_started),
         }
     }
@@ -150,14 +157,13 @@ impl Attempt {
             Some(report) => Ending::reported(report, decided),
             None => Ending::unreported(cleared, decided),
         };
-        if report
-            .as_ref()
-            .is_some_and(|report| report.stdin_done >= PROMPT)
-        {
-            self.enter(OncePhase::PromptWritten, None);
+        if let Some(report) = &report {
+            self.on_stdin_done(report.stdin_done);
         }
         // A quick child is over before its first words are read: their phases come before the cleanup's.
         let missing = self.drain(report.as_ref()).await;
+        let now = self.workshop.clock.now();
+        self.fold.exited(ending.exit, now);
         self.fold.close(missing);
         self.deliver_all().await;
         if ending.process_started {
@@ -166,6 +172,7 @@ impl Attempt {
             self.deliver_all().await;
         }
         ending.stderr_tail = self.fold.stderr_tail();
+        ending.spoken = self.fold.spoken();
         ending
     }
 

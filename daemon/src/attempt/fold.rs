@@ -1,7 +1,8 @@
-//! What the transcript of a command comes to: phases, chunks of output, the tail of standard error, and the
+//! What the transcript of a child comes to: phases, chunks of output, the tail of standard error, and the
 //! deadlines that they feed. Pure: bytes and time come in, events come out, each with the position of the
 //! transcript that it has consumed. A snapshot holds what a position alone does not say, so that a daemon that
-//! was killed goes on exactly where the stored events end.
+//! was killed goes on exactly where the stored events end. What a command prints is output as it is; what a coding
+//! agent prints is understood line by line (`hearing`).
 
 use std::collections::VecDeque;
 
@@ -9,8 +10,10 @@ use baton_proto::v1::TimerKind;
 use baton_proto::worker::{FoldSnapshot, PhaseMark};
 
 use super::AttemptEvent;
+use super::PROMPT;
 use super::coalesce::{Chunk, Coalescer};
 use super::tail::Tail;
+use super::talk::Talk;
 use crate::clock::Moment;
 use crate::frames;
 use crate::outbox::OutputKind;
@@ -19,6 +22,8 @@ use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
 
 /// Transcript that may have to be read again for the tail of stderr after a restart.
 const SNAPSHOT_EVERY: u64 = 256 * 1024;
+
+mod hearing;
 
 /// How far the transcript is used up once an event is stored.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -29,6 +34,8 @@ pub(crate) struct Progress {
     pub(crate) keep_from: u64,
     /// State of the fold at `position`, when it is due.
     pub(crate) snapshot: Option<FoldSnapshot>,
+    /// Answers that are in the snapshot: once that is stored, they may go to the agent.
+    pub(crate) answers: u64,
 }
 
 #[derive(Debug)]
@@ -49,6 +56,11 @@ pub(crate) struct Fold {
     closed: bool,
     /// Bytes at the end that cannot be read.
     missing: u64,
+    /// End of what was taken in.
+    read: u64,
+    /// With a coding agent.
+    talk: Option<Box<Talk>>,
+    heard: hearing::Heard,
 }
 
 impl Fold {
@@ -65,7 +77,22 @@ impl Fold {
             ready: VecDeque::new(),
             closed: false,
             missing: 0,
+            read: 0,
+            talk: None,
+            heard: hearing::Heard::default(),
         }
+    }
+
+    /// Of a coding agent.
+    pub(crate) fn with_talk(self, talk: Box<Talk>) -> Self {
+        Self {
+            talk: Some(talk),
+            ..self
+        }
+    }
+
+    pub(crate) fn is_talk(&self) -> bool {
+        self.talk.is_some()
     }
 
     /// As it was when the event at `position` was stored. Hard deadlines go on with what is left; idle time
@@ -91,11 +118,16 @@ impl Fold {
         fold.tail.push(&snapshot.stderr_tail);
         fold.deadline = frames::deadline_kind(snapshot.deadline());
         fold.told = position;
+        fold.read = position;
+        fold.restore_talk(snapshot);
         fold
     }
 
     /// Bytes before the restored position that came after its snapshot: they are remembered, not told again.
     pub(crate) fn recall(&mut self, kind: OutputKind, position: u64, bytes: &[u8]) {
+        if kind == OutputKind::Stdout {
+            self.hear_again(bytes);
+        }
         if kind == OutputKind::Stderr {
             self.tail.push(bytes);
             self.unsaved_from.get_or_insert(position);
@@ -104,10 +136,17 @@ impl Fold {
 
     /// The next bytes of the transcript.
     pub(crate) fn take_in(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
+        let from = self.read;
+        self.read += bytes.len() as u64;
+        if self.talk.is_some() {
+            self.hear(kind, bytes, now);
+            return;
+        }
         self.enter_output_phases(now);
         let heard = Fact::Activity { tool_call_id: None };
         self.timers.apply(heard, now);
-        self.coalescer.push(kind, bytes, now);
+        self.coalescer
+            .push(kind.into(), bytes, from..self.read, now);
     }
 
     /// Everything that a command prints is visible, so its first byte is both first events.
@@ -126,6 +165,7 @@ impl Fold {
         }
         self.entered.push((phase, now));
         self.timers.apply(Fact::Entered(phase), now);
+        self.catch_up();
         let entered = AttemptEvent::Entered {
             phase,
             pid,
@@ -167,11 +207,20 @@ impl Fold {
     }
 
     fn told(&mut self, chunk: Chunk) -> AttemptEvent {
-        if chunk.kind == OutputKind::Stderr {
+        if chunk.label.is_stderr() {
             self.tail.push(&chunk.bytes);
             self.unsaved_from.get_or_insert(self.told);
         }
-        self.told += chunk.bytes.len() as u64;
+        self.told = match self.talk {
+            None => self.told + chunk.bytes.len() as u64,
+            Some(_) => self.told.max(chunk.upto),
+        };
+        if self.talk.is_some() {
+            return AttemptEvent::Output {
+                chunk,
+                progress: self.progress(false),
+            };
+        }
         let unsaved = self.unsaved_from.map_or(0, |from| self.told - from);
         AttemptEvent::Output {
             chunk,
@@ -183,11 +232,20 @@ impl Fold {
         let snapshot = with_snapshot.then(|| self.snapshot());
         if with_snapshot {
             self.unsaved_from = None;
+            self.heard.saved_at = self.told;
         }
         Progress {
             position: self.told,
-            keep_from: self.unsaved_from.unwrap_or(self.told),
+            keep_from: match self.talk {
+                None => self.unsaved_from.unwrap_or(self.told),
+                // What it has come to is known from a snapshot on, and from there only by reading on.
+                Some(_) => self.heard.saved_at,
+            },
             snapshot,
+            answers: match &self.talk {
+                Some(talk) if with_snapshot => talk.answers(),
+                Some(_) | None => 0,
+            },
         }
     }
 
@@ -204,6 +262,7 @@ impl Fold {
                 .deadline
                 .map_or(TimerKind::Unspecified, frames::wire_timer)
                 .into(),
+            talk: self.stored_talk(),
             ..FoldSnapshot::default()
         }
     }
@@ -231,8 +290,10 @@ impl Fold {
         self.timers.hold_back(held, now);
     }
 
+    /// Of a turn that is over none is watched any more.
     pub(crate) fn expired(&self, now: Moment) -> Option<DeadlineKind> {
-        self.timers.expired(now)
+        let over = self.heard.linger_until.is_some();
+        self.timers.expired(now).filter(|_| !over)
     }
 
     /// Remembered with every snapshot from now on.

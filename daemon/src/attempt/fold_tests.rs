@@ -30,8 +30,12 @@ impl Stored {
                 progress
             }
             AttemptEvent::Output { chunk, progress } => {
+                let kind = match chunk.label.is_stderr() {
+                    true => OutputKind::Stderr,
+                    false => OutputKind::Stdout,
+                };
                 self.output
-                    .extend(chunk.bytes.iter().map(|byte| (chunk.kind, *byte)));
+                    .extend(chunk.bytes.iter().map(|byte| (kind, *byte)));
                 progress
             }
             other => panic!("a fold does not say {other:?}"),

@@ -12,7 +12,7 @@ use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
 use tracing::{error, warn};
 
-use super::{Attempt, AttemptPlan, Cause, Found, PROMPT, Parting, write_lease};
+use super::{Attempt, AttemptPlan, Cause, Found, Parting, write_lease};
 use crate::clock::{Moment, whole_millis};
 use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
@@ -34,6 +34,8 @@ struct Told {
     lease: Option<LeaseClock>,
     kill_at: Option<Moment>,
     consumed: u64,
+    /// Number of the last message for stdin.
+    stdin: u64,
     /// The limit at which everything but the shim was killed.
     swept_at: Option<Moment>,
     /// When the limit was first seen to be over. After a suspend that is later than the limit, and the shim wakes up
@@ -77,15 +79,18 @@ impl Attempt {
         if let Some(started) = presence.started {
             self.on_started(started);
         }
-        if presence.stdin_done >= PROMPT {
-            self.enter(OncePhase::PromptWritten, None);
-        }
+        self.on_stdin_done(presence.stdin_done);
         if let Some(failed) = presence.spool_failed {
             self.on_spool_failed(&failed);
         }
         // It was ending: the order may not have reached the shim.
         if self.fold.reached(OncePhase::CleanupStarted) {
-            self.decide(self.fold.deadline().map_or(Cause::Stopped, Cause::Deadline));
+            let cause = match self.fold.deadline() {
+                Some(deadline) => Cause::Deadline(deadline),
+                None if self.fold.is_over() => Cause::Lingered,
+                None => Cause::Stopped,
+            };
+            self.decide(cause);
         }
         connection.consumed(*self.lines.consumed.borrow());
         connection
@@ -129,16 +134,20 @@ impl Attempt {
         match message {
             Message::Started(started) => self.on_started(started),
             Message::Grown(grown) => self.transcript.grown(grown.end),
-            // A child that wants no more of the prompt has as much as it will ever have.
-            Message::StdinDone(done) if done.id >= PROMPT => {
-                self.enter(OncePhase::PromptWritten, None);
-            }
+            Message::StdinDone(done) => self.on_stdin_done(done.id),
             Message::SpoolFailed(failed) => self.on_spool_failed(&failed),
             // A launched shim is of this version; its presence has no news, and its report ends the loop.
-            Message::StdinDone(_) | Message::Presence(_) | Message::Report(_) => {}
+            Message::Presence(_) | Message::Report(_) => {}
             Message::Refused(_) => {
                 warn!(attempt_id = %self.id, "the shim speaks no common version");
             }
+        }
+    }
+
+    /// A child that wants no more of the prompt has as much as it will ever have.
+    pub(super) fn on_stdin_done(&mut self, id: u64) {
+        if self.fold.stdin_done(id) {
+            self.enter(OncePhase::PromptWritten, None);
         }
     }
 
@@ -175,7 +184,11 @@ impl Attempt {
             self.kill_at = Some(self.kill_at.map_or(stop.kill_at, |at| at.min(stop.kill_at)));
             self.decide(Cause::Stopped);
         }
-        let expired = self.fold.expired(self.workshop.clock.now());
+        let now = self.workshop.clock.now();
+        if self.fold.lingers(now) {
+            self.decide(Cause::Lingered);
+        }
+        let expired = self.fold.expired(now);
         if let Some(kind) = expired {
             self.decide(Cause::Deadline(kind));
         }
@@ -194,6 +207,11 @@ impl Attempt {
             connection.stop(StopOrder {
                 kill_at_ms: kill_at.as_millis(),
             });
+        }
+        let answered = *self.lines.answered.borrow_and_update();
+        for message in self.fold.stdin_after(told.stdin, answered) {
+            told.stdin = message.id;
+            connection.stdin(message);
         }
         let consumed = *self.lines.consumed.borrow_and_update();
         if consumed > told.consumed {
@@ -225,6 +243,11 @@ impl Attempt {
             Ok(()) = self.lines.lease.changed() => None,
             Ok(()) = self.lines.heard.changed() => None,
             Ok(()) = self.lines.consumed.changed() => None,
+            Ok(()) = self.lines.answered.changed() => None,
+            Some(word) = self.lines.words.recv() => {
+                self.fold.answer(word, now);
+                None
+            }
             () = self.workshop.clock.sleep_until_some(wake) => None,
         };
         if let Some(batch) = batch {

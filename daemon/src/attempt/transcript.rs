@@ -88,13 +88,14 @@ impl Transcript {
 
 /// Shows the fold again what it was told before. What was consumed for good has nothing that it must remember.
 pub(super) async fn recall(spool: PathBuf, range: Range<u64>, fold: &mut Fold) {
+    let all = fold.is_talk();
     let read = tokio::task::spawn_blocking(move || {
         let oldest = crate::spool::oldest(&spool).ok().flatten();
         let from = oldest.map_or(range.start, |oldest| range.start.max(oldest));
         let mut reader = Reader::open(spool, from);
         let mut chunks = Vec::new();
         while let Ok(Some(chunk)) = reader.next(Upto::Position(range.end)) {
-            if chunk.kind == OutputKind::Stderr {
+            if all || chunk.kind == OutputKind::Stderr {
                 chunks.push(chunk);
             }
         }

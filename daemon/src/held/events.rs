@@ -1,7 +1,7 @@
 //! What the attempt's task tells becomes frames, and what stands between it and the relay holds it back.
 
 use super::{Held, Reach, Stage, StopWhy};
-use crate::attempt::AttemptEvent;
+use crate::attempt::{AttemptEvent, Word};
 use crate::clock::{Clock, Moment};
 use crate::frames::{self, PhaseReport};
 use crate::outbox::{CutWhy, OUTPUT_LIMIT};
@@ -30,12 +30,25 @@ impl Held {
             // Nobody wants to hear it.
             AttemptEvent::Entered { .. }
             | AttemptEvent::Output { .. }
+            | AttemptEvent::Said { .. }
             | AttemptEvent::Missed { .. }
                 if fenced => {}
             AttemptEvent::Output { chunk, progress } => {
                 self.advance(progress);
                 self.outbox
-                    .push_output(chunk.kind, chunk.bytes, clock.wall());
+                    .push_output(chunk.label, chunk.bytes, clock.wall());
+            }
+            AttemptEvent::Said { said, progress } => {
+                let answers = progress.answers;
+                self.advance(progress);
+                match frames::said(said) {
+                    Ok(body) => self.say(body, clock),
+                    Err(length) => {
+                        self.outbox
+                            .push_cut(length, CutWhy::LineTooLong, clock.wall());
+                    }
+                }
+                self.note_answers(answers);
             }
             AttemptEvent::Missed { length, progress } => {
                 self.advance(progress);
@@ -51,6 +64,22 @@ impl Held {
                 self.advance(progress);
                 self.enter(phase, pid, next_deadline, clock);
             }
+        }
+    }
+
+    /// What was just said holds answers of people; they go to the agent when it is stored.
+    fn note_answers(&mut self, answers: u64) {
+        let serial = self.outbox.log().last_serial();
+        if let Stage::Running(reins) = &mut self.stage {
+            reins.answers_in(serial, answers);
+            reins.written(self.outbox.log().written_through());
+        }
+    }
+
+    /// What somebody says to what the agent asked.
+    pub(crate) fn hear_word(&self, word: Word) {
+        if let Stage::Running(reins) = &self.stage {
+            reins.pass_on(word);
         }
     }
 

@@ -2,11 +2,15 @@
 
 use std::collections::VecDeque;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tracing::warn;
 
-use crate::attempt::{Progress, Stop};
+use crate::attempt::{Progress, Stop, Word};
 use crate::clock::Moment;
 use crate::lease::LeaseClock;
+
+/// Answers of people that the attempt's task has not taken up. Full: see [`Reins::pass_on`].
+const WORDS: usize = 64;
 
 /// How the attempt's shim stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +29,11 @@ pub(super) struct Reins {
     lease: watch::Sender<Option<LeaseClock>>,
     heard: watch::Sender<u64>,
     consumed: watch::Sender<u64>,
+    answered: watch::Sender<u64>,
+    words: mpsc::Sender<Word>,
     told: watch::Receiver<Option<Moment>>,
+    /// Answers on their way to the disk: the entry that holds them, and how many they are with it.
+    unstored_answers: VecDeque<(u64, u64)>,
     pub(super) reach: Reach,
     /// The relay has not acknowledged half of what is kept, and must come far below that before the child goes on.
     pub(super) is_behind: bool,
@@ -41,6 +49,8 @@ pub(crate) struct Bits {
     pub(crate) lease: watch::Receiver<Option<LeaseClock>>,
     pub(crate) heard: watch::Receiver<u64>,
     pub(crate) consumed: watch::Receiver<u64>,
+    pub(crate) answered: watch::Receiver<u64>,
+    pub(crate) words: mpsc::Receiver<Word>,
     pub(crate) told: watch::Sender<Option<Moment>>,
 }
 
@@ -69,6 +79,8 @@ impl Reins {
         let (lease, lease_bit) = watch::channel(lease);
         let (heard, heard_bit) = watch::channel(position);
         let (consumed, consumed_bit) = watch::channel(0);
+        let (answered, answered_bit) = watch::channel(0);
+        let (words, words_bit) = mpsc::channel(WORDS);
         let (told_bit, told) = watch::channel(None);
         let reins = Self {
             stop,
@@ -76,7 +88,10 @@ impl Reins {
             lease,
             heard,
             consumed,
+            answered,
+            words,
             told,
+            unstored_answers: VecDeque::new(),
             reach,
             is_behind: false,
             unstored: VecDeque::new(),
@@ -87,6 +102,8 @@ impl Reins {
             lease: lease_bit,
             heard: heard_bit,
             consumed: consumed_bit,
+            answered: answered_bit,
+            words: words_bit,
             told: told_bit,
         };
         (reins, bits)
@@ -126,6 +143,29 @@ impl Reins {
         self.heard.send_replace(progress.position);
     }
 
+    /// What somebody says to what the agent asked. Without room it is dropped: the relay says it again.
+    pub(super) fn pass_on(&self, word: Word) {
+        if self.words.try_send(word).is_err() {
+            warn!("too many answers at once; the relay sends this one again");
+        }
+    }
+
+    /// The entry `serial` holds so many answers.
+    pub(super) fn answers_in(&mut self, serial: u64, answers: u64) {
+        self.unstored_answers.push_back((serial, answers));
+    }
+
+    /// Entries up to this one survive the daemon: what they hold may go to the agent.
+    pub(super) fn written(&mut self, serial: u64) {
+        while let Some((_, answers)) = self.unstored_answers.pop_front_if(|(at, _)| *at <= serial) {
+            self.answered.send_if_modified(|stored| {
+                let more = answers > *stored;
+                *stored = answers.max(*stored);
+                more
+            });
+        }
+    }
+
     /// It is on its way to the disk.
     pub(super) fn advance(&mut self, progress: &Progress) {
         let step = (progress.position, progress.keep_from);
@@ -161,6 +201,7 @@ mod tests {
             position,
             keep_from,
             snapshot: None,
+            answers: 0,
         }
     }
 

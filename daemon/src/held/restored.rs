@@ -141,8 +141,10 @@ impl Held {
     /// The disk has more of it: the shim may forget what lies before.
     pub(crate) fn on_stored(&mut self) {
         let stored = self.outbox.log().stored_consumed();
+        let written = self.outbox.log().written_through();
         if let Stage::Running(reins) = &mut self.stage {
             reins.stored(stored);
+            reins.written(written);
         }
     }
 }

@@ -1,8 +1,39 @@
 //! The words of the outbox: a record is something to say, an entry one change of the outbox, as it is kept on the disk.
 
+use baton_proto::v1;
 use bytes::{Buf, Bytes};
 
 pub(crate) use crate::spool::OutputKind;
+
+/// What a piece of output is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Label {
+    pub(crate) kind: v1::OutputKind,
+    /// A person would see it.
+    pub(crate) visible: bool,
+    /// The tool call that it belongs to; empty for none.
+    pub(crate) tool: String,
+}
+
+impl Label {
+    pub(crate) fn is_stderr(&self) -> bool {
+        self.kind == v1::OutputKind::Stderr
+    }
+}
+
+/// Whatever a command prints is for people.
+impl From<OutputKind> for Label {
+    fn from(kind: OutputKind) -> Self {
+        Self {
+            kind: match kind {
+                OutputKind::Stdout => v1::OutputKind::Stdout,
+                OutputKind::Stderr => v1::OutputKind::Stderr,
+            },
+            visible: true,
+            tool: String::new(),
+        }
+    }
+}
 
 /// Bookkeeping charged per record, so that many tiny chunks are bounded too.
 pub(super) const RECORD_COST: usize = 128;
@@ -14,6 +45,8 @@ pub(crate) enum CutWhy {
     Overflow,
     /// It was lost with the machine, or with the process that read it.
     WorkerCrash,
+    /// A line that was too long to be read.
+    LineTooLong,
 }
 
 /// One record. `T` is when it was observed, `C` the body of a control frame.
@@ -28,7 +61,7 @@ pub(crate) enum Record<C, T> {
         offset: u64,
         after_control_seq: u64,
         observed_at: T,
-        kind: OutputKind,
+        label: Label,
         bytes: Bytes,
     },
     /// `length` bytes from `offset` on are gone for good.

@@ -240,6 +240,18 @@ impl<C: Clone, T: Clone> Log<C, T> {
         self.unwritten
     }
 
+    pub(crate) fn last_serial(&self) -> u64 {
+        self.last_serial
+    }
+
+    /// Entries up to this one survive the daemon, as far as anything does: what is kept in memory only never will.
+    pub(crate) fn written_through(&self) -> u64 {
+        match self.keeping {
+            Keeping::Disk => self.durable.written,
+            Keeping::Memory | Keeping::Failed => self.last_serial,
+        }
+    }
+
     /// The transcript before this position is no longer needed, whatever happens to this daemon.
     pub(crate) fn stored_consumed(&self) -> u64 {
         self.stored_consumed

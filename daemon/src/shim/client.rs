@@ -79,6 +79,8 @@ pub(crate) struct Connection {
     /// The shim reads no more; what it said may still be read.
     deaf: bool,
     opening: Vec<to_shim::Message>,
+    /// The last message for the child that this connection was given.
+    last_stdin: u64,
     due: Due,
     /// Limit of the lease that is in `outgoing`.
     lease_leaving: Option<Moment>,
@@ -146,6 +148,7 @@ impl Connection {
             outgoing: BytesMut::new(),
             deaf: false,
             opening: Vec::new(),
+            last_stdin: 0,
             due: Due::default(),
             lease_leaving: None,
             told: watch::Sender::new(None),
@@ -179,11 +182,20 @@ impl Connection {
         self.lease_leaving = launch
             .lease
             .map(|lease| Moment::from_millis(lease.limit_ms));
+        self.last_stdin = prompt.id;
         self.opening.extend([
             to_shim::Message::Greeting(greeting(instance_id)),
             to_shim::Message::Stdin(prompt),
             to_shim::Message::Launch(launch),
         ]);
+    }
+
+    /// One more message for the child, after those before it.
+    pub(crate) fn stdin(&mut self, message: Stdin) {
+        if message.id > self.last_stdin {
+            self.last_stdin = message.id;
+            self.opening.push(to_shim::Message::Stdin(message));
+        }
     }
 
     pub(crate) fn renew(&mut self, lease: Lease) {

@@ -16,7 +16,7 @@ use tracing::{info, warn};
 use super::{Course, Live, Supervisor};
 use crate::DaemonError;
 use crate::agents::Refusal;
-use crate::attempt::AttemptPlan;
+use crate::attempt::{AttemptPlan, Word};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::Moment;
 use crate::disk::DiskState;
@@ -185,8 +185,10 @@ impl Supervisor {
                 held.fence(&self.clock);
             }
             Some(Body::Result(result)) => on_result(held, &result, &self.clock),
-            // A command asks nobody; what this version does not know changes nothing.
-            Some(Body::Dispatch(_) | Body::PermissionDecision(_) | Body::Answer(_)) | None => {}
+            Some(Body::PermissionDecision(decision)) => held.hear_word(Word::Decision(decision)),
+            Some(Body::Answer(answer)) => held.hear_word(Word::Answer(answer)),
+            // What this version does not know changes nothing.
+            Some(Body::Dispatch(_)) | None => {}
         }
         self.enqueue(&id);
     }

@@ -4,7 +4,7 @@ use tracing::info;
 
 use super::Supervisor;
 use super::duties::Duty;
-use crate::attempt::{self, AttemptEvent, Contact, Errand, Fold, Lines, Workshop};
+use crate::attempt::{self, AttemptEvent, Contact, Errand, Fold, Lines, Words, Workshop};
 use crate::held::{Bits, Start};
 
 impl Supervisor {
@@ -17,11 +17,16 @@ impl Supervisor {
             bits,
         } = start;
         info!(attempt_id = %plan.attempt_id, "lease confirmed; starting");
+        let fold = Fold::new(plan.deadlines);
+        let fold = match &plan.words {
+            Words::Prompt(_) => fold,
+            Words::Talk(talk) => fold.with_talk(talk.clone()),
+        };
         let errand = Errand {
             attempt_id: plan.attempt_id.clone(),
             cleanup_term: plan.cleanup_term,
             directory: self.attempts.place(dir).path().to_owned(),
-            fold: Fold::new(plan.deadlines),
+            fold,
             position: 0,
             recall_from: 0,
             contact: Contact::Launch {
@@ -45,6 +50,8 @@ impl Supervisor {
             lease: bits.lease,
             heard: bits.heard,
             consumed: bits.consumed,
+            answered: bits.answered,
+            words: bits.words,
             told: bits.told,
             events: self.events.clone(),
         };

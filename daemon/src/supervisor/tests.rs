@@ -9,7 +9,7 @@ use bytes::Bytes;
 use tokio_stream::StreamExt;
 
 use super::*;
-use crate::attempt::AttemptPlan;
+use crate::attempt::{AttemptPlan, Words};
 use crate::config::KERNEL_BOOT_ID;
 use crate::held::Offer;
 use crate::outbox::Record;
@@ -76,7 +76,7 @@ fn plan() -> AttemptPlan {
             cwd: "/".into(),
             environment: BTreeMap::new(),
         },
-        prompt: Bytes::new(),
+        words: Words::Prompt(Bytes::new()),
         deadlines: Deadlines::default(),
         cleanup_term: Duration::from_secs(2),
     }

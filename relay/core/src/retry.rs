@@ -165,10 +165,13 @@ pub fn cause_may_pass(code: &FailureCode) -> bool {
         | FailureCode::DependencyFailed
         | FailureCode::OperatorForced
         | FailureCode::DispatchLimit
-        | FailureCode::Starved
-        | FailureCode::Other(_) => false,
+        | FailureCode::Starved => false,
+        FailureCode::Other(code) => PASSING_BY_NAME.contains(&&**code),
     }
 }
+
+/// Codes of agents that have no variant: one more would change how every record with another code is stored.
+const PASSING_BY_NAME: [&str; 1] = ["provider_overloaded"];
 
 /// `initial × 2^n`, at most `max`, spread by a fifth either way so that a fleet does not come back in step.
 pub fn backoff_ms(policy: &RetryPolicy, earlier: u32, millionth: u32) -> u64 {

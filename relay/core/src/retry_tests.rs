@@ -79,6 +79,8 @@ fn a_failure_is_retried_only_if_cause_safety_and_hint_all_allow_it() {
         true,
         Some(true)
     ));
+    let overloaded = FailureCode::parse("provider_overloaded");
+    assert!(is_retryable(&overloaded, true, None) && !is_retryable(&overloaded, false, None));
     assert!(!is_retryable(&FailureCode::LeaseExpired, false, None));
 }
 

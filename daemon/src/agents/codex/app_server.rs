@@ -318,6 +318,7 @@ impl AppServer {
                     "initialize" => Request::Initialize,
                     "thread/start" | "thread/resume" => Request::OpenThread,
                     "turn/start" => {
+                        self.opening.prompt = String::new();
                         self.turn.prompt_written(out);
                         Request::StartTurn
                     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::super::Offer;
 use super::*;
-use crate::attempt::AttemptPlan;
+use crate::attempt::{AttemptPlan, Words};
 use crate::clock::Moment;
 use crate::outbox::{Durable, Record};
 use crate::process::ChildSpec;
@@ -45,7 +45,7 @@ fn offer() -> (AttemptId, Offer) {
                 cwd: "/".into(),
                 environment: BTreeMap::new(),
             },
-            prompt: Bytes::new(),
+            words: Words::Prompt(Bytes::new()),
             deadlines: Deadlines::default(),
             cleanup_term: Duration::ZERO,
         },

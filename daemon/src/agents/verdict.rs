@@ -1,0 +1,185 @@
+//! What the end of an attempt means: by how its process ended, and by what an agent said before.
+
+use baton_proto::codes;
+
+use super::event::Outcome;
+use super::failure::{Failure, FailureClass};
+use super::usage::TurnUsage;
+use crate::attempt::{Cause, Ending, Spoken};
+use crate::process::Exit;
+use crate::timers::DeadlineKind;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Complete(Completion),
+    Failed(Failing),
+    /// Ended from outside: there is no result to tell.
+    Stopped,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Completion {
+    pub(crate) result: String,
+    pub(crate) used: Used,
+    /// The result came, the process hung and was killed.
+    pub(crate) killed_after_result: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Failing {
+    pub(crate) code: String,
+    /// For operators.
+    pub(crate) message: String,
+    pub(crate) user_message: String,
+    pub(crate) deadline: Option<DeadlineKind>,
+    pub(crate) used: Used,
+}
+
+/// What an agent says about itself at its end; a command says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Used {
+    pub(crate) usage: Option<TurnUsage>,
+    pub(crate) conversation: String,
+}
+
+impl Failing {
+    fn new(code: &str, message: String) -> Self {
+        Self {
+            code: code.to_owned(),
+            user_message: message.clone(),
+            message,
+            ..Self::default()
+        }
+    }
+
+    fn of_agent(failure: &Failure) -> Self {
+        Self {
+            user_message: failure.user_message().to_owned(),
+            ..Self::new(failure.code(), failure.message.clone())
+        }
+    }
+}
+
+pub(crate) fn judge(ending: &Ending) -> Verdict {
+    let verdict = match &ending.spoken {
+        Some(spoken) => judge_agent(ending, spoken),
+        None => judge_command(ending),
+    };
+    let Some(spoken) = &ending.spoken else {
+        return verdict;
+    };
+    let used = Used {
+        usage: spoken.end.as_ref().and_then(|end| end.usage.clone()),
+        conversation: spoken.conversation.clone().unwrap_or_default(),
+    };
+    match verdict {
+        Verdict::Complete(completion) => Verdict::Complete(Completion { used, ..completion }),
+        Verdict::Failed(failing) => Verdict::Failed(Failing { used, ..failing }),
+        Verdict::Stopped => Verdict::Stopped,
+    }
+}
+
+/// A result wins over a deadline and over the end of the lease, never over an order to stop. Exit codes decide nothing.
+fn judge_agent(ending: &Ending, spoken: &Spoken) -> Verdict {
+    let outcome = spoken.end.as_ref().map(|end| &end.outcome);
+    match (&ending.cause, outcome) {
+        (
+            Cause::Exited(_) | Cause::Lingered | Cause::Deadline(_) | Cause::LeaseEnded,
+            Some(Outcome::Result(result)),
+        ) => Verdict::Complete(Completion {
+            result: result.clone(),
+            killed_after_result: !matches!(ending.cause, Cause::Exited(_)),
+            used: Used::default(),
+        }),
+        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Failed(failure))) => {
+            Verdict::Failed(Failing::of_agent(failure))
+        }
+        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Interrupted) | None) => {
+            let message = "the agent's turn was interrupted, and not by this daemon";
+            Verdict::Failed(Failing::of_agent(&Failure::new(
+                FailureClass::NoResult,
+                message,
+            )))
+        }
+        _ => judge_command(ending),
+    }
+}
+
+fn judge_command(ending: &Ending) -> Verdict {
+    let failed = |code: &str, message: String| Verdict::Failed(Failing::new(code, message));
+    match &ending.cause {
+        Cause::Exited(Exit::Code(0)) => Verdict::Complete(Completion::default()),
+        Cause::Exited(exit) => failed(codes::AGENT_EXIT, format!("the command ended with {exit}")),
+        Cause::NotStarted { code, message } => failed(code, message.clone()),
+        Cause::Deadline(kind) => Verdict::Failed(Failing {
+            deadline: Some(*kind),
+            ..Failing::new(
+                kind.failure_code(),
+                format!("the {} deadline passed", kind.name()),
+            )
+        }),
+        Cause::Disk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
+        // Whoever ended it knows what it means; of a lost one nobody does. A command never lingers.
+        Cause::Stopped | Cause::LeaseEnded | Cause::Lost | Cause::Lingered => Verdict::Stopped,
+        Cause::Broken => failed(
+            codes::SPAWN_FAILED,
+            "the daemon failed while it ran this attempt and ended its processes; see its log"
+                .to_owned(),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event;
+    use super::*;
+    use crate::process::Cleared;
+
+    fn ending(cause: Cause, outcome: Option<Outcome>) -> Ending {
+        let end = outcome.map(|outcome| event::Ending {
+            outcome,
+            usage: None,
+        });
+        Ending {
+            cause,
+            spoken: Some(Spoken {
+                end,
+                conversation: Some("c".to_owned()),
+            }),
+            ..Ending::broken(Cleared::default())
+        }
+    }
+
+    #[test]
+    fn a_result_is_a_success_whatever_the_process_did_after_it() {
+        let result = || Some(Outcome::Result("done".to_owned()));
+        for (cause, killed) in [
+            (Cause::Exited(Exit::Code(0)), false),
+            (Cause::Exited(Exit::Code(1)), false),
+            (Cause::Lingered, true),
+            (Cause::Deadline(DeadlineKind::Total), true),
+            (Cause::LeaseEnded, true),
+        ] {
+            match judge(&ending(cause, result())) {
+                Verdict::Complete(completion) => {
+                    assert_eq!(completion.killed_after_result, killed);
+                    assert_eq!(completion.used.conversation, "c");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(judge(&ending(Cause::Stopped, result())), Verdict::Stopped);
+        assert_eq!(judge(&ending(Cause::Lost, result())), Verdict::Stopped);
+    }
+
+    #[test]
+    fn without_a_result_exit_0_is_a_failure() {
+        let failure = Failure::new(FailureClass::NoResult, "nothing");
+        let exited = ending(Cause::Exited(Exit::Code(0)), Some(Outcome::Failed(failure)));
+        assert!(matches!(judge(&exited), Verdict::Failed(failing) if failing.code == "no_result"));
+        let odd = ending(Cause::Exited(Exit::Code(0)), Some(Outcome::Interrupted));
+        assert!(matches!(judge(&odd), Verdict::Failed(failing) if failing.code == "no_result"));
+        let late = ending(Cause::Deadline(DeadlineKind::StreamIdle), None);
+        assert!(matches!(judge(&late), Verdict::Failed(failing) if failing.deadline.is_some()));
+    }
+}

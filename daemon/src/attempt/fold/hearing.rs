@@ -1,0 +1,337 @@
+//! What a coding agent prints, line by line. All that one line comes to is told before the next one, and the position
+//! moves with the last of it: a daemon that was killed in between tells the line again, and never loses a part of it.
+//! A snapshot is taken only where everything before it is told, so that the talk and the position agree.
+
+use std::time::Duration;
+
+use baton_proto::worker::FoldSnapshot;
+use bytes::Bytes;
+
+use super::super::AttemptEvent;
+use super::super::coalesce::Chunk;
+use super::super::talk::{Said, Spoken, Talk, Told, Word};
+use super::{Fold, OutputKind, SNAPSHOT_EVERY};
+use crate::agents::AgentExit;
+use crate::clock::Moment;
+use crate::outbox::Label;
+use crate::phases::OncePhase;
+use crate::process::Exit;
+use crate::timers::Fact;
+
+/// What a process may take to end by itself after its result.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Standard error that waits behind half a line. More of it is kept for the report only.
+const BEHIND_MAX: usize = 64 * 1024;
+
+/// A chunk is one frame.
+const CHUNK: usize = 64 * 1024;
+
+/// Where the talk stands in the transcript.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    /// End of the last whole line, or of what came after it on standard error.
+    line_end: u64,
+    /// Where a line began whose end has not come.
+    half_line: Option<u64>,
+    /// Standard error that came inside that line.
+    behind: Vec<u8>,
+    /// Position of the last snapshot.
+    pub(super) saved_at: u64,
+    /// Until when the process may end by itself.
+    pub(super) linger_until: Option<Moment>,
+}
+
+impl Fold {
+    pub(super) fn restore_talk(&mut self, snapshot: &FoldSnapshot) {
+        self.talk = serde_json::from_slice(&snapshot.talk).ok();
+        self.heard.line_end = self.told;
+        self.heard.saved_at = snapshot.position;
+    }
+
+    pub(super) fn stored_talk(&self) -> Bytes {
+        let stored = self.talk.as_ref().map(serde_json::to_vec);
+        stored.and_then(Result::ok).unwrap_or_default().into()
+    }
+
+    /// What was told before: only what follows from it is kept.
+    pub(super) fn hear_again(&mut self, bytes: &[u8]) {
+        if let Some(talk) = &mut self.talk {
+            talk.stdout(bytes);
+            while talk.next().is_some() {}
+        }
+    }
+
+    /// Everything that was told is known again: what is open is watched from here on.
+    pub(crate) fn recalled(&mut self, now: Moment) {
+        let Some(mut talk) = self.talk.take() else {
+            return;
+        };
+        talk.answers_are_stored();
+        for tool in talk.open_tools() {
+            self.timers.apply(Fact::ToolStarted(tool.clone()), now);
+        }
+        for _ in 0..talk.open_inputs() {
+            self.timers.apply(Fact::InputOpened, now);
+        }
+        self.talk = Some(talk);
+        self.notice_the_end(now);
+    }
+
+    pub(super) fn hear(&mut self, kind: OutputKind, bytes: &[u8], now: Moment) {
+        match kind {
+            OutputKind::Stdout => self.hear_stdout(bytes, now),
+            OutputKind::Stderr => self.hear_stderr(bytes, now),
+        }
+        if self.heard.line_end - self.heard.saved_at >= SNAPSHOT_EVERY {
+            self.catch_up();
+            self.save();
+        }
+    }
+
+    fn hear_stdout(&mut self, bytes: &[u8], now: Moment) {
+        let Some(mut talk) = self.talk.take() else {
+            return;
+        };
+        talk.stdout(bytes);
+        let mut any = false;
+        loop {
+            let told = talk.next();
+            let held = talk.held();
+            self.talk = Some(talk);
+            let Some(told) = told else {
+                self.note_half_line(held, any, now);
+                return;
+            };
+            any = true;
+            self.take_line(told, self.read - held, now);
+            talk = match self.talk.take() {
+                Some(talk) => talk,
+                None => return,
+            };
+        }
+    }
+
+    fn note_half_line(&mut self, held: u64, any: bool, now: Moment) {
+        if any || held == 0 {
+            self.heard.half_line = None;
+            let behind = std::mem::take(&mut self.heard.behind);
+            self.push_stderr(&behind, self.read - held, now);
+        }
+        if held > 0 {
+            self.heard.half_line.get_or_insert(self.read - held);
+        }
+    }
+
+    fn hear_stderr(&mut self, bytes: &[u8], now: Moment) {
+        if self.heard.half_line.is_none() {
+            self.push_stderr(bytes, self.read, now);
+            return;
+        }
+        let room = BEHIND_MAX.saturating_sub(self.heard.behind.len());
+        let (kept, rest) = bytes.split_at(room.min(bytes.len()));
+        self.heard.behind.extend_from_slice(kept);
+        self.tail.push(rest);
+    }
+
+    /// For operators, not for whoever reads what the agent says.
+    fn push_stderr(&mut self, bytes: &[u8], end: u64, now: Moment) {
+        let begun = std::mem::replace(&mut self.heard.line_end, end);
+        let label = Label {
+            visible: false,
+            ..Label::from(OutputKind::Stderr)
+        };
+        if !bytes.is_empty() {
+            self.coalescer.push(label, bytes, begun..end, now);
+        }
+    }
+
+    /// One line and all that it comes to. Output alone may wait for company.
+    fn take_line(&mut self, told: Vec<Told>, end: u64, now: Moment) {
+        let activity = Fact::Activity { tool_call_id: None };
+        self.timers.apply(activity, now);
+        let begun = self.heard.line_end;
+        let only_output = told.iter().all(|told| match told {
+            Told::Output(label, _) => !label.visible || !self.begins_to_stream(),
+            Told::Phase(_) | Told::Said(_) => false,
+        });
+        if !only_output {
+            self.catch_up();
+        }
+        let before = self.ready.len();
+        for told in told {
+            match told {
+                Told::Output(label, text) => {
+                    self.hear_output(label, text, only_output.then_some(begun..end), now);
+                }
+                Told::Phase(phase) => self.enter_within_line(phase, now),
+                Told::Said(said) => self.say(said, now),
+            }
+        }
+        self.heard.line_end = end;
+        if self.ready.len() > before {
+            self.told = end;
+            self.save();
+        }
+        self.notice_the_end(now);
+    }
+
+    /// The first visible output after the first one.
+    fn begins_to_stream(&self) -> bool {
+        self.order.reached(OncePhase::FirstVisibleEventSeen)
+            && !self.order.reached(OncePhase::Streaming)
+    }
+
+    fn hear_output(
+        &mut self,
+        label: Label,
+        text: String,
+        waits: Option<std::ops::Range<u64>>,
+        now: Moment,
+    ) {
+        if !label.tool.is_empty() {
+            let tool_call_id = Some(label.tool.clone());
+            self.timers.apply(Fact::Activity { tool_call_id }, now);
+        }
+        if label.visible && self.begins_to_stream() {
+            self.enter_within_line(OncePhase::Streaming, now);
+        }
+        if let Some(span) = waits {
+            self.coalescer.push(label, text.as_bytes(), span, now);
+            return;
+        }
+        let mut bytes = Bytes::from(text);
+        while !bytes.is_empty() {
+            let chunk = Chunk {
+                label: label.clone(),
+                bytes: bytes.split_to(bytes.len().min(CHUNK)),
+                upto: self.told,
+            };
+            let progress = self.progress(false);
+            self.ready
+                .push_back(AttemptEvent::Output { chunk, progress });
+        }
+    }
+
+    fn enter_within_line(&mut self, phase: OncePhase, now: Moment) {
+        if !self.order.enter(phase) {
+            return;
+        }
+        self.entered.push((phase, now));
+        self.timers.apply(Fact::Entered(phase), now);
+        let entered = AttemptEvent::Entered {
+            phase,
+            pid: None,
+            next_deadline: self.timers.next_deadline(),
+            progress: self.progress(false),
+        };
+        self.ready.push_back(entered);
+    }
+
+    fn say(&mut self, said: Said, now: Moment) {
+        let fact = match &said {
+            Said::ToolStarted { id, .. } => Some(Fact::ToolStarted(id.clone())),
+            Said::ToolFinished { id, .. } => Some(Fact::ToolFinished(id.clone())),
+            Said::Permission(_) | Said::Question(_) => Some(Fact::InputOpened),
+            Said::InputReceived { .. } | Said::InputWithdrawn { .. } => Some(Fact::InputClosed),
+            Said::LineCut { .. } => None,
+        };
+        if let Some(fact) = fact {
+            self.timers.apply(fact, now);
+        }
+        let progress = self.progress(false);
+        self.ready.push_back(AttemptEvent::Said { said, progress });
+    }
+
+    /// Tells all output that waits, so that what comes next comes after it.
+    pub(super) fn catch_up(&mut self) {
+        if self.talk.is_none() {
+            return;
+        }
+        while let Some(chunk) = self.coalescer.take_rest() {
+            let event = self.told(chunk);
+            self.ready.push_back(event);
+        }
+        self.told = self.heard.line_end;
+    }
+
+    /// The last event that is ready moves the position here, and holds the state here.
+    fn save(&mut self) {
+        if self.ready.is_empty() {
+            return;
+        }
+        let progress = self.progress(true);
+        let last = self.ready.back_mut().and_then(AttemptEvent::progress_mut);
+        if let Some(last) = last {
+            *last = progress;
+        }
+    }
+
+    /// Somebody's word to what the agent asked. It is stored before it goes to the agent.
+    pub(crate) fn answer(&mut self, word: Word, now: Moment) {
+        let told = self.talk.as_mut().and_then(|talk| talk.answer(word));
+        if let Some(told) = told {
+            self.catch_up();
+            self.take_line(told, self.heard.line_end, now);
+        }
+    }
+
+    /// What goes to the child's stdin after `sent`, as far as the answers in it are stored.
+    pub(crate) fn stdin_after(
+        &self,
+        sent: u64,
+        stored_answers: u64,
+    ) -> impl Iterator<Item = baton_proto::worker::Stdin> {
+        let talk = self.talk.iter();
+        talk.flat_map(move |talk| talk.stdin_after(sent, stored_answers))
+    }
+
+    /// True when the child has the prompt now.
+    pub(crate) fn stdin_done(&mut self, id: u64) -> bool {
+        match &mut self.talk {
+            Some(talk) => talk.stdin_done(id),
+            None => id >= super::PROMPT,
+        }
+    }
+
+    fn notice_the_end(&mut self, now: Moment) {
+        let end = self.talk.as_ref().and_then(|talk| talk.linger());
+        if let Some(patient) = end {
+            let span = if patient { LINGER } else { Duration::ZERO };
+            self.heard.linger_until.get_or_insert(now.after(span));
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.heard.linger_until.is_some()
+    }
+
+    /// The turn is over, and the process should be by now.
+    pub(crate) fn lingers(&self, now: Moment) -> bool {
+        self.heard.linger_until.is_some_and(|until| until <= now)
+    }
+
+    /// The process is gone, and everything that it said was taken in.
+    pub(crate) fn exited(&mut self, exit: Option<Exit>, now: Moment) {
+        let exit = match exit {
+            Some(Exit::Code(code)) => AgentExit::Code(code),
+            Some(Exit::Signal(signal)) => AgentExit::Signal(signal),
+            // Nobody knows how: then there is no end to tell.
+            Some(Exit::Unseen) | None => return,
+        };
+        self.catch_up();
+        let stderr = self.stderr_tail();
+        let told = self.talk.as_mut().map(|talk| talk.exited(exit, &stderr));
+        if let Some(told) = told {
+            self.take_line(told, self.read, now);
+        }
+    }
+
+    pub(crate) fn spoken(&self) -> Option<Spoken> {
+        self.talk.as_deref().map(Talk::spoken)
+    }
+}
+
+#[cfg(test)]
+#[path = "hearing_tests.rs"]
+mod tests;

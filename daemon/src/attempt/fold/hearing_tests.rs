@@ -1,0 +1,248 @@
+//! A daemon that dies anywhere in a talk with an agent: the next one tells the same story, and the agent is told
+//! everything once.
+
+use std::collections::BTreeMap;
+
+use baton_proto::v1::{InputOutcome, PermissionDecision};
+use proptest::prelude::*;
+
+use super::super::super::talk::{Said, Word};
+use super::super::*;
+use crate::agents::test_talk;
+
+fn at(millis: u64) -> Moment {
+    Moment::from_millis(millis)
+}
+
+/// What an app-server prints, and what of it is on standard error.
+const LINES: [(OutputKind, &str); 16] = [
+    (OutputKind::Stdout, r#"{"id":0,"result":{}}"#),
+    (OutputKind::Stderr, "a warning"),
+    (
+        OutputKind::Stdout,
+        r#"{"id":1,"result":{"thread":{"id":"th"}}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"id":2,"result":{"turn":{"id":"tu"}}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"turn/started","params":{"threadId":"th","turn":{"id":"tu"}}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"item/agentMessage/delta","params":{"threadId":"th","itemId":"m","delta":"I "}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"item/agentMessage/delta","params":{"threadId":"th","itemId":"m","delta":"look."}}"#,
+    ),
+    (OutputKind::Stderr, "another one"),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"item/started","params":{"threadId":"th","item":{"type":"commandExecution","id":"c","command":"ls"}}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"id":7,"method":"account/unknown","params":{}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"id":0,"method":"item/commandExecution/requestApproval","params":{"threadId":"th","itemId":"c","command":"ls"}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"item/completed","params":{"threadId":"th","item":{"type":"commandExecution","id":"c","aggregatedOutput":"x","exitCode":0}}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"id":8,"method":"account/unknown","params":{}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"item/agentMessage/delta","params":{"threadId":"th","itemId":"n","delta":"Done."}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"thread/tokenUsage/updated","params":{"threadId":"th","turnId":"tu","tokenUsage":{"total":{"inputTokens":9},"last":{"inputTokens":4}}}}"#,
+    ),
+    (
+        OutputKind::Stdout,
+        r#"{"method":"turn/completed","params":{"threadId":"th","turn":{"id":"tu","status":"completed"}}}"#,
+    ),
+];
+
+/// The disk, the shim and the relay: what outlives a daemon.
+#[derive(Default)]
+struct World {
+    position: u64,
+    keep_from: u64,
+    snapshot: Option<FoldSnapshot>,
+    stored_answers: u64,
+    said: Vec<Said>,
+    words: String,
+    phases: Vec<OncePhase>,
+    stdin: BTreeMap<u64, String>,
+    /// Permissions that were asked and not received.
+    open: Vec<String>,
+}
+
+impl World {
+    fn store(&mut self, event: AttemptEvent) {
+        let progress = event.progress().cloned().unwrap();
+        match event {
+            AttemptEvent::Entered { phase, .. } => self.phases.push(phase),
+            AttemptEvent::Output { chunk, .. } if chunk.label.visible => {
+                self.words += &String::from_utf8_lossy(&chunk.bytes);
+            }
+            AttemptEvent::Said { said, .. } if !self.said.contains(&said) => {
+                match &said {
+                    Said::Permission(request) => self.open.push(request.input_id.clone()),
+                    Said::InputReceived { input_id } => self.open.retain(|open| open != input_id),
+                    _ => {}
+                }
+                self.said.push(said);
+            }
+            _ => {}
+        }
+        assert!(progress.position >= self.position, "{progress:?}");
+        assert!(progress.keep_from >= self.keep_from, "{progress:?}");
+        self.position = progress.position;
+        self.keep_from = progress.keep_from;
+        self.stored_answers = self.stored_answers.max(progress.answers);
+        self.snapshot = progress.snapshot.or(self.snapshot.take());
+    }
+
+    /// As a shim takes it: each number once.
+    fn write(&mut self, fold: &Fold) {
+        let taken = self.stdin.keys().last().copied().unwrap_or(0);
+        for message in fold.stdin_after(taken, self.stored_answers) {
+            let text = String::from_utf8_lossy(&message.data).into_owned();
+            self.stdin.insert(message.id, text);
+        }
+    }
+
+    fn answer(&mut self, fold: &mut Fold) {
+        for input_id in self.open.clone() {
+            let decision = PermissionDecision {
+                input_id,
+                outcome: InputOutcome::Allowed.into(),
+                ..PermissionDecision::default()
+            };
+            fold.answer(Word::Decision(decision), at(10));
+        }
+    }
+}
+
+/// Everything that was printed, in chunks, from a position on.
+fn printed(cuts: &[usize], from: u64) -> Vec<(OutputKind, Vec<u8>)> {
+    let mut position = 0;
+    let mut chunks = Vec::new();
+    for (index, (kind, line)) in LINES.iter().enumerate() {
+        let line = format!("{line}\n").into_bytes();
+        let cut = cuts[index % cuts.len()] % line.len();
+        for part in [&line[..cut], &line[cut..]] {
+            let skip = usize::try_from(from.saturating_sub(position)).unwrap();
+            position += part.len() as u64;
+            if skip < part.len() {
+                chunks.push((*kind, part[skip..].to_vec()));
+            }
+        }
+    }
+    chunks
+}
+
+fn restored(world: &mut World, cuts: &[usize]) -> Fold {
+    let snapshot = world.snapshot.clone().unwrap_or_default();
+    let mut fold = Fold::restore(Deadlines::default(), &snapshot, world.position, at(9));
+    assert!(
+        world.keep_from <= snapshot.position,
+        "the shim may have forgotten what is needed"
+    );
+    let mut position = snapshot.position;
+    for (kind, bytes) in printed(cuts, snapshot.position) {
+        let left = usize::try_from(world.position.saturating_sub(position)).unwrap();
+        fold.recall(kind, position, &bytes[..left.min(bytes.len())]);
+        position += bytes.len() as u64;
+    }
+    fold.recalled(at(9));
+    world.stored_answers = 0;
+    world.write(&fold);
+    fold
+}
+
+fn play(cuts: &[usize], deaths: Vec<usize>) -> (World, Fold) {
+    let mut world = World::default();
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    fold.enter(OncePhase::Started, None, at(1));
+    world.store(fold.next(at(1)).unwrap());
+    world.write(&fold);
+    let mut deaths = deaths.into_iter();
+    'lives: loop {
+        let mut left = deaths.next();
+        let mut chunks = printed(cuts, world.position).into_iter();
+        loop {
+            let chunk = chunks.next();
+            match &chunk {
+                Some((kind, bytes)) => fold.take_in(*kind, bytes, at(10)),
+                None => {
+                    fold.exited(Some(crate::process::Exit::Code(0)), at(10));
+                    fold.close(0);
+                }
+            }
+            // An answer may come at any time; here it comes as soon as it can.
+            for _ in 0..2 {
+                while let Some(event) = fold.next(at(10)) {
+                    if left == Some(0) {
+                        fold = restored(&mut world, cuts);
+                        world.answer(&mut fold);
+                        continue 'lives;
+                    }
+                    left = left.map(|left| left - 1);
+                    world.store(event);
+                    world.write(&fold);
+                }
+                world.answer(&mut fold);
+            }
+            if chunk.is_none() {
+                return (world, fold);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_talk_that_is_taken_over_anywhere_comes_to_the_same(
+        cuts in prop::collection::vec(0usize..200, 1..5),
+        deaths in prop::collection::vec(0usize..25, 0..6),
+    ) {
+        let (undisturbed, _) = play(&[0], Vec::new());
+        let (world, fold) = play(&cuts, deaths);
+        prop_assert_eq!(&world.stdin, &undisturbed.stdin);
+        prop_assert_eq!(&world.said, &undisturbed.said);
+        prop_assert!(world.open.is_empty());
+        let spoken = fold.spoken().unwrap();
+        let end = spoken.end.unwrap();
+        prop_assert_eq!(end.outcome, crate::agents::Outcome::Result("Done.".to_owned()));
+        prop_assert_eq!(end.usage.unwrap().tokens.input, 4);
+        prop_assert_eq!(spoken.conversation.as_deref(), Some("th"));
+    }
+}
+
+#[test]
+fn an_undisturbed_talk_tells_each_thing_once_and_in_order() {
+    let (world, fold) = play(&[7], Vec::new());
+    assert!(world.words.starts_with("I look.\n{"), "{}", world.words);
+    assert!(world.words.ends_with("Done."), "{}", world.words);
+    let written: Vec<&str> = world.stdin.values().map(String::as_str).collect();
+    assert_eq!(written.len(), 8, "{written:#?}");
+    assert!(
+        written[6].contains("\"decision\":\"accept\"")
+            || written[5].contains("\"decision\":\"accept\"")
+    );
+    assert_eq!(written[7], "", "stdin is closed when the turn is over");
+    assert!(fold.is_over() && fold.lingers(at(5_010)) && !fold.lingers(at(5_009)));
+    assert_eq!(world.phases.last(), Some(&OncePhase::Streaming));
+}

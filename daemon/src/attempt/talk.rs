@@ -1,0 +1,494 @@
+//! The talk with a coding agent: what it prints becomes what is told of it, what it asks gets an id that people can
+//! answer, and what it has to be told is numbered for its stdin. Pure, and stored whole between any two lines.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use baton_proto::v1::{
+    InputOutcome, OutputKind, PermissionDecision, PermissionRequest, PermissionScope,
+    QuestionAnswer, QuestionOption,
+};
+use baton_proto::worker::Stdin;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tracing::warn;
+
+use crate::agents::{
+    self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Message, Permission, Question,
+    Reply, Translator, TurnPhase,
+};
+use crate::outbox::Label;
+use crate::phases::OncePhase;
+
+/// What the wire takes of a tool's id or name.
+const ID_MAX: usize = 256;
+const OPTIONS_MAX: usize = 64;
+const QUESTION_MAX: usize = 8192;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Talk {
+    attempt_id: String,
+    translator: Translator,
+    /// Messages for stdin, each with its number, until they are known to be written.
+    unsent: VecDeque<Unsent>,
+    last_stdin: u64,
+    /// The message that holds the prompt.
+    prompt: Option<u64>,
+    inputs: BTreeMap<String, OpenInput>,
+    /// Replies to questions that are answered together.
+    replies: BTreeMap<InputKey, Vec<Option<Reply>>>,
+    asked: u64,
+    /// Answers given so far.
+    answers: u64,
+    open_tools: BTreeSet<String>,
+    conversation: Option<String>,
+    malformed: u64,
+    /// The last visible output did not end its line.
+    mid_line: bool,
+    end: Option<agents::Ending>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Unsent {
+    id: u64,
+    message: Message,
+    /// It may leave when so many answers are stored: a daemon that forgot one would number what follows anew.
+    after_answers: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct OpenInput {
+    key: InputKey,
+    /// Which of the questions of one request.
+    index: usize,
+    /// Of a permission.
+    digest: Option<[u8; 32]>,
+}
+
+/// What is told of an agent.
+#[derive(Debug)]
+pub(super) enum Told {
+    Phase(OncePhase),
+    Output(Label, String),
+    Said(Said),
+}
+
+/// What the supervisor says of it in frames of their own.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Said {
+    ToolStarted { id: String, name: String },
+    ToolFinished { id: String, failed: bool },
+    Permission(PermissionRequest),
+    Question(baton_proto::v1::Question),
+    InputReceived { input_id: String },
+    InputWithdrawn { input_id: String, reason: String },
+    LineCut { length: u64 },
+}
+
+/// What the relay says to an input.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Word {
+    Decision(PermissionDecision),
+    Answer(QuestionAnswer),
+}
+
+impl Talk {
+    pub(crate) fn new(attempt_id: &str, mut translator: Translator) -> Self {
+        let opening = translator.opening();
+        let mut talk = Self {
+            attempt_id: attempt_id.to_owned(),
+            translator,
+            unsent: VecDeque::new(),
+            last_stdin: 0,
+            prompt: None,
+            inputs: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            asked: 0,
+            answers: 0,
+            open_tools: BTreeSet::new(),
+            conversation: None,
+            malformed: 0,
+            mid_line: false,
+            end: None,
+        };
+        // Nothing but the phase of the prompt can come of it, and that is said when it is written.
+        let mut told = Vec::new();
+        talk.write(opening, &mut told);
+        talk
+    }
+
+    pub(super) fn stdout(&mut self, bytes: &[u8]) {
+        self.translator.stdout(bytes);
+    }
+
+    /// What the next whole line comes to.
+    pub(super) fn next(&mut self) -> Option<Vec<Told>> {
+        let events = self.translator.next()?;
+        Some(self.digest(events))
+    }
+
+    /// Bytes of a line whose end has not come.
+    pub(super) fn held(&self) -> u64 {
+        self.translator.held() as u64
+    }
+
+    pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str) -> Vec<Told> {
+        let events = self.translator.exited(exit, stderr);
+        self.digest(events)
+    }
+
+    /// Somebody's word. None when nothing of this id is open, or when more answers have to come first.
+    pub(super) fn answer(&mut self, word: Word) -> Option<Vec<Told>> {
+        let (input, answer) = match word {
+            Word::Decision(decision) => {
+                let open = self.inputs.get(&decision.input_id)?;
+                (open.key.clone(), decided(&decision, open))
+            }
+            Word::Answer(answer) => {
+                let open = self.inputs.get(&answer.input_id)?.clone();
+                let answer = self.replied(&open, answer)?;
+                (open.key, answer)
+            }
+        };
+        let message = self.translator.answer(&input, &answer)?;
+        self.answers += 1;
+        let mut told = Vec::new();
+        self.write(message, &mut told);
+        Some(told)
+    }
+
+    fn replied(&mut self, open: &OpenInput, answer: QuestionAnswer) -> Option<Answer> {
+        if answer.outcome() != InputOutcome::Answered {
+            return Some(Answer::None);
+        }
+        let replies = self.replies.get_mut(&open.key)?;
+        let reply = Reply {
+            labels: answer.labels,
+            text: answer.text,
+        };
+        *replies.get_mut(open.index)? = Some(reply);
+        replies
+            .iter()
+            .cloned()
+            .collect::<Option<_>>()
+            .map(Answer::Replies)
+    }
+
+    /// What goes to stdin and is not known to be written: those after `sent`, as far as they may leave.
+    pub(super) fn stdin_after(
+        &self,
+        sent: u64,
+        stored_answers: u64,
+    ) -> impl Iterator<Item = Stdin> {
+        let due = self.unsent.iter().filter(move |unsent| unsent.id > sent);
+        let due = due.take_while(move |unsent| unsent.after_answers <= stored_answers);
+        due.map(|unsent| Stdin {
+            id: unsent.id,
+            data: Bytes::copy_from_slice(&unsent.message.bytes),
+            close: unsent.message.last,
+        })
+    }
+
+    /// True when the prompt is among what the agent has now.
+    pub(super) fn stdin_done(&mut self, id: u64) -> bool {
+        while self.unsent.pop_front_if(|unsent| unsent.id <= id).is_some() {}
+        self.prompt.is_some_and(|prompt| prompt <= id)
+    }
+
+    /// It was read from where it was stored: nothing in it has to wait for that.
+    pub(super) fn answers_are_stored(&mut self) {
+        self.answers = 0;
+        for unsent in &mut self.unsent {
+            unsent.after_answers = 0;
+        }
+    }
+
+    pub(super) fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    pub(super) fn open_tools(&self) -> impl Iterator<Item = &String> {
+        self.open_tools.iter()
+    }
+
+    pub(super) fn open_inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Once the turn is over: whether its process may take a moment to end by itself. One whose turn failed may not.
+    pub(super) fn linger(&self) -> Option<bool> {
+        let end = self.end.as_ref()?;
+        Some(!matches!(end.outcome, agents::Outcome::Failed(_)))
+    }
+
+    pub(super) fn spoken(&self) -> Spoken {
+        Spoken {
+            end: self.end.clone(),
+            conversation: self.conversation.clone(),
+        }
+    }
+
+    /// Numbers a message. What it means to the adapter is noted now, before the next line is read.
+    fn write(&mut self, message: Message, told: &mut Vec<Told>) {
+        self.last_stdin += 1;
+        let events = self.translator.wrote(&message.bytes);
+        if events.contains(&AgentEvent::Phase(TurnPhase::PromptWritten)) {
+            self.prompt = Some(self.last_stdin);
+        }
+        self.unsent.push_back(Unsent {
+            id: self.last_stdin,
+            message,
+            after_answers: self.answers,
+        });
+        told.extend(self.digest(events));
+    }
+
+    fn digest(&mut self, events: Vec<AgentEvent>) -> Vec<Told> {
+        let mut told = Vec::new();
+        for event in events {
+            self.take(event, &mut told);
+        }
+        told
+    }
+
+    fn take(&mut self, event: AgentEvent, told: &mut Vec<Told>) {
+        match event {
+            // Said when the message that holds it is written.
+            AgentEvent::Phase(TurnPhase::PromptWritten) => {}
+            AgentEvent::Phase(TurnPhase::FirstEventSeen) => {
+                told.push(Told::Phase(OncePhase::FirstEventSeen));
+            }
+            AgentEvent::Phase(TurnPhase::FirstVisibleEventSeen) => {
+                told.push(Told::Phase(OncePhase::FirstVisibleEventSeen));
+            }
+            AgentEvent::Output(output) => {
+                let label = Label {
+                    kind: output.kind,
+                    visible: output.visible,
+                    tool: output.tool.as_deref().map(clip).unwrap_or_default(),
+                };
+                let text = self.lay_out(&label, output.text);
+                told.push(Told::Output(label, text));
+            }
+            AgentEvent::ToolStarted { id, name } => {
+                let (id, name) = (clip(&id), clip(&name));
+                if !id.is_empty() && self.open_tools.insert(id.clone()) {
+                    told.push(Told::Said(Said::ToolStarted { id, name }));
+                }
+            }
+            AgentEvent::ToolFinished { id, failed } => {
+                let id = clip(&id);
+                if self.open_tools.remove(&id) {
+                    told.push(Told::Said(Said::ToolFinished { id, failed }));
+                }
+            }
+            AgentEvent::InputAsked(input) => self.ask(&input, told),
+            AgentEvent::InputAnswered { key } => {
+                let received = |input_id| Said::InputReceived { input_id };
+                let ids = self.close(&key).into_iter();
+                told.extend(ids.map(received).map(Told::Said));
+            }
+            AgentEvent::InputWithdrawn { key, reason } => {
+                let withdrawn = |input_id| Said::InputWithdrawn {
+                    input_id,
+                    reason: reason.clone(),
+                };
+                let ids = self.close(&key).into_iter();
+                told.extend(ids.map(withdrawn).map(Told::Said));
+            }
+            AgentEvent::Conversation(id) => {
+                // Said with the end: the relay wants to know how to go on, not how it goes.
+                self.conversation = Some(id);
+            }
+            AgentEvent::Write(message) => self.write(message, told),
+            AgentEvent::Malformed { line } => {
+                self.malformed += 1;
+                if self.malformed == 1 {
+                    warn!(attempt_id = %self.attempt_id, line, "the agent printed a line that is no message; skipped");
+                }
+            }
+            AgentEvent::LineCut { length } => told.push(Told::Said(Said::LineCut { length })),
+            AgentEvent::Ended(end) => {
+                if self.end.is_none() {
+                    self.end = Some(end);
+                    self.hang_up(told);
+                }
+            }
+        }
+    }
+
+    /// Words flow on; everything else, and whatever follows words, begins on a line of its own. What nobody sees does
+    /// not break the words that somebody does.
+    fn lay_out(&mut self, label: &Label, text: String) -> String {
+        let flows = matches!(label.kind, OutputKind::Text | OutputKind::Thinking);
+        let mut text = text;
+        if !flows && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        if label.visible {
+            if self.mid_line && !flows {
+                text.insert(0, '\n');
+            }
+            self.mid_line = !text.ends_with('\n');
+        }
+        text
+    }
+
+    /// One turn is all that an attempt wants: an agent that reads on finds the end.
+    fn hang_up(&mut self, told: &mut Vec<Told>) {
+        let closed = self.unsent.iter().any(|unsent| unsent.message.last);
+        if !closed {
+            let goodbye = Message {
+                bytes: Vec::new(),
+                last: true,
+            };
+            self.write(goodbye, told);
+        }
+    }
+
+    /// One input for a permission, one for each question. What cannot be put to people is answered at once: by nobody.
+    fn ask(&mut self, input: &Input, told: &mut Vec<Told>) {
+        let tool = input.tool_call_id.as_deref().map(clip).unwrap_or_default();
+        match &input.ask {
+            Ask::Permission(permission) => {
+                let input_id = self.open(&input.key, 0, Some(permission.digest));
+                let request = permission_request(input_id, tool, permission);
+                told.push(Told::Said(Said::Permission(request)));
+            }
+            Ask::Questions(questions) if questions.iter().all(can_be_asked) => {
+                self.asked += 1;
+                let group = self.mint("group");
+                self.replies
+                    .insert(input.key.clone(), vec![None; questions.len()]);
+                for (index, question) in questions.iter().enumerate() {
+                    let input_id = self.open(&input.key, index, None);
+                    let mut question = question_frame(input_id, &tool, question);
+                    if questions.len() > 1 {
+                        question.group_id = group.clone();
+                        question.group_size = u32::try_from(questions.len()).unwrap_or(u32::MAX);
+                    }
+                    told.push(Told::Said(Said::Question(question)));
+                }
+            }
+            Ask::Questions(_) => {
+                if let Some(message) = self.translator.answer(&input.key, &Answer::None) {
+                    self.write(message, told);
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, key: &InputKey, index: usize, digest: Option<[u8; 32]>) -> String {
+        self.asked += 1;
+        let id = self.mint("input");
+        let open = OpenInput {
+            key: key.clone(),
+            index,
+            digest,
+        };
+        self.inputs.insert(id.clone(), open);
+        id
+    }
+
+    /// The same id for the same request, whichever daemon reads it.
+    fn mint(&self, what: &str) -> String {
+        let name = format!("{} {what} {}", self.attempt_id, self.asked);
+        let digest = Sha256::digest(name.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        let id = uuid::Builder::from_bytes(bytes)
+            .with_variant(uuid::Variant::RFC4122)
+            .with_version(uuid::Version::Custom);
+        id.into_uuid().to_string()
+    }
+
+    fn close(&mut self, key: &InputKey) -> Vec<String> {
+        self.replies.remove(key);
+        let (closed, open) = std::mem::take(&mut self.inputs)
+            .into_iter()
+            .partition(|(_, input)| input.key == *key);
+        self.inputs = open;
+        let closed: BTreeMap<String, OpenInput> = closed;
+        closed.into_keys().collect()
+    }
+}
+
+/// What an agent has said by its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spoken {
+    pub(crate) end: Option<agents::Ending>,
+    pub(crate) conversation: Option<String>,
+}
+
+/// Only what was shown is allowed.
+fn decided(decision: &PermissionDecision, open: &OpenInput) -> Answer {
+    let same = open
+        .digest
+        .is_some_and(|digest| decision.tool_input_sha256 == digest[..])
+        || decision.tool_input_sha256.is_empty();
+    match decision.outcome() {
+        InputOutcome::Allowed if same => Answer::Allow {
+            for_attempt: decision.scope() == PermissionScope::Attempt,
+        },
+        InputOutcome::Allowed => Answer::Deny {
+            message: "what was allowed is not what was asked for".to_owned(),
+        },
+        InputOutcome::Denied => Answer::Deny {
+            message: decision.message.clone(),
+        },
+        InputOutcome::Unspecified
+        | InputOutcome::Answered
+        | InputOutcome::Expired
+        | InputOutcome::Withdrawn
+        | InputOutcome::Superseded => Answer::None,
+    }
+}
+
+fn can_be_asked(question: &Question) -> bool {
+    let labels: BTreeSet<&str> = question
+        .options
+        .iter()
+        .map(|option| option.label.as_str())
+        .collect();
+    let fits = |label: &&str| !label.trim().is_empty() && label.chars().count() <= ID_MAX;
+    !question.text.trim().is_empty()
+        && question.text.chars().count() <= QUESTION_MAX
+        && question.options.len() <= OPTIONS_MAX
+        && labels.len() == question.options.len()
+        && labels.iter().all(fits)
+}
+
+fn permission_request(input_id: String, tool: String, asked: &Permission) -> PermissionRequest {
+    PermissionRequest {
+        input_id,
+        tool_name: asked.tool_name.clone(),
+        tool_input: Bytes::copy_from_slice(asked.arguments.as_bytes()),
+        tool_call_id: tool,
+        description: asked.description.clone(),
+        tool_input_sha256: Bytes::copy_from_slice(&asked.digest),
+        can_allow_for_attempt: asked.can_allow_for_attempt,
+    }
+}
+
+fn question_frame(input_id: String, tool: &str, asked: &Question) -> baton_proto::v1::Question {
+    let option = |choice: &agents::Choice| QuestionOption {
+        label: choice.label.clone(),
+        description: choice.description.clone(),
+        preview: String::new(),
+    };
+    baton_proto::v1::Question {
+        input_id,
+        question: asked.text.clone(),
+        header: asked.header.clone(),
+        multi_select: asked.multi_select,
+        options: asked.options.iter().map(option).collect(),
+        group_id: String::new(),
+        allow_free_text: asked.allow_free_text,
+        tool_call_id: tool.to_owned(),
+        group_size: 0,
+    }
+}
+
+fn clip(text: &str) -> String {
+    text[..text.floor_char_boundary(ID_MAX.min(text.len()))].to_owned()
+}

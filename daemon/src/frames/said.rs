@@ -1,0 +1,52 @@
+//! What a coding agent does, asks and has used, in protocol messages.
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{InputWithdrawn, LifecyclePhase, TaskLifecycle, Usage};
+
+use crate::agents::Used;
+use crate::attempt::Said;
+
+/// The frame that says it; for a line that was too long to be read, its length: that is a cut in the output.
+pub(crate) fn said(said: Said) -> Result<Body, u64> {
+    let lifecycle = |phase: LifecyclePhase| TaskLifecycle {
+        phase: phase.into(),
+        ..TaskLifecycle::default()
+    };
+    Ok(match said {
+        Said::ToolStarted { id, name } => Body::Lifecycle(TaskLifecycle {
+            tool_call_id: id,
+            tool_name: name,
+            ..lifecycle(LifecyclePhase::ToolStarted)
+        }),
+        Said::ToolFinished { id, failed } => Body::Lifecycle(TaskLifecycle {
+            tool_call_id: id,
+            tool_failed: Some(failed),
+            ..lifecycle(LifecyclePhase::ToolFinished)
+        }),
+        // Each of the two opens the input by itself.
+        Said::Permission(request) => Body::PermissionRequest(request),
+        Said::Question(question) => Body::Question(question),
+        Said::InputReceived { input_id } => Body::Lifecycle(TaskLifecycle {
+            input_id,
+            ..lifecycle(LifecyclePhase::InputReceived)
+        }),
+        Said::InputWithdrawn { input_id, reason } => {
+            Body::InputWithdrawn(InputWithdrawn { input_id, reason })
+        }
+        Said::LineCut { length } => return Err(length),
+    })
+}
+
+pub(super) fn usage(used: &Used) -> Option<Usage> {
+    let usage = used.usage.as_ref()?;
+    Some(Usage {
+        input_tokens: usage.tokens.input,
+        output_tokens: usage.tokens.output,
+        cache_read_tokens: usage.tokens.cache_read,
+        cache_write_tokens: usage.tokens.cache_write,
+        cost_usd: usage.cost.map(|cost| cost.to_string()).unwrap_or_default(),
+        model: usage.model.clone().unwrap_or_default(),
+        turns: usage.turns,
+        duration_ms: 0,
+    })
+}
