@@ -19,6 +19,8 @@ const MORE: usize = 10;
 /// How a daemon is made to go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Going {
+    /// As `systemctl restart` does it: it hands over to the next one.
+    Stopped,
     Killed,
 }
 
@@ -82,6 +84,8 @@ impl Site {
             let (_, secret) = client.make_token("", Role::Daemon).await;
             let link = (client.url(), secret.as_str());
             let process = start_daemon(installed.baton, dir.path(), name, link).await;
+            let identity = process.data.join("daemon-id");
+            poll_until("the daemon to be known", || identity.exists().then_some(())).await;
             workers.push(Worker {
                 name,
                 secret,
@@ -122,6 +126,7 @@ impl Site {
     async fn replace_worker(&mut self, number: usize, going: Going) {
         let worker = &mut self.workers[number];
         match going {
+            Going::Stopped => assert_eq!(worker.process.terminate().await.code(), Some(0)),
             Going::Killed => worker.process.kill().await,
         }
         let link = (self.client.url(), worker.secret.as_str());
@@ -163,7 +168,7 @@ impl Site {
 }
 
 async fn start_daemon(baton: Baton, dir: &Path, name: &str, link: (&str, &str)) -> DaemonProcess {
-    DaemonProcess::start_with(baton, dir, name, link, &["--drain", "1s"]).await
+    DaemonProcess::start_with(baton, dir, name, link, &["--drain", "1s", "--hold", "2m"]).await
 }
 
 /// Says numbers until `file` is there, and then the last of them once more.
@@ -241,4 +246,9 @@ async fn upgrade(names: [&'static str; 2], going: Going) {
 #[tokio::test(flavor = "multi_thread")]
 async fn relay_and_daemons_that_are_killed_for_an_upgrade_cost_running_attempts_nothing() {
     upgrade(["north", "south"], Going::Killed).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relay_and_daemons_that_are_stopped_for_an_upgrade_cost_running_attempts_nothing() {
+    upgrade(["east", "west"], Going::Stopped).await;
 }
