@@ -35,7 +35,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const LEAST_CONNECT: Duration = Duration::from_secs(1);
 const LEAST_ANSWER: Duration = Duration::from_secs(4);
 /// After Goodbye, how long the relay has to close its side. A daemon is gone a second after its deadline, so it is short.
-const FAREWELL: Duration = Duration::from_millis(300);
+const FAREWELL: Duration = Duration::from_millis(200);
 /// Another instance took over this daemon's id. Coming back earlier would take it away from that one again.
 const SUPERSEDED: Duration = Duration::from_secs(60);
 /// How often a refused credential's file is looked at for a new one.

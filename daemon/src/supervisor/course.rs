@@ -14,7 +14,7 @@ const HAND_OVER: Duration = Duration::from_secs(2);
 const KILL: Duration = Duration::from_secs(4);
 /// Beyond the deadline, for what was begun before it. With the last writes and the farewell to the relay it stays under a
 /// second.
-const TAIL: Duration = Duration::from_millis(400);
+const TAIL: Duration = Duration::from_millis(300);
 /// The least that the last writes get, also where nothing is left of the time.
 const LAST_WRITES: Duration = Duration::from_millis(200);
 /// How long the relay is waited for to take what is unacknowledged, once nothing runs any more.
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(course.wake_at(), Some(at(28_000)));
         assert_eq!(course.next(scene(27_999, HOLDING)), course);
         let course = course.next(scene(28_000, HOLDING));
-        let leave_by = at(30_400);
+        let leave_by = at(30_300);
         let hold = Hold::Unasked;
         assert_eq!(course, Course::HandingOver { hold, leave_by });
         let granted = Course::HandingOver {
@@ -237,15 +237,15 @@ mod tests {
     #[test]
     fn a_relay_that_does_not_answer_delays_nobody_beyond_the_deadline() {
         let course = HOLDING.begin(at(0)).next(scene(28_000, HOLDING));
-        assert_eq!(course.next(scene(30_399, HOLDING)), course);
+        assert_eq!(course.next(scene(30_299, HOLDING)), course);
         let left = Course::Leaving {
-            until: at(30_400),
-            leave_by: at(30_400),
+            until: at(30_300),
+            leave_by: at(30_300),
             restarts: false,
         };
-        assert_eq!(course.next(scene(30_400, HOLDING)), left);
-        assert_eq!(left.last_writes(at(30_400)), LAST_WRITES);
-        assert_eq!(left.last_writes(at(20_400)), Duration::from_secs(10));
+        assert_eq!(course.next(scene(30_300, HOLDING)), left);
+        assert_eq!(left.last_writes(at(30_300)), LAST_WRITES);
+        assert_eq!(left.last_writes(at(20_300)), Duration::from_secs(10));
     }
 
     #[test]
@@ -258,7 +258,7 @@ mod tests {
         let course = course.next(scene(26_000, killing));
         let killing_now = Course::Killing {
             kill_by: at(28_000),
-            leave_by: at(30_400),
+            leave_by: at(30_300),
         };
         assert_eq!(course, killing_now);
         let idle = Scene {
@@ -266,8 +266,8 @@ mod tests {
             ..scene(27_000, killing)
         };
         let left = Course::Leaving {
-            until: at(30_400),
-            leave_by: at(30_400),
+            until: at(30_300),
+            leave_by: at(30_300),
             restarts: false,
         };
         assert_eq!(course.next(idle), left, "five seconds, but not beyond");
@@ -285,6 +285,6 @@ mod tests {
             ..HOLDING
         };
         let course = none.begin(at(0)).next(scene(0, none));
-        assert!(matches!(course, Course::HandingOver { leave_by, .. } if leave_by == at(400)));
+        assert!(matches!(course, Course::HandingOver { leave_by, .. } if leave_by == at(300)));
     }
 }
