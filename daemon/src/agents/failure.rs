@@ -23,6 +23,19 @@ pub(crate) enum FailureClass {
     UnsupportedOption,
 }
 
+/// What it means to the user that there was no process, by the code that says why.
+pub(super) fn without_process(code: &str) -> Option<&'static str> {
+    let classes = [
+        FailureClass::ProviderMissing,
+        FailureClass::BadCwd,
+        FailureClass::SpawnFailed,
+    ];
+    let mut words = classes.into_iter().map(FailureClass::code_and_words);
+    words
+        .find(|(known, _)| *known == code)
+        .map(|(_, words)| words)
+}
+
 /// What happened, for the operator, and what it means, for the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {

@@ -3,7 +3,7 @@
 use baton_proto::codes;
 
 use super::event::Outcome;
-use super::failure::{Failure, FailureClass};
+use super::failure::{self, Failure, FailureClass};
 use super::usage::TurnUsage;
 use crate::attempt::{Cause, Ending, Spoken};
 use crate::process::Exit;
@@ -110,7 +110,13 @@ fn judge_command(ending: &Ending) -> Verdict {
     match &ending.cause {
         Cause::Exited(Exit::Code(0)) => Verdict::Complete(Completion::default()),
         Cause::Exited(exit) => failed(codes::AGENT_EXIT, format!("the command ended with {exit}")),
-        Cause::NotStarted { code, message } => failed(code, message.clone()),
+        Cause::NotStarted { code, message } => {
+            let words = failure::without_process(code).unwrap_or(message);
+            Verdict::Failed(Failing {
+                user_message: words.to_owned(),
+                ..Failing::new(code, message.clone())
+            })
+        }
         Cause::Deadline(kind) => Verdict::Failed(Failing {
             deadline: Some(*kind),
             ..Failing::new(
@@ -170,6 +176,22 @@ mod tests {
         }
         assert_eq!(judge(&ending(Cause::Stopped, result())), Verdict::Stopped);
         assert_eq!(judge(&ending(Cause::Lost, result())), Verdict::Stopped);
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_told_to_its_operator_and_to_its_user() {
+        let cause = Cause::NotStarted {
+            code: "provider_missing".to_owned(),
+            message: "cannot start \"claude\"".to_owned(),
+        };
+        match judge(&ending(cause, None)) {
+            Verdict::Failed(failing) => {
+                assert_eq!(failing.code, "provider_missing");
+                assert!(failing.message.contains("claude"));
+                assert!(failing.user_message.contains("not installed"));
+            }
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]

@@ -41,6 +41,9 @@ impl SpawnError {
     pub(crate) fn failure_code(&self) -> &'static str {
         match self {
             Self::BadCwd { .. } => codes::BAD_CWD,
+            Self::NotStarted { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                codes::PROVIDER_MISSING
+            }
             Self::NotStarted { .. } => codes::SPAWN_FAILED,
         }
     }

@@ -116,7 +116,7 @@ async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
     let Some(Body::Error(error)) = session.until_terminal().await.body else {
         panic!()
     };
-    assert_eq!(error.failure_code, "spawn_failed");
+    assert_eq!(error.failure_code, "provider_missing");
     assert_eq!(error.receipt.unwrap().prompt_written, Some(false));
     let lost = attempt();
     let mut dispatch = shell("true");

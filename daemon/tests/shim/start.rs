@@ -25,7 +25,7 @@ fn what_cannot_be_started_is_reported_with_its_code() {
     let mut launch = shell("");
     launch.program = "/no/such/program".into();
     let (code, message) = refused(launch);
-    assert_eq!(code, "spawn_failed");
+    assert_eq!(code, "provider_missing");
     assert!(message.contains("/no/such/program"), "{message}");
     let mut launch = shell("");
     launch.cwd = "/no/such/directory".into();
