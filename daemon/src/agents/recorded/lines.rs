@@ -1,0 +1,427 @@
+//! The second reader: what a recording's raw lines say, one wire after the other, by the field names of the report.
+//! It knows nothing of the adapters.
+
+use serde_json::Value;
+
+use super::super::usage::{Dollars, Tokens};
+use super::facts::Told;
+use crate::config::AgentWire;
+
+/// One thing that a line says.
+#[derive(Debug)]
+pub(super) enum Mark {
+    Prompt,
+    /// What a person would see.
+    Visible,
+    ToolBegan(String, String),
+    ToolEnded(String, bool),
+    Asked(String, String),
+    Answered(String),
+    Withdrawn(String),
+    /// What the turn has used by now, and its price; replaces what was said before.
+    Used(Tokens, Option<Dollars>),
+    /// The agent's words, which may become its result: by message; `None` forgets them.
+    Words(Option<(String, String)>),
+    End(Told),
+}
+
+/// What is remembered from line to line.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    /// Ids of requests by which the client prompts.
+    prompts: Vec<String>,
+    /// Ids of requests that open a conversation, and whether they take one up again.
+    openings: Vec<(String, bool)>,
+    /// The conversation that it was to go on with: then totals are older than the process.
+    resuming: Option<String>,
+    cost: Dollars,
+    cost_known: bool,
+    cost_before: Option<Dollars>,
+    turn_used: Tokens,
+    turn: String,
+}
+
+impl Reader {
+    pub(super) fn new(resuming: Option<String>) -> Self {
+        Self {
+            cost_known: resuming.is_none(),
+            resuming,
+            ..Self::default()
+        }
+    }
+
+    /// A line that went to the agent.
+    pub(super) fn told(&mut self, wire: AgentWire, line: &Value) -> Vec<Mark> {
+        let id = line["id"].to_string();
+        match (wire, word(line, "/method"), word(line, "/type")) {
+            (AgentWire::Claude, _, "user") => vec![Mark::Prompt],
+            (AgentWire::Claude, _, "control_response") => {
+                vec![Mark::Answered(
+                    word(line, "/response/request_id").to_owned(),
+                )]
+            }
+            (_, "turn/start" | "session/prompt", _) => {
+                self.prompts.push(id);
+                self.cost_before = self.cost_known.then_some(self.cost);
+                vec![Mark::Prompt]
+            }
+            (_, "session/load" | "session/resume" | "thread/resume", _) => {
+                self.openings.push((id, true));
+                Vec::new()
+            }
+            (_, "initialize" | "session/new" | "thread/start", _) => {
+                self.openings.push((id, false));
+                Vec::new()
+            }
+            (AgentWire::CodexAppServer | AgentWire::Acp, "", _) => vec![Mark::Answered(id)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// A line of the agent.
+    pub(super) fn said(&mut self, wire: AgentWire, line: &Value) -> Vec<Mark> {
+        match wire {
+            AgentWire::Claude => self.claude(line),
+            AgentWire::CodexExec => self.exec(line),
+            AgentWire::CodexAppServer => self.app_server(line),
+            AgentWire::Acp => self.acp(line),
+        }
+    }
+
+    fn claude(&mut self, line: &Value) -> Vec<Mark> {
+        match (word(line, "/type"), word(line, "/event/delta/type")) {
+            ("stream_event", "text_delta") => visible(word(line, "/event/delta/text")),
+            (role @ ("assistant" | "user"), _) if line["is_api_error_message"] != true => {
+                let blocks = items(line, "/message/content").iter();
+                blocks.flat_map(|block| claude_block(role, block)).collect()
+            }
+            ("control_request", _) => claude_request(line),
+            ("control_cancel_request", _) => {
+                vec![Mark::Withdrawn(word(line, "/request_id").to_owned())]
+            }
+            ("result", _) => self.claude_result(line),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Totals are cumulative; `model_usage_since_last_result` and `usage` are of the turn.
+    fn claude_result(&mut self, line: &Value) -> Vec<Mark> {
+        let since = line["model_usage_since_last_result"].as_object();
+        let by_model = since.map(|models| {
+            let models = models.values();
+            let sum = |name| models.clone().map(|model| number(&model[name])).sum();
+            Tokens {
+                input: sum("inputTokens"),
+                output: sum("outputTokens"),
+                cache_read: sum("cacheReadInputTokens"),
+                cache_write: sum("cacheCreationInputTokens"),
+            }
+        });
+        let usage = &line["usage"];
+        let tokens = by_model.unwrap_or(Tokens {
+            input: number(&usage["input_tokens"]),
+            output: number(&usage["output_tokens"]),
+            cache_read: number(&usage["cache_read_input_tokens"]),
+            cache_write: number(&usage["cache_creation_input_tokens"]),
+        });
+        let total = Dollars::read(&line["total_cost_usd"]).unwrap_or_default();
+        let prices = since.map(|models| {
+            let prices = models
+                .values()
+                .filter_map(|model| Dollars::read(&model["costUSD"]));
+            prices.fold(Dollars::default(), Dollars::plus)
+        });
+        let before = std::mem::replace(&mut self.cost, total);
+        let known = std::mem::replace(&mut self.cost_known, true);
+        let price = prices.or_else(|| known.then(|| total.since(before)));
+        let well = line["is_error"] == false && word(line, "/subtype") == "success";
+        let end = match well {
+            true => Told::Result(word(line, "/result").to_owned()),
+            false => Told::NotWell,
+        };
+        vec![Mark::Used(tokens, price), Mark::End(end)]
+    }
+
+    fn app_server(&mut self, line: &Value) -> Vec<Mark> {
+        let params = &line["params"];
+        let item = word(params, "/itemId").to_owned();
+        match word(line, "/method") {
+            "turn/started" => {
+                self.turn = word(params, "/turn/id").to_owned();
+                self.turn_used = Tokens::default();
+                Vec::new()
+            }
+            "item/agentMessage/delta" => says(item, word(params, "/delta")),
+            "turn/plan/updated" => vec![Mark::Visible],
+            "item/started" => codex_item(&params["item"], false),
+            "item/completed" => codex_item(&params["item"], true),
+            "thread/tokenUsage/updated" if word(params, "/turnId") == self.turn => {
+                let last = codex_tokens(&params["tokenUsage"]["last"], CAMEL);
+                self.turn_used = self.turn_used.plus(last);
+                vec![Mark::Used(self.turn_used, None)]
+            }
+            "serverRequest/resolved" => vec![Mark::Withdrawn(params["requestId"].to_string())],
+            "turn/completed" => vec![Mark::End(match word(params, "/turn/status") {
+                "completed" => Told::Result(String::new()),
+                "interrupted" => Told::Interrupted,
+                _ => Told::NotWell,
+            })],
+            "" => self.failed(line),
+            _ if line.get("id").is_some() => codex_request(line),
+            _ => Vec::new(),
+        }
+    }
+
+    /// An error in answer to a request without which there is no turn.
+    fn failed(&self, line: &Value) -> Vec<Mark> {
+        let id = line["id"].to_string();
+        let opening = self.openings.iter().find(|(opening, _)| *opening == id);
+        let told = match opening {
+            Some((_, true)) => Told::Failed("resume_failed".to_owned()),
+            Some((_, false)) => Told::NotWell,
+            None if self.prompts.contains(&id) => Told::NotWell,
+            None => return Vec::new(),
+        };
+        let failed = line.get("error").is_some();
+        failed.then_some(Mark::End(told)).into_iter().collect()
+    }
+
+    fn exec(&self, line: &Value) -> Vec<Mark> {
+        match word(line, "/type") {
+            "thread.started" => {
+                let another = |wanted: &String| wanted != word(line, "/thread_id");
+                let anew = self.resuming.as_ref().is_some_and(another);
+                let end = Mark::End(Told::Failed("resume_failed".to_owned()));
+                anew.then_some(end).into_iter().collect()
+            }
+            "item.started" => codex_item(&line["item"], false),
+            "item.completed" => codex_item(&line["item"], true),
+            "turn.completed" => vec![
+                Mark::Used(codex_tokens(&line["usage"], SNAKE), None),
+                Mark::End(Told::Result(String::new())),
+            ],
+            "turn.failed" => vec![Mark::End(Told::NotWell)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn acp(&mut self, line: &Value) -> Vec<Mark> {
+        let update = &line["params"]["update"];
+        let id = line["id"].to_string();
+        match (word(line, "/method"), word(update, "/sessionUpdate")) {
+            ("session/update", "agent_message_chunk") => {
+                let message = word(update, "/messageId").to_owned();
+                match word(update, "/content/type") {
+                    "text" => says(message, word(update, "/content/text")),
+                    _ => vec![Mark::Visible],
+                }
+            }
+            ("session/update", "plan" | "notice") => vec![Mark::Visible],
+            ("session/update", "tool_call") => {
+                let mut marks = acp_call(update);
+                marks.push(Mark::Visible);
+                marks
+            }
+            ("session/update", "tool_call_update") => acp_call(update),
+            ("session/update", "usage_update") => {
+                if let Some(price) = Dollars::read(&update["cost"]["amount"]) {
+                    (self.cost, self.cost_known) = (price, true);
+                }
+                Vec::new()
+            }
+            ("session/request_permission", _) => {
+                let call = &line["params"]["toolCall"];
+                let mut marks = acp_call(call);
+                marks.push(Mark::Asked(id, format!("permission({})", asked_name(call))));
+                marks
+            }
+            ("elicitation/create", _) => {
+                let fields = &line["params"]["requestedSchema"]["properties"];
+                let fields = fields.as_object().into_iter().flatten();
+                let asked = fields
+                    .filter(|(name, _)| !name.ends_with("_custom"))
+                    .count();
+                vec![Mark::Asked(id, format!("questions({asked})"))]
+            }
+            ("", _) if self.prompts.contains(&id) => self.acp_end(line),
+            ("", _) => self.failed(line),
+            _ => Vec::new(),
+        }
+    }
+
+    fn acp_end(&mut self, line: &Value) -> Vec<Mark> {
+        let usage = &line["result"]["usage"];
+        let quota = &line["result"]["_meta"]["quota"]["token_count"];
+        let price = self.cost_before.map(|before| self.cost.since(before));
+        let price = price.filter(|price| *price != Dollars::default());
+        let tokens = if usage.is_object() {
+            Some(Tokens {
+                input: number(&usage["inputTokens"]),
+                output: number(&usage["outputTokens"]),
+                cache_read: number(&usage["cachedReadTokens"]),
+                cache_write: number(&usage["cachedWriteTokens"]),
+            })
+        } else {
+            quota.get("input_tokens").map(|input| Tokens {
+                input: number(input),
+                output: number(&quota["output_tokens"]),
+                cache_read: number(&quota["cached_tokens"]),
+                cache_write: 0,
+            })
+        };
+        let used = tokens.map(|tokens| Mark::Used(tokens, price));
+        let end = match word(line, "/result/stopReason") {
+            "end_turn" => Told::Result(String::new()),
+            _ => Told::NotWell,
+        };
+        used.into_iter().chain([Mark::End(end)]).collect()
+    }
+}
+
+fn claude_block(role: &str, block: &Value) -> Vec<Mark> {
+    let id = |path| word(block, path).to_owned();
+    match word(block, "/type") {
+        "text" if role == "assistant" => visible(word(block, "/text")),
+        "tool_use" | "server_tool_use" | "mcp_tool_use" => {
+            vec![Mark::ToolBegan(id("/id"), id("/name")), Mark::Visible]
+        }
+        kind if kind.ends_with("tool_result") => {
+            let failed = block["is_error"] == true;
+            vec![Mark::Visible, Mark::ToolEnded(id("/tool_use_id"), failed)]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn claude_request(line: &Value) -> Vec<Mark> {
+    let request = (
+        word(line, "/request/subtype"),
+        word(line, "/request/tool_name"),
+    );
+    let what = match request {
+        ("can_use_tool", "AskUserQuestion") => {
+            let asked = items(line, "/request/input/questions").len();
+            format!("questions({asked})")
+        }
+        ("can_use_tool", name) => format!("permission({name})"),
+        _ => return Vec::new(),
+    };
+    vec![Mark::Asked(word(line, "/request_id").to_owned(), what)]
+}
+
+/// Nothing is visible of no words.
+fn visible(words: &str) -> Vec<Mark> {
+    let visible = (!words.is_empty()).then_some(Mark::Visible);
+    visible.into_iter().collect()
+}
+
+fn says(message: String, words: &str) -> Vec<Mark> {
+    let mut marks = visible(words);
+    marks.push(Mark::Words(Some((message, words.to_owned()))));
+    marks
+}
+
+const SNAKE: [&str; 4] = [
+    "input_tokens",
+    "output_tokens",
+    "cached_input_tokens",
+    "cache_write_input_tokens",
+];
+const CAMEL: [&str; 4] = [
+    "inputTokens",
+    "outputTokens",
+    "cachedInputTokens",
+    "cacheWriteInputTokens",
+];
+
+/// Input includes what came from the cache.
+pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> Tokens {
+    let [input, output, cache_read, cache_write] = names.map(|name| number(&usage[name]));
+    Tokens {
+        input: input - cache_read - cache_write,
+        output,
+        cache_read,
+        cache_write,
+    }
+}
+
+fn codex_item(item: &Value, ended: bool) -> Vec<Mark> {
+    let (id, kind) = (word(item, "/id").to_owned(), word(item, "/type"));
+    match kind {
+        "agent_message" if ended => says(id, word(item, "/text")),
+        "plan" if ended => visible(word(item, "/text")),
+        "command_execution" | "commandExecution" | "file_change" | "fileChange" | "web_search"
+        | "webSearch" => codex_tool(id, kind.to_owned(), item, ended),
+        "mcp_tool_call" | "mcpToolCall" => {
+            let name = format!("{}.{}", word(item, "/server"), word(item, "/tool"));
+            codex_tool(id, name, item, ended)
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn codex_tool(id: String, name: String, item: &Value, ended: bool) -> Vec<Mark> {
+    let mut marks = vec![Mark::ToolBegan(id.clone(), name), Mark::Visible];
+    if ended {
+        let code = item.get("exit_code").or_else(|| item.get("exitCode"));
+        let code = code.and_then(Value::as_i64).unwrap_or(0);
+        let status = word(item, "/status");
+        let failed = matches!(status, "failed" | "declined") || code != 0;
+        marks.push(Mark::ToolEnded(id, failed));
+    }
+    marks
+}
+
+fn codex_request(line: &Value) -> Vec<Mark> {
+    let what = match word(line, "/method") {
+        "item/commandExecution/requestApproval" => "permission(commandExecution)".to_owned(),
+        "item/fileChange/requestApproval" => "permission(fileChange)".to_owned(),
+        "item/permissions/requestApproval" => "permission(permissions)".to_owned(),
+        "item/tool/requestUserInput" => {
+            format!("questions({})", items(line, "/params/questions").len())
+        }
+        _ => return Vec::new(),
+    };
+    vec![Mark::Asked(line["id"].to_string(), what)]
+}
+
+fn acp_name(call: &Value) -> &str {
+    let names = ["/name", "/_meta/claudeCode/toolName", "/kind"];
+    let mut names = names.iter().map(|path| word(call, path));
+    names.find(|name| !name.is_empty()).unwrap_or("tool")
+}
+
+fn asked_name(call: &Value) -> &str {
+    let mut names = ["/name", "/kind", "/title"]
+        .iter()
+        .map(|path| word(call, path));
+    names.find(|name| !name.is_empty()).unwrap_or("tool")
+}
+
+/// Any word about a tool call is its beginning, and ends the message that the agent was saying.
+fn acp_call(call: &Value) -> Vec<Mark> {
+    let id = word(call, "/toolCallId").to_owned();
+    let mut marks = vec![
+        Mark::Words(None),
+        Mark::ToolBegan(id.clone(), acp_name(call).to_owned()),
+    ];
+    let status = word(call, "/status");
+    if matches!(status, "completed" | "failed") {
+        marks.push(Mark::ToolEnded(id, status == "failed"));
+    }
+    marks
+}
+
+pub(super) fn word<'a>(line: &'a Value, path: &str) -> &'a str {
+    let found = line.pointer(path).and_then(Value::as_str);
+    found.unwrap_or_default()
+}
+
+fn items<'a>(line: &'a Value, path: &str) -> &'a [Value] {
+    let found = line.pointer(path).and_then(Value::as_array);
+    found.map_or(&[], Vec::as_slice)
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or(0)
+}

@@ -1,0 +1,197 @@
+//! A recording's turns as they are stated: marks of its raw lines, put together in the order of its timeline.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::Recording;
+use super::facts::{Facts, Told};
+use super::lines::{Mark, Reader, word};
+use super::outcomes;
+use crate::agents::rendered;
+use crate::agents::usage::{Tokens, TurnUsage};
+use crate::config::AgentWire;
+
+pub(super) fn turns(recording: &Recording) -> Vec<Facts> {
+    let (program, scenario) = recording.name.split_once('/').unwrap_or_default();
+    let wire = recording.kind();
+    let mut story = Story {
+        wire,
+        outcome: outcomes::stated(program, scenario),
+        used_before: recording.used_before,
+        resuming: recording.resumes().is_some(),
+        turns: Vec::new(),
+        now: Facts::default(),
+        running: false,
+        begun: false,
+        queued: 0,
+        tools: BTreeMap::new(),
+        open_tools: BTreeSet::new(),
+        inputs: BTreeMap::new(),
+        words: Default::default(),
+    };
+    let mut reader = Reader::new(recording.resumes());
+    for (out, line) in recording.steps() {
+        // A line that is no message says nothing, and a prompt need not be one.
+        let parsed: Value = serde_json::from_str(&line).unwrap_or_default();
+        if out {
+            if !parsed.is_object() {
+                continue;
+            }
+            story.hear(&parsed);
+            let marks = reader.said(wire, &parsed);
+            marks.into_iter().for_each(|mark| story.take(mark));
+        } else if wire == AgentWire::CodexExec {
+            story.take(Mark::Prompt);
+        } else {
+            let marks = reader.told(wire, &parsed);
+            marks.into_iter().for_each(|mark| story.take(mark));
+        }
+    }
+    story.exit()
+}
+
+/// One turn after the other.
+struct Story {
+    wire: AgentWire,
+    outcome: Option<Told>,
+    used_before: Option<Tokens>,
+    resuming: bool,
+    turns: Vec<Facts>,
+    now: Facts,
+    running: bool,
+    begun: bool,
+    queued: usize,
+    tools: BTreeMap<String, usize>,
+    open_tools: BTreeSet<String>,
+    inputs: BTreeMap<String, usize>,
+    words: (String, String),
+}
+
+impl Story {
+    fn begin(&mut self) {
+        self.now = Facts::default();
+        self.now.phases.push("prompt");
+        (self.running, self.begun) = (true, true);
+        self.tools.clear();
+        self.words = Default::default();
+    }
+
+    /// The agent has said something. Where the prompt was an argument, that begins the turn.
+    fn hear(&mut self, line: &Value) {
+        let begins = match self.wire {
+            AgentWire::Claude => {
+                word(line, "/subtype") == "init" || word(line, "/type") == "result"
+            }
+            AgentWire::CodexExec => true,
+            AgentWire::CodexAppServer | AgentWire::Acp => false,
+        };
+        if begins && !self.begun {
+            self.begin();
+        }
+        self.reach("event");
+    }
+
+    fn reach(&mut self, phase: &'static str) {
+        if self.running && !self.now.phases.contains(&phase) {
+            self.now.phases.push(phase);
+        }
+    }
+
+    fn take(&mut self, mark: Mark) {
+        match mark {
+            Mark::Prompt if self.running => self.queued += 1,
+            Mark::Prompt => self.begin(),
+            // What fails before there is a prompt ends the turn that there was to be.
+            Mark::End(told) if self.running || !self.begun => self.end(told),
+            _ if !self.running => {}
+            Mark::Visible => self.reach("visible"),
+            Mark::ToolBegan(id, name) => {
+                if !self.tools.contains_key(&id) {
+                    self.tools.insert(id.clone(), self.now.tools.len());
+                    self.open_tools.insert(id);
+                    self.now.tools.push(name);
+                }
+            }
+            Mark::ToolEnded(id, failed) => self.tool_ended(&id, failed),
+            Mark::Asked(id, what) => {
+                self.inputs.insert(id, self.now.inputs.len());
+                self.now.inputs.push(what);
+            }
+            Mark::Answered(id) => self.input_closed(&id, " answered"),
+            Mark::Withdrawn(id) => self.input_closed(&id, " withdrawn"),
+            Mark::Used(tokens, price) => self.used(tokens, price),
+            Mark::Words(None) => self.words = Default::default(),
+            Mark::Words(Some(words)) => self.say(words),
+            Mark::End(_) => {}
+        }
+    }
+
+    /// The last message. One without a name belongs to none that has one.
+    fn say(&mut self, (message, words): (String, String)) {
+        if message == self.words.0 {
+            self.words.1 += &words;
+        } else if !message.is_empty() {
+            self.words = (message, words);
+        }
+    }
+
+    fn tool_ended(&mut self, id: &str, failed: bool) {
+        if self.open_tools.remove(id) {
+            self.now.tools[self.tools[id]] += if failed { " failed" } else { " done" };
+        }
+    }
+
+    fn input_closed(&mut self, id: &str, how: &str) {
+        if let Some(at) = self.inputs.remove(id) {
+            self.now.inputs[at] += how;
+        }
+    }
+
+    /// Codex exec counts the whole thread; what it had used is known from the recording before, or not at all.
+    fn used(&mut self, tokens: Tokens, cost: Option<crate::agents::usage::Dollars>) {
+        let tokens = match (self.wire, self.resuming) {
+            (AgentWire::CodexExec, true) => self.used_before.map(|before| tokens.since(before)),
+            _ => Some(tokens),
+        };
+        self.now.used = tokens.map(|tokens| {
+            rendered::used(&TurnUsage {
+                tokens,
+                cost,
+                ..TurnUsage::default()
+            })
+        });
+    }
+
+    /// The report's word about the first turn counts for more than the line's own.
+    fn end(&mut self, told: Told) {
+        let told = match (self.outcome.clone().filter(|_| self.turns.is_empty()), told) {
+            (Some(stated), _) => stated,
+            (None, Told::Result(words)) if words.is_empty() => Told::Result(self.words.1.clone()),
+            (None, told) => told,
+        };
+        for id in std::mem::take(&mut self.open_tools) {
+            self.now.tools[self.tools[&id]] += " failed";
+        }
+        for at in std::mem::take(&mut self.inputs).into_values() {
+            self.now.inputs[at] += " withdrawn";
+        }
+        let mut ended = std::mem::take(&mut self.now);
+        ended.outcome = told;
+        self.turns.push(ended);
+        (self.running, self.begun) = (false, true);
+        if self.queued > 0 {
+            self.queued -= 1;
+            self.begin();
+        }
+    }
+
+    /// The process is gone, and with it every prompt that waits.
+    fn exit(mut self) -> Vec<Facts> {
+        self.queued = 0;
+        if self.running || !self.begun {
+            self.end(Told::NotWell);
+        }
+        self.turns
+    }
+}
