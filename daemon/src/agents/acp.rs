@@ -49,6 +49,8 @@ struct Beside {
     last: Option<String>,
     /// The agent itself has said or done something.
     agent_was_heard: bool,
+    /// It gives its messages ids, so that one without is not the agent's.
+    names_messages: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,7 +139,9 @@ impl Acp {
                 let request = match method {
                     "initialize" => Request::Initialize,
                     "session/new" | "session/load" | "session/resume" => Request::OpenSession,
-                    "session/set_mode" | "session/set_config_option" => Request::Set,
+                    "session/set_mode" | "session/set_model" | "session/set_config_option" => {
+                        Request::Set
+                    }
                     "session/prompt" => {
                         self.on_prompt_written(out);
                         Request::Prompt

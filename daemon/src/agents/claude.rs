@@ -74,7 +74,16 @@ impl Claude {
                 let key = InputKey(text(message, "/request_id").to_owned());
                 self.turn.withdrawn(&key, "the agent withdrew it", out);
             }
-            "control_response" => self.turn.say(OutputKind::System, false, json, None, out),
+            "control_response" | "rate_limit_event" | "auth_status" | "tool_use_summary"
+            | "prompt_suggestion" | "command_lifecycle" | "conversation_reset" => {
+                self.turn.say(OutputKind::System, false, json, None, out)
+            }
+            "tool_progress" => self.on_tool_progress(json, message, out),
+            "error" => {
+                let error = message.get("error").unwrap_or(&Value::Null);
+                self.api_error = [text(error, "/type"), text(error, "/message")].join(" ");
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
             "keep_alive" => {}
             _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
         }
@@ -89,6 +98,13 @@ impl Claude {
             self.turn.converses(text(message, "/session_id"), out);
         }
         self.turn.say(OutputKind::System, false, json, None, out);
+    }
+
+    /// Says that the tool lives; one that only keeps the line open does not.
+    fn on_tool_progress(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        let lives = message.get("heartbeat") != Some(&Value::Bool(true));
+        let tool = Some(text(message, "/tool_use_id")).filter(|tool| lives && !tool.is_empty());
+        self.turn.say(OutputKind::System, false, json, tool, out);
     }
 
     /// Pieces of a message. Those of a subagent are not shown; its messages are, as they end.
@@ -238,6 +254,7 @@ fn content_text(block: &Value) -> String {
         Some(Value::Array(parts)) => {
             let texts = parts.iter().map(|part| match text(part, "/type") {
                 "text" => text(part, "/text").to_owned(),
+                "image" => "[image]".to_owned(),
                 _ => part.to_string(),
             });
             texts.collect::<Vec<_>>().join("\n")

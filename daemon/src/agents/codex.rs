@@ -21,6 +21,8 @@ enum Item {
     Thoughts,
     /// With the tool's name.
     Tool(String),
+    /// What it means to do, for people to read.
+    Plan,
     /// About the thread itself.
     Note,
     Unknown,
@@ -38,11 +40,13 @@ impl Item {
                 Self::Tool(text(item, "/tool").to_owned())
             }
             kind @ ("command_execution" | "commandExecution" | "file_change" | "fileChange"
-            | "web_search" | "webSearch" | "imageView" | "imageGeneration") => {
+            | "web_search" | "webSearch" | "imageView" | "imageGeneration" | "sleep") => {
                 Self::Tool(kind.to_owned())
             }
-            "userMessage" | "user_message" | "todo_list" | "plan" | "error" | "hookPrompt"
-            | "contextCompaction" | "enteredReviewMode" | "exitedReviewMode" => Self::Note,
+            "plan" => Self::Plan,
+            "userMessage" | "user_message" | "todo_list" | "error" | "hookPrompt"
+            | "functionCallOutput" | "subAgentActivity" | "contextCompaction"
+            | "enteredReviewMode" | "exitedReviewMode" => Self::Note,
             _ => Self::Unknown,
         }
     }
@@ -72,6 +76,10 @@ fn on_item(turn: &mut Turn, item: &Value, ended: bool, streamed: bool, out: &mut
                 turn.say(OutputKind::ToolCall, true, item.to_string(), Some(id), out);
             }
         }
+        Item::Plan if ended => {
+            turn.say(OutputKind::System, true, text(item, "/text"), None, out);
+        }
+        Item::Plan => turn.heard(out),
         Item::Note => turn.say(OutputKind::System, false, item.to_string(), None, out),
         Item::Unknown => turn.say(OutputKind::Opaque, false, item.to_string(), None, out),
     }
@@ -97,8 +105,18 @@ fn tool_output(item: &Value) -> String {
     }
 }
 
+/// By its status, its exit code, or the error that it came to.
 fn has_failed(item: &Value) -> bool {
     let code = item.get("exit_code").or_else(|| item.get("exitCode"));
-    matches!(text(item, "/status"), "failed" | "declined")
+    let error = item.get("error").or_else(|| item.get("failure"));
+    matches!(text(item, "/status"), "failed" | "declined" | "interrupted")
         || code.and_then(Value::as_i64).is_some_and(|code| code != 0)
+        || error.is_some_and(|error| !error.is_null())
+        || item.get("success") == Some(&Value::Bool(false))
+}
+
+/// A word about an item that goes on: it is no news to a person, and life to a tool.
+fn on_progress(turn: &mut Turn, json: &str, item: &str, out: &mut Vec<AgentEvent>) {
+    let item = Some(item).filter(|item| !item.is_empty());
+    turn.say(OutputKind::System, false, json, item, out);
 }

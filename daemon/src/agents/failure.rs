@@ -136,6 +136,7 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "prompt is too long",
             "input is too long",
             "maximum context",
+            "max_output_tokens",
             "too many tokens",
         ],
     ),
@@ -151,6 +152,8 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "api key not valid",
             "permission_error",
             "oauth token",
+            "oauth_org",
+            "account_on_hold",
             "login required",
             "missing environment variable",
             "credential",
@@ -169,13 +172,23 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "billing",
             "credit balance",
             "insufficient_funds",
+            "insufficient credit",
+            "out_of_credits",
+            "budget",
             "too many requests",
             "resource_exhausted",
         ],
     ),
     (
         FailureClass::Refusal,
-        &["refusal", "content_policy", "cyberpolicy"],
+        &[
+            "refusal",
+            "content_policy",
+            "content policy",
+            "cyberpolicy",
+            "policyviolation",
+            "safety filter",
+        ],
     ),
     (
         FailureClass::ProviderOverloaded,
@@ -231,11 +244,25 @@ fn class_of_status(status: u64) -> Option<FailureClass> {
     }
 }
 
-pub(super) fn class_of_words(text: &str) -> Option<FailureClass> {
+fn class_of_words(text: &str) -> Option<FailureClass> {
     let text = text.to_lowercase();
     let named = |words: &&[&str]| words.iter().any(|word| text.contains(word));
     let found = WORDS.iter().find(|(_, words)| named(words));
     found.map(|(class, _)| *class)
+}
+
+/// Whether this is an error of a provider and not what an agent says, which may well be about errors.
+pub(super) fn is_error_text(text: &str) -> bool {
+    const BEGINNINGS: [&str; 6] = [
+        "error",
+        "api error",
+        "exceeded retry limit",
+        "unexpected status",
+        "stream disconnected",
+        "we\u{2019}re currently experiencing",
+    ];
+    let text = text.trim_start().to_lowercase();
+    BEGINNINGS.iter().any(|words| text.starts_with(words))
 }
 
 /// `unexpected status 401 Unauthorized`, `last status: 429`, `API Error: 529`, `Request rejected (429)`.

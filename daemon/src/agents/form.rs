@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::event::{Answer, Choice, Question, Reply};
 use super::wire::{list, text};
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Form {
     fields: Vec<Field>,
 }
@@ -36,7 +36,10 @@ const BESIDE: &str = "_custom";
 impl Form {
     /// None for one that cannot be put as questions, such as a page to visit.
     pub(super) fn read(params: &Value) -> Option<Self> {
-        if !matches!(text(params, "/mode"), "form" | "") {
+        if !matches!(
+            text(params, "/mode"),
+            "form" | "openai/form" | "openaiForm" | ""
+        ) {
             return None;
         }
         let schema = params

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::event::{AgentEvent, Answer, Ask, Input, InputKey, Message};
 use super::super::form::Form;
 use super::super::turn::permission;
-use super::super::wire::{METHOD_NOT_FOUND, exact, list, text};
+use super::super::wire::{exact, list, text};
 use super::{Acp, WIRE};
 
 /// What the answer needs of the request.
@@ -80,13 +80,10 @@ impl Acp {
         out: &mut Vec<AgentEvent>,
     ) {
         let Some(form) = Form::read(params) else {
+            // A page to visit, or fields that cannot be put as questions: nobody will fill it in.
             self.turn.say(OutputKind::Opaque, false, json, None, out);
-            let problem = "this client shows forms of plain fields only";
-            out.push(AgentEvent::Write(WIRE.refuse(
-                id,
-                METHOD_NOT_FOUND,
-                problem,
-            )));
+            let declined = json!({"action": "decline"});
+            out.push(AgentEvent::Write(WIRE.result(id, declined)));
             return;
         };
         let ask = Ask::Questions(form.questions());

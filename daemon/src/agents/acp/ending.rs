@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::super::event::{AgentEvent, Outcome};
-use super::super::failure::{Failure, FailureClass, class_of_words, provider_failure};
+use super::super::failure::{Failure, FailureClass, is_error_text, provider_failure};
 use super::super::usage::{Tokens, TurnUsage};
 use super::super::wire::text;
 use super::{Acp, Request};
@@ -52,12 +52,13 @@ impl Acp {
     }
 
     /// An error of the provider that comes as a normal end: as a text of nobody, with nothing used. That alone could
-    /// be an agent that counts nothing, so something has to say that it failed, or there is nothing else in the turn.
+    /// be an agent that counts nothing and names no messages, so the text has to be an error, and either the only one
+    /// or a stranger among messages with names.
     fn hidden_failure(&self, result: &Value) -> Option<Failure> {
         let last = self.beside.last.as_deref().unwrap_or_default();
         let nothing_used = result.get("usage").is_some_and(Value::is_null);
-        let suspicious = nothing_used && !last.is_empty();
-        let told = suspicious && (class_of_words(last).is_some() || !self.beside.agent_was_heard);
+        let stranger = self.beside.names_messages || !self.beside.agent_was_heard;
+        let told = nothing_used && stranger && is_error_text(last);
         let message = if last.is_empty() {
             "the agent's provider failed"
         } else {

@@ -135,17 +135,8 @@ impl Acp {
                     json!({"sessionId": session, "configId": id, "value": value}),
                 )
             });
-            let by_mode = || {
-                let modes = list(offer, "/modes/availableModes");
-                let offered = modes.iter().any(|mode| text(mode, "/id") == value);
-                (category == "mode" && offered).then(|| {
-                    (
-                        "session/set_mode",
-                        json!({"sessionId": session, "modeId": value}),
-                    )
-                })
-            };
-            let (method, params) = by_option.or_else(by_mode).ok_or(option)?;
+            let by_list = || by_list(offer, category, session, value);
+            let (method, params) = by_option.or_else(by_list).ok_or(option)?;
             settings.push((method.to_owned(), params));
         }
         Ok(settings)
@@ -180,6 +171,27 @@ impl Acp {
             .map(|linked| json!({"type": "resource_link", "uri": linked.uri, "name": linked.name}));
         texts.chain(links).collect()
     }
+}
+
+/// Modes have a list of their own, and models had one before there were options.
+fn by_list(
+    offer: &Value,
+    category: &str,
+    session: &str,
+    value: &str,
+) -> Option<(&'static str, Value)> {
+    let (path, id, method) = match category {
+        "mode" => ("/modes/availableModes", "/id", "session/set_mode"),
+        "model" => ("/models/availableModels", "/modelId", "session/set_model"),
+        _ => return None,
+    };
+    let offered = list(offer, path).iter().any(|one| text(one, id) == value);
+    let name = if category == "mode" {
+        "modeId"
+    } else {
+        "modelId"
+    };
+    offered.then(|| (method, json!({"sessionId": session, name: value})))
 }
 
 /// Id of the option of this category that can take `value`.

@@ -48,26 +48,44 @@ impl Acp {
                 self.on_session_info(update);
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
-            "plan" => self
-                .turn
-                .say(OutputKind::System, true, update.to_string(), None, out),
+            "plan" | "plan_update" => {
+                self.turn
+                    .say(OutputKind::System, true, update.to_string(), None, out)
+            }
+            "notice" => {
+                let words = [text(update, "/title"), text(update, "/description")].join("\n");
+                let words = words.trim().to_owned();
+                self.turn.say(OutputKind::System, true, words, None, out);
+            }
             "user_message_chunk"
             | "available_commands_update"
             | "current_mode_update"
             | "config_option_update"
-            | "notice"
             | "compaction_update"
-            | "compaction_summary_chunk" => {
+            | "compaction_summary_chunk"
+            | "plan_removed"
+            | "subagent_update"
+            | "session_message"
+            | "session_message_chunk" => {
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
             _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
         }
     }
 
+    /// What is no text is shown, and is no part of the result.
     fn on_words(&mut self, update: &Value, out: &mut Vec<AgentEvent>) {
-        let words = block_text(update.get("content").unwrap_or(&Value::Null));
+        let content = update.get("content").unwrap_or(&Value::Null);
+        let words = block_text(content);
+        if !matches!(text(content, "/type"), "text" | "") {
+            self.beside.agent_was_heard = true;
+            self.turn
+                .say(OutputKind::Text, true, format!("{words}\n"), None, out);
+            return;
+        }
         let message = Some(text(update, "/messageId")).filter(|message| !message.is_empty());
         self.beside.agent_was_heard |= message.is_some();
+        self.beside.names_messages |= message.is_some();
         self.beside.last = message.is_none().then(|| words.clone());
         self.turn.speak(&words, message, out);
     }
@@ -127,11 +145,17 @@ impl Acp {
     }
 }
 
-/// A content block as text; what is no text, as JSON.
+/// A content block as text. Of what is no text, what it is: nobody reads pictures as letters.
 fn block_text(block: &Value) -> String {
     match text(block, "/type") {
         "text" => text(block, "/text").to_owned(),
         "" => String::new(),
+        "resource_link" => format!("[{}]({})", text(block, "/name"), text(block, "/uri")),
+        "resource" => match text(block, "/resource/text") {
+            "" => format!("[{}]", text(block, "/resource/uri")),
+            words => words.to_owned(),
+        },
+        kind @ ("image" | "audio") => format!("[{kind}: {}]", text(block, "/mimeType")),
         _ => block.to_string(),
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::super::event::{
     AgentEvent, Answer, Ask, Choice, Input, InputKey, Message, Question, Reply,
 };
+use super::super::form::Form;
 use super::super::turn::{TOO_LONG_TO_SHOW, permission};
 use super::super::wire::{exact, list, text};
 use super::Claude;
@@ -16,7 +17,14 @@ const QUESTION_TOOL: &str = "AskUserQuestion";
 
 /// What the answer needs of the request.
 #[derive(Serialize, Deserialize)]
-struct Needs {
+enum Needs {
+    Tool(ToolNeeds),
+    /// A tool server wants a form to be filled in.
+    Form(Form),
+}
+
+#[derive(Serialize, Deserialize)]
+struct ToolNeeds {
     /// Exactly as they were shown.
     arguments: String,
     /// Rules that would allow the like of it from now on.
@@ -31,13 +39,37 @@ impl Claude {
         message: &Value,
         out: &mut Vec<AgentEvent>,
     ) {
-        let id = text(message, "/request_id");
-        if text(message, "/request/subtype") != "can_use_tool" {
-            self.turn.say(OutputKind::Opaque, false, json, None, out);
-            let problem = "this client serves no such request";
-            out.push(AgentEvent::Write(refusal(id, problem)));
-            return;
+        match text(message, "/request/subtype") {
+            "can_use_tool" => self.on_tool_request(json, message, out),
+            "elicitation" => self.on_form(json, message, out),
+            _ => {
+                self.turn.say(OutputKind::Opaque, false, json, None, out);
+                let problem = "this client serves no such request";
+                let refusal = refusal(text(message, "/request_id"), problem);
+                out.push(AgentEvent::Write(refusal));
+            }
         }
+    }
+
+    /// One that cannot be put as questions, such as a page to visit, is declined.
+    fn on_form(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        let id = text(message, "/request_id");
+        let Some(form) = message.get("request").and_then(Form::read) else {
+            self.turn.say(OutputKind::Opaque, false, json, None, out);
+            out.push(AgentEvent::Write(success(id, json!({"action": "decline"}))));
+            return;
+        };
+        let input = Input {
+            key: InputKey(id.to_owned()),
+            tool_call_id: None,
+            ask: Ask::Questions(form.questions()),
+        };
+        let needs = serde_json::to_string(&Needs::Form(form)).unwrap_or_default();
+        self.turn.ask(input, needs, out);
+    }
+
+    fn on_tool_request(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        let id = text(message, "/request_id");
         let arguments = exact(json, &["request", "input"]).unwrap_or("{}");
         let suggestions = list(message, "/request/permission_suggestions");
         let questions = questions(message);
@@ -55,7 +87,7 @@ impl Claude {
             out.push(AgentEvent::Write(denial(id, TOO_LONG_TO_SHOW)));
             return;
         };
-        let needs = Needs {
+        let needs = ToolNeeds {
             arguments: arguments.to_owned(),
             suggestions: suggestions.to_vec(),
             questions: questions
@@ -69,7 +101,7 @@ impl Claude {
             tool_call_id: Some(tool.to_owned()).filter(|tool| !tool.is_empty()),
             ask,
         };
-        let needs = serde_json::to_string(&needs).unwrap_or_default();
+        let needs = serde_json::to_string(&Needs::Tool(needs)).unwrap_or_default();
         self.turn.ask(input, needs, out);
     }
 }
@@ -113,7 +145,10 @@ fn question(value: &Value) -> Question {
 }
 
 pub(super) fn answer(needs: &str, key: &InputKey, answer: &Answer) -> Option<Message> {
-    let needs: Needs = serde_json::from_str(needs).ok()?;
+    let needs = match serde_json::from_str(needs).ok()? {
+        Needs::Tool(needs) => needs,
+        Needs::Form(form) => return Some(success(&key.0, form.answer(answer))),
+    };
     let message = match answer {
         Answer::Allow { for_attempt } => allowance(
             &key.0,
@@ -132,7 +167,7 @@ pub(super) fn answer(needs: &str, key: &InputKey, answer: &Answer) -> Option<Mes
 }
 
 /// The question's own input, and what was answered to each of them.
-fn answered_input(needs: &Needs, replies: &[Reply]) -> Option<String> {
+fn answered_input(needs: &ToolNeeds, replies: &[Reply]) -> Option<String> {
     let mut input: Map<String, Value> = serde_json::from_str(&needs.arguments).ok()?;
     let answers = needs
         .questions
@@ -179,11 +214,11 @@ fn allowance(id: &str, arguments: &str, suggestions: Option<&[Value]>) -> Messag
 }
 
 fn denial(id: &str, message: &str) -> Message {
-    respond(json!({
-        "subtype": "success",
-        "request_id": id,
-        "response": {"behavior": "deny", "message": message},
-    }))
+    success(id, json!({"behavior": "deny", "message": message}))
+}
+
+fn success(id: &str, response: Value) -> Message {
+    respond(json!({"subtype": "success", "request_id": id, "response": response}))
 }
 
 fn refusal(id: &str, problem: &str) -> Message {

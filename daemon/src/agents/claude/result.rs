@@ -10,6 +10,24 @@ use super::super::usage::{Dollars, Tokens, TurnUsage};
 use super::super::wire::{list, text};
 use super::Claude;
 
+/// Why it could not even begin, where it knows.
+fn startup_failure(reason: &str) -> Option<FailureClass> {
+    let class = match reason {
+        "" => return None,
+        "cwd_unavailable" | "worktree_unverified" => FailureClass::BadCwd,
+        "session_held_by_background" | "worktree_resume_refused" => FailureClass::ResumeFailed,
+        "org_pin_api_key_conflict"
+        | "provider_not_allowed"
+        | "org_verify_failed"
+        | "org_pin_mismatch"
+        | "gateway_signin_required"
+        | "gateway_access_denied"
+        | "org_config_refused" => FailureClass::ProviderAuth,
+        _ => FailureClass::SpawnFailed,
+    };
+    Some(class)
+}
+
 impl Claude {
     pub(super) fn on_result(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
         self.turn.begin_unless_begun(out);
@@ -45,6 +63,9 @@ impl Claude {
             .filter_map(Value::as_str)
             .collect();
         let errors = errors.join("; ");
+        if let Some(class) = startup_failure(text(message, "/startup_failure_reason")) {
+            return failure(class, &errors);
+        }
         match (subtype, text(message, "/terminal_reason")) {
             (_, reason) if reason.starts_with("aborted") => Outcome::Interrupted,
             (_, "api_error") | ("success", _) => {

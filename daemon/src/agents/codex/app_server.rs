@@ -12,7 +12,7 @@ use super::super::failure::{self, Failure, FailureClass, provider_failure};
 use super::super::turn::Turn;
 use super::super::usage::{Tokens, TurnUsage};
 use super::super::wire::{Dialect, Rpc, text};
-use super::{approvals, on_item};
+use super::{approvals, on_item, on_progress};
 
 pub(super) const WIRE: Dialect = Dialect::Bare;
 
@@ -37,6 +37,8 @@ pub(crate) struct AppServer {
     waiting: BTreeMap<String, Request>,
     next_id: u64,
     turn_id: Option<String>,
+    /// As the thread was opened with.
+    model: Option<String>,
     /// Messages of which pieces have come.
     streamed: BTreeSet<String>,
     /// What a change of files would be: the request for leave does not repeat it.
@@ -61,6 +63,7 @@ impl AppServer {
             waiting: BTreeMap::new(),
             next_id: 0,
             turn_id: None,
+            model: None,
             streamed: BTreeSet::new(),
             changes: BTreeMap::new(),
             used: None,
@@ -102,7 +105,11 @@ impl AppServer {
                 out.push(AgentEvent::Write(WIRE.notice("initialized", None)));
                 out.push(AgentEvent::Write(self.open_thread()));
             }
-            Request::OpenThread => self.on_thread(text(result, "/thread/id"), out),
+            Request::OpenThread => {
+                let model = text(result, "/model");
+                self.model = Some(model.to_owned()).filter(|model| !model.is_empty());
+                self.on_thread(text(result, "/thread/id"), out);
+            }
             Request::StartTurn => self.on_turn_id(text(result, "/turn/id")),
             Request::Other => {}
         }
@@ -227,12 +234,28 @@ impl AppServer {
                 self.turn.withdrawn(&key, "the agent withdrew it", out);
             }
             "turn/completed" => self.on_turn_completed(params, out),
-            "error" | "warning" | "configWarning" | "deprecationNotice" => {
+            "turn/plan/updated" => {
+                let plan = params.get("plan").unwrap_or(&Value::Null);
+                self.turn
+                    .say(OutputKind::System, true, plan.to_string(), None, out);
+            }
+            "model/rerouted" => {
+                self.model = Some(text(params, "/toModel").to_owned());
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
-            _ if ["thread/", "account/", "turn/"]
-                .iter()
-                .any(|kind| method.starts_with(kind)) =>
+            "error" | "warning" | "configWarning" | "guardianWarning" | "deprecationNotice" => {
+                self.turn.say(OutputKind::System, false, json, None, out);
+            }
+            _ if [
+                "thread/",
+                "account/",
+                "turn/",
+                "hook/",
+                "model/",
+                "mcpServer/",
+            ]
+            .iter()
+            .any(|kind| method.starts_with(kind)) =>
             {
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
@@ -264,7 +287,13 @@ impl AppServer {
                 self.turn
                     .say(OutputKind::ToolResult, true, piece, Some(item), out);
             }
-            _ => self.turn.say(OutputKind::System, false, json, None, out),
+            // What is to be allowed may still change before it is asked for.
+            "item/fileChange/patchUpdated" => {
+                let changes = params.get("changes").unwrap_or(&Value::Null);
+                self.changes.insert(item.to_owned(), changes.to_string());
+                on_progress(&mut self.turn, json, item, out);
+            }
+            _ => on_progress(&mut self.turn, json, item, out),
         }
     }
 
@@ -294,7 +323,7 @@ impl AppServer {
     fn on_turn_completed(&mut self, params: &Value, out: &mut Vec<AgentEvent>) {
         let usage = self.used.take().map(|(before, total)| TurnUsage {
             tokens: total.since(before),
-            model: self.opening.model.clone(),
+            model: self.model.clone().or_else(|| self.opening.model.clone()),
             ..TurnUsage::default()
         });
         let outcome = match text(params, "/turn/status") {

@@ -148,9 +148,11 @@ fn questions(params: &Value) -> Option<(Option<Ask>, Kind)> {
     Some((Some(Ask::Questions(asked)), Kind::Questions { ids }))
 }
 
+/// One that cannot be put as questions, such as a page to visit, is declined.
 fn form(params: &Value) -> Option<(Option<Ask>, Kind)> {
-    let form = Form::read(params)?;
-    Some((Some(Ask::Questions(form.questions())), Kind::Form(form)))
+    let form = Form::read(params);
+    let ask = form.as_ref().map(|form| Ask::Questions(form.questions()));
+    Some((ask, Kind::Form(form.unwrap_or_default())))
 }
 
 pub(super) fn answer(needs: &str, answer: &Answer) -> Option<Message> {

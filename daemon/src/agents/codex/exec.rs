@@ -10,7 +10,7 @@ use super::super::failure::{self, Failure, FailureClass, provider_failure};
 use super::super::turn::Turn;
 use super::super::usage::{Tokens, TurnUsage};
 use super::super::wire::text;
-use super::on_item;
+use super::{on_item, on_progress};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Exec {
@@ -56,7 +56,7 @@ impl Exec {
                 self.turn.heard(out);
             }
             "item.started" => on_item(&mut self.turn, item, false, false, out),
-            "item.updated" => self.turn.say(OutputKind::System, false, json, None, out),
+            "item.updated" => on_progress(&mut self.turn, json, text(item, "/id"), out),
             "item.completed" => on_item(&mut self.turn, item, true, false, out),
             "turn.completed" => self.on_completed(message, out),
             "turn.failed" => {
