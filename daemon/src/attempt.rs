@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_daemon_core::lease::LeaseClock;
 use baton_proto::v1::LeaseToken;
 use baton_proto::worker::{Report, Stdin};
 use bytes::Bytes;
@@ -14,7 +15,6 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 
 use crate::clock::{Clock, Moment};
-use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
 use crate::process::{ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_family, kill_marked};
 use crate::shim::SPOOL;

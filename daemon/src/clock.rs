@@ -9,44 +9,14 @@ use std::time::{Duration, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
+pub use baton_daemon_core::time::Moment;
+pub(crate) use baton_daemon_core::time::whole_millis;
+
 /// Longest single wait on the runtime's timer. That timer stands still while the machine is
 /// suspended and boottime does not, so a sleeper looks again at least this often.
 const LONGEST_NAP: Duration = Duration::from_millis(500);
 /// The same under offsets: nobody tells a sleeper that they changed.
 const NAP_UNDER_OFFSETS: Duration = Duration::from_millis(20);
-
-/// A point on the daemon's own time line, in milliseconds since boot. Never leaves the machine: shims
-/// count on the same line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(u64);
-
-impl Moment {
-    pub const fn from_millis(millis: u64) -> Self {
-        Self(millis)
-    }
-
-    pub const fn as_millis(self) -> u64 {
-        self.0
-    }
-
-    pub fn after(self, wait: Duration) -> Self {
-        Self(self.0.saturating_add(whole_millis(wait)))
-    }
-
-    pub fn before(self, lead: Duration) -> Self {
-        Self(self.0.saturating_sub(whole_millis(lead)))
-    }
-
-    /// Time left until `later`; zero once it has come.
-    pub fn until(self, later: Self) -> Duration {
-        Duration::from_millis(later.0.saturating_sub(self.0))
-    }
-}
-
-/// For messages and files; what is too long to count is the longest.
-pub(crate) fn whole_millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
 
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
@@ -178,7 +148,7 @@ fn boottime() -> Moment {
     let time = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
-    Moment(seconds * 1_000 + nanos / 1_000_000)
+    Moment::from_millis(seconds * 1_000 + nanos / 1_000_000)
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ pub(crate) struct Closing {
 pub(crate) fn attempt_frame(
     attempt: &AttemptRef,
     token: Option<&LeaseToken>,
-    record: &Record<Control, SystemTime>,
+    record: &Record,
 ) -> DaemonFrame {
     let frame = AttemptFrame {
         r#ref: Some(attempt.clone()),
@@ -119,7 +119,7 @@ pub(crate) fn attempt_frame(
 }
 
 /// A frame without what all frames of its attempt share: as it is kept on the disk.
-pub(crate) fn bare_frame(record: &Record<Control, SystemTime>) -> AttemptFrame {
+pub(crate) fn bare_frame(record: &Record) -> AttemptFrame {
     let (control_seq, observed_at, within_lease, body) = match record {
         Record::Control {
             seq,
@@ -170,7 +170,7 @@ pub(crate) fn bare_frame(record: &Record<Control, SystemTime>) -> AttemptFrame {
 }
 
 /// The record that became [`bare_frame`]. None for output of a kind that this version does not know.
-pub(crate) fn record(frame: AttemptFrame) -> Option<Record<Control, SystemTime>> {
+pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
     let observed_at = frame
         .observed_at
         .and_then(|at| SystemTime::try_from(at).ok());

@@ -1,8 +1,9 @@
 //! One attempt as the supervisor holds it: its stage, its lease, its outbox, and what each order and event
 //! does to them. No I/O: frames go into the outbox, orders into the attempt's watch channel.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use baton_daemon_core::lease::LeaseClock;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase,
@@ -15,7 +16,6 @@ use crate::attempt::AttemptPlan;
 use crate::attempt_dir::AttemptId;
 use crate::clock::{Clock, Moment};
 use crate::frames::{self, Control};
-use crate::lease::LeaseClock;
 use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox};
 
 mod ending;
@@ -38,7 +38,7 @@ pub(crate) struct Held {
     pub(crate) attempt: AttemptRef,
     /// None when it did not outlive the daemon that had it.
     pub(crate) token: Option<LeaseToken>,
-    pub(crate) outbox: Outbox<Control, SystemTime>,
+    pub(crate) outbox: Outbox,
     pub(crate) place: Place,
     stage: Stage,
     lease: Option<LeaseClock>,
@@ -245,7 +245,7 @@ impl Held {
             return None;
         }
         let lease = LeaseClock::granted(sent_at.unwrap_or(*accepted_at), granted);
-        if lease.limit() <= clock.now() {
+        if lease.is_over(clock.now()) {
             self.give_back(&Refusal::not_confirmed(), clock);
             return None;
         }

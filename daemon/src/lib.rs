@@ -4,13 +4,12 @@
 //! `link` dials and reads; `supervisor` owns the attempts and outlives every link; `attempt` is one
 //! attempt's life; `process/` knows about child processes and nothing else; `shim/` is the process that
 //! holds on to a child when the daemon does not, `spool/` the transcript that it writes; `agents/` turns a
-//! dispatch into a command line. The pure parts (`backoff`, `lease`, `outbox`, `timers`, `epoch`) take time as an
-//! argument; `clock` is the only place that reads it.
+//! dispatch into a command line. What it decides by time alone (leases, ends, what
+//! leaves, backoff) is a crate of its own, `baton_daemon_core`; `clock` is the only place that reads time.
 
 mod agents;
 mod attempt;
 mod attempt_dir;
-mod backoff;
 mod checked;
 mod clock;
 mod config;
@@ -20,7 +19,6 @@ mod frames;
 mod health;
 mod held;
 mod identity;
-mod lease;
 mod link;
 mod outbox;
 mod phases;
@@ -29,7 +27,6 @@ mod redact;
 mod session;
 pub mod shim;
 pub mod spool;
-mod stake;
 mod status;
 mod storage;
 mod supervisor;
@@ -38,6 +35,7 @@ mod whole_file;
 
 use std::io;
 
+use baton_daemon_core::stake::Stake;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -59,7 +57,6 @@ use health::HealthChecks;
 use identity::Identity;
 use link::Link;
 use process::adopt_orphans;
-use stake::Stake;
 use storage::Storage;
 use supervisor::{Supervisor, adoption};
 

@@ -4,6 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use baton_daemon_core::backoff::{self, Retry};
+use baton_daemon_core::stake::Stake;
 use baton_proto::WIRE_BYTES;
 use baton_proto::codes::refusals;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
@@ -17,10 +19,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 use tracing::{debug, info, warn};
 
-use crate::backoff::{self, Retry};
 use crate::clock::Clock;
 use crate::session::Session;
-use crate::stake::Stake;
 use crate::supervisor::LinkEvent;
 
 mod address;
@@ -145,7 +145,7 @@ impl Link {
             let retry = Retry {
                 failures,
                 retry_after: pause.retry_after,
-                shortest_lease: self.left_of(stake),
+                shortest_lease: stake.lease_left(self.clock.now()),
                 last_words: stake.last_words,
             };
             self.tell_trouble(pause.why).await;
@@ -171,12 +171,6 @@ impl Link {
             () = self.finish.cancelled() => {}
             () = self.clock.sleep_until(at) => {}
         }
-    }
-
-    /// What is left of the shortest lease that is held; one that is over hurries nobody.
-    fn left_of(&self, stake: Stake) -> Option<Duration> {
-        let left = self.clock.now().until(stake.lease?);
-        (!left.is_zero()).then_some(left)
     }
 
     /// A credential that was refused is not shown again. The file may hold the next one already: it is the one that was
@@ -249,7 +243,7 @@ impl Link {
         })?;
         self.shown = Some(token.clone());
         let stake = *self.stake.borrow();
-        let patience = Patience::with(self.left_of(stake));
+        let patience = Patience::with(stake.lease_left(self.clock.now()));
         let silent = |what: &str, limit: Duration| not_reached(format!("{what} within {limit:?}"));
         let channel = tokio::time::timeout(patience.connect, self.endpoint.connect())
             .await

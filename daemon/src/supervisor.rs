@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::time::Duration;
 
+use baton_daemon_core::heartbeats::Heartbeats;
+use baton_daemon_core::stake::Stake;
 use baton_proto::v1::{Hello, RelayFrame};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -25,8 +27,7 @@ use crate::identity::Identity;
 use crate::link::LinkError;
 use crate::outbox::Writer;
 use crate::process::reap_orphans;
-use crate::session::{Heartbeats, Session};
-use crate::stake::Stake;
+use crate::session::Session;
 use crate::status::{DaemonStatus, Heard};
 use crate::storage::Storage;
 
@@ -337,7 +338,7 @@ impl Supervisor {
     }
 
     fn publish(&self) {
-        let stake = Stake::of(self.held.values());
+        let stake = Stake::of(self.held.values().map(Held::at_stake));
         self.stake
             .send_if_modified(|old| std::mem::replace(old, stake) != stake);
         let running = self.held.values().filter(|held| held.holds_slot()).count();

@@ -48,17 +48,22 @@ fn uses(text: &str, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_core_depends_on_no_runtime_store_wire_or_chance_and_reads_no_clock() {
-    let manifest = std::fs::read_to_string(root().join("relay/core/Cargo.toml")).unwrap();
-    let (_, after) = manifest.split_once("[dependencies]").unwrap();
-    let dependencies = after.split("\n[").next().unwrap();
-    for forbidden in ["tokio", "tonic", "sled", "prost", "rand"] {
-        let named = dependencies.lines().any(|line| line.starts_with(forbidden));
-        assert!(!named, "baton-core depends on {forbidden}");
-    }
-    for (path, text) in sources("relay/core/src") {
-        let found = uses(&text, &["Instant::now", "SystemTime", "clock_gettime"]);
-        assert!(found.is_empty(), "{}: {found:?}", path.display());
+fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
+    for core in ["relay/core", "daemon/core"] {
+        let manifest = std::fs::read_to_string(root().join(core).join("Cargo.toml")).unwrap();
+        let (_, after) = manifest.split_once("[dependencies]").unwrap();
+        let dependencies = after.split("\n[").next().unwrap();
+        let outside = [
+            "tokio", "tonic", "sled", "prost", "baton-", "rand", "rustix", "libc",
+        ];
+        for forbidden in outside {
+            let named = dependencies.lines().any(|line| line.starts_with(forbidden));
+            assert!(!named, "{core} depends on {forbidden}");
+        }
+        for (path, text) in sources(&format!("{core}/src")) {
+            let found = uses(&text, &["Instant::now", "SystemTime", "clock_gettime"]);
+            assert!(found.is_empty(), "{}: {found:?}", path.display());
+        }
     }
 }
 

@@ -97,7 +97,7 @@ impl Coalescer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::OutputKind;
+    use crate::spool::OutputKind;
     use proptest::prelude::*;
 
     fn at(millis: u64) -> Moment {

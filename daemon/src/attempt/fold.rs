@@ -16,8 +16,8 @@ use super::tail::Tail;
 use super::talk::Talk;
 use crate::clock::Moment;
 use crate::frames;
-use crate::outbox::OutputKind;
 use crate::phases::{OncePhase, PhaseOrder};
+use crate::spool::OutputKind;
 use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
 
 /// Transcript that may have to be read again for the tail of stderr after a restart.

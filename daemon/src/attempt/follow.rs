@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
+use baton_daemon_core::lease::LeaseClock;
 use baton_proto::v1::LeaseToken;
 use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
@@ -14,10 +15,10 @@ use tracing::{error, warn};
 
 use super::{Attempt, AttemptPlan, Cause, Found, Parting, write_lease};
 use crate::clock::{Moment, whole_millis};
-use crate::lease::LeaseClock;
 use crate::phases::OncePhase;
 use crate::process::{ATTEMPT_MARKER, ProcessId, kill_marked};
 use crate::shim::client::Connection;
+use crate::shim::lease::to_message;
 use crate::spool::{Chunk, SpoolError};
 
 /// What a shim may take from KILL to its report: the sweep, the drain, a busy machine.
@@ -198,8 +199,8 @@ impl Attempt {
         let lease = *self.lines.lease.borrow_and_update();
         if let Some(lease) = lease.filter(|_| told.lease != lease) {
             told.lease = Some(lease);
-            let message = lease.message(self.cleanup_term);
-            connection.renew(message);
+            let lease = lease.for_shim(self.cleanup_term);
+            connection.renew(to_message(lease));
         }
         self.note_lease();
         if let Some(kill_at) = self.kill_at.filter(|_| told.kill_at != self.kill_at) {
@@ -299,7 +300,7 @@ impl Attempt {
 
     pub(super) fn lease(&self) -> Option<Lease> {
         let lease = *self.lines.lease.borrow();
-        lease.map(|lease| lease.message(self.cleanup_term))
+        lease.map(|lease| to_message(lease.for_shim(self.cleanup_term)))
     }
 
     /// The shim ends the child by its limit. When it does not, this side does.

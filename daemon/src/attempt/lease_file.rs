@@ -7,9 +7,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use baton_daemon_core::lease::LeaseClock;
+
 use crate::attempt_dir::LEASE;
 use crate::clock::Moment;
-use crate::lease::LeaseClock;
 
 const MAGIC: [u8; 8] = *b"BTLEASE1";
 /// Magic, limit, grant, checksum of the three.

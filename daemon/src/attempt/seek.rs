@@ -5,12 +5,12 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use baton_daemon_core::lease::LeaseClock;
 use baton_proto::worker::Presence;
 use tracing::warn;
 
 use super::{Attempt, AttemptEvent};
 use crate::clock::Moment;
-use crate::lease::LeaseClock;
 use crate::shim::client::{self, Connection, GreetError};
 
 /// Between two tries.

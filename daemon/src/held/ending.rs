@@ -108,7 +108,7 @@ impl Held {
 
     /// As of now: where nobody saw an end that was earlier.
     fn is_within_lease(&self, clock: &Clock) -> bool {
-        self.lease.is_some_and(|lease| clock.now() < lease.limit())
+        self.lease.is_some_and(|lease| !lease.is_over(clock.now()))
     }
 
     pub(super) fn finish(&mut self, body: Body, receipt: TerminationReceipt, clock: &Clock) {

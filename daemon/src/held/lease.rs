@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use baton_daemon_core::lease::LeaseClock;
+use baton_daemon_core::stake::Share;
 use baton_proto::v1::RenewEntry;
 
 use super::{Held, Reach, Stage, StopWhy, Telling};
 use crate::agents::Refusal;
 use crate::clock::{Clock, Moment};
-use crate::lease::LeaseClock;
 
 impl Held {
     /// Of what may still run.
@@ -15,9 +16,13 @@ impl Held {
         self.lease.filter(|_| self.holds_slot())
     }
 
-    /// Of the grant that was the last one, also when nothing runs any more.
-    pub(crate) fn last_ttl(&self) -> Option<Duration> {
-        self.lease.map(|lease| lease.ttl())
+    /// What is lost if no stream comes back in time.
+    pub(crate) fn at_stake(&self) -> Share {
+        match self.lease() {
+            Some(lease) => Share::Lease(lease.limit()),
+            None if self.holds_slot() => Share::Nothing,
+            None => Share::LastWords(self.lease.map(|lease| lease.ttl())),
+        }
     }
 
     /// Counted from the send of what the relay answered. The shim learns of it at once.
@@ -83,7 +88,7 @@ impl Held {
     /// Its lease is over and something of it may still run, as when the machine was asleep: until that has ended, it has no
     /// right to be heard.
     pub(crate) fn is_muted(&self, now: Moment) -> bool {
-        let over = self.lease.is_some_and(|lease| lease.limit() <= now);
+        let over = self.lease.is_some_and(|lease| lease.is_over(now));
         over && matches!(self.stage, Stage::Running(_))
     }
 
@@ -93,7 +98,7 @@ impl Held {
             Stage::Accepted { .. } => true,
             // A finished one too: its terminal frame may still be queued behind its output.
             Stage::Running(_) | Stage::Finished { .. } => {
-                self.lease.is_some_and(|lease| !lease.left(now).is_zero())
+                self.lease.is_some_and(|lease| !lease.is_over(now))
             }
         };
         let token = self.token.clone()?;

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
+use baton_daemon_core::lease::LeaseClock;
 use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
 use crate::attempt::{Progress, Stop, Word};
 use crate::clock::Moment;
-use crate::lease::LeaseClock;
 
 /// Answers of people that the attempt's task has not taken up. Full: see [`Reins::pass_on`].
 const WORDS: usize = 64;

@@ -1,6 +1,7 @@
 //! An attempt that an earlier daemon held, as its directory shows it: what it has to say, how far its transcript is
 //! folded, and whose wish it was that it stops.
 
+use baton_daemon_core::lease::LeaseClock;
 use baton_proto::v1::{CancelReason, LeaseToken, LifecyclePhase, TerminationReceipt};
 use baton_proto::worker::{FoldSnapshot, StopOrder};
 use prost::Message;
@@ -12,7 +13,6 @@ use crate::attempt::{AttemptEvent, Progress};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::{Clock, Moment};
 use crate::frames;
-use crate::lease::LeaseClock;
 use crate::outbox::{self, Stored};
 
 /// What is left of an attempt on disk.

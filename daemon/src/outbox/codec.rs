@@ -1,15 +1,14 @@
 //! Entries as they stand in the file. A frame is stored as it goes over the wire, without its ref (the file `attempt` has it) and
 //! without its token (which must never touch a disk).
 
-use std::time::SystemTime;
-
+use baton_daemon_core::outbox::{Base, Step};
 use baton_proto::worker::outbox_record::Change;
 use baton_proto::worker::{OutboxAcked, OutboxBase, OutboxRecord, OutboxSettled, OutboxTakenOver};
 
-use super::entry::{Acked, Base, Entry, Leaves, Logged, Step};
-use crate::frames::{self, Control};
+use super::{Acked, Entry, Leaves, Logged};
+use crate::frames;
 
-pub(super) fn to_disk(logged: &Logged<Control, SystemTime>) -> OutboxRecord {
+pub(super) fn to_disk(logged: &Logged) -> OutboxRecord {
     let change = match &logged.entry {
         Entry::Frame(record) => Some(Change::Frame(frames::bare_frame(record))),
         Entry::Acked(acked) => Some(Change::Acked(acked_to_disk(*acked))),
@@ -34,7 +33,7 @@ pub(super) fn to_disk(logged: &Logged<Control, SystemTime>) -> OutboxRecord {
     }
 }
 
-pub(super) fn from_disk(record: OutboxRecord) -> Logged<Control, SystemTime> {
+pub(super) fn from_disk(record: OutboxRecord) -> Logged {
     let entry = match record.change {
         Some(Change::Frame(frame)) => frames::record(frame).map_or(Entry::Advanced, Entry::Frame),
         Some(Change::Acked(acked)) => Entry::Acked(acked_from_disk(acked)),
@@ -63,7 +62,7 @@ pub(super) fn from_disk(record: OutboxRecord) -> Logged<Control, SystemTime> {
 }
 
 /// What a frame waits for follows from what it says, so it is not stored.
-fn leaves(entry: &Entry<Control, SystemTime>) -> Leaves {
+fn leaves(entry: &Entry) -> Leaves {
     match entry {
         Entry::Frame(super::Record::Control { body, .. }) => body.leaves(),
         Entry::Settled { .. } => Leaves::Synced,

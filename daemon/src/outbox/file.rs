@@ -6,19 +6,17 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use baton_proto::worker::OutboxRecord;
 use prost::Message;
 use rustix::fs::fdatasync;
 
-use super::entry::{Entry, Logged, Record};
-use super::{Found, OUTPUT_LIMIT, Outbox, codec};
+use super::{Entry, Found, Logged, OUTPUT_LIMIT, Outbox, Record, codec};
 use crate::checked;
 use crate::frames::Control;
 
 /// Entries as they are in a file.
-pub(crate) type Logs = [Logged<Control, SystemTime>];
+pub(crate) type Logs = [Logged];
 
 /// What a file's end may look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +30,7 @@ pub(crate) enum Tail {
 /// An attempt's outbox as it was found.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    pub(crate) outbox: Outbox<Control, SystemTime>,
+    pub(crate) outbox: Outbox,
     /// The last control frame that was stored, acknowledged or not: how far the attempt came.
     pub(crate) last_control: Option<Control>,
     /// The good part of the file; what stands behind it is cut off when it is written again.

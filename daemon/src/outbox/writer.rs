@@ -8,7 +8,6 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
-use std::time::SystemTime;
 
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -17,7 +16,6 @@ use super::file::OutboxFile;
 use super::{Durable, Leaves, Logged};
 use crate::attempt_dir::{AttemptDir, AttemptId, AttemptMeta, Attempts};
 use crate::disk::Space;
-use crate::frames::Control;
 use crate::whole_file;
 
 /// Jobs on their way to the thread. Full: entries wait in their outboxes, and a slow disk holds children back.
@@ -39,22 +37,29 @@ pub(crate) enum Job {
         meta: Box<AttemptMeta>,
     },
     /// A file that another daemon left is written on.
-    Resume { id: AttemptId, found: Found },
+    Resume {
+        id: AttemptId,
+        found: Found,
+    },
     Append {
         id: AttemptId,
-        entries: Vec<Logged<Control, SystemTime>>,
+        entries: Vec<Logged>,
     },
     /// A new file takes the place of the old one.
     Replace {
         id: AttemptId,
-        entries: Vec<Logged<Control, SystemTime>>,
+        entries: Vec<Logged>,
     },
     /// The relay has everything: the directory goes.
-    Remove { id: AttemptId },
+    Remove {
+        id: AttemptId,
+    },
     /// Which relays are of the past.
     KeepEpochs(String),
     /// How much room is there? With `probe`: does the disk take a write?
-    Look { probe: bool },
+    Look {
+        probe: bool,
+    },
 }
 
 /// The good part of a file.
@@ -237,7 +242,7 @@ impl Desk {
         }
     }
 
-    fn append(&mut self, id: AttemptId, entries: &[Logged<Control, SystemTime>]) {
+    fn append(&mut self, id: AttemptId, entries: &[Logged]) {
         let Some(open) = self.open.get_mut(&id) else {
             return;
         };
@@ -252,7 +257,7 @@ impl Desk {
         }
     }
 
-    fn replace(&mut self, id: AttemptId, entries: &[Logged<Control, SystemTime>]) {
+    fn replace(&mut self, id: AttemptId, entries: &[Logged]) {
         let Some(open) = self.open.get_mut(&id) else {
             return;
         };

@@ -13,8 +13,8 @@ mod stat;
 mod sweep;
 
 use std::fmt;
-use std::time::Duration;
 
+pub(crate) use baton_daemon_core::ladder::{Cleared, POLL, SWEEP_LIMIT};
 pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
 pub(crate) use environment::{Owner, child_environment};
 pub(crate) use family::descendants;
@@ -30,30 +30,12 @@ pub(crate) const ATTEMPT_MARKER: &str = "BATON_ATTEMPT_ID";
 /// The same for all attempts of a daemon: what a killed daemon left is found by it.
 pub(crate) const DAEMON_MARKER: &str = "BATON_DAEMON_ID";
 
-/// Between two looks for processes that are to end.
-pub(crate) const POLL: Duration = Duration::from_millis(10);
-/// How long KILL is repeated. What is left then cannot be killed, and the receipt says so.
-pub(crate) const SWEEP_LIMIT: Duration = Duration::from_secs(5);
-
 /// Identity of a process: a bare pid may be reused, a pid with its start time is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ProcessId {
     pub(crate) pid: i32,
     /// Clock ticks after boot, as the kernel counts them.
     pub(crate) start_time: u64,
-}
-
-/// What was found of an attempt's processes at its end, and done to them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cleared {
-    /// It is proved that no living process is left.
-    pub(crate) empty: bool,
-    /// TERM was sent to a living process.
-    pub(crate) terminated: bool,
-    /// KILL was needed.
-    pub(crate) killed: bool,
-    /// Processes that had to be signalled one by one.
-    pub(crate) swept: u32,
 }
 
 /// How a child ended, as the kernel reports it.

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use baton_daemon_core::course::{self, Course, Look};
+use baton_daemon_core::ladder::Sight;
 use baton_proto::codes;
 use baton_proto::v1::LeaseToken;
 use baton_proto::worker::to_shim::Message;
@@ -17,9 +19,8 @@ use rustix::io::ioctl_fionbio;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{PidfdFlags, WaitStatus, getpid, pidfd_open};
 
-use super::course::{Course, Lease, Look};
 use super::descendants::{self, Members, reap};
-use super::ladder::Sight;
+use super::lease;
 use super::recorder::{Appetite, Recorder};
 use super::stdin::{StdinQueue, TooMuch};
 use crate::clock::{Clock, Moment};
@@ -54,7 +55,7 @@ impl Charge {
         spool: &Path,
         now: Moment,
     ) -> Result<Self, NotStarted> {
-        let lease = launch.lease.map(Lease::from);
+        let lease = launch.lease.map(lease::from_message);
         let lease =
             lease.ok_or_else(|| failed(codes::SPAWN_FAILED, &"the launch names no lease"))?;
         if launch.attempt_id.len() > ID_BYTES {
@@ -101,7 +102,7 @@ impl Charge {
     /// What a daemon says to a running child's shim. A second greeting or launch says nothing.
     pub(super) fn obey(&mut self, message: Message, now: Moment) -> Result<(), TooMuch> {
         match message {
-            Message::Lease(lease) => self.course.on_lease(lease.into(), now),
+            Message::Lease(lease) => self.course.on_lease(lease::from_message(lease), now),
             Message::Stop(stop) => self.course.on_stop(Moment::from_millis(stop.kill_at_ms)),
             Message::Consumed(consumed) => self.recorder.consume(consumed.position),
             Message::Stdin(stdin) => {
@@ -198,7 +199,7 @@ impl Charge {
         Some(Report {
             attempt_id: self.attempt_id.clone(),
             how: Some(how),
-            ended_by: ended_by.into(),
+            ended_by: reported(ended_by).into(),
             empty: cleared.empty,
             terminated: cleared.terminated,
             killed: cleared.killed,
@@ -206,7 +207,7 @@ impl Charge {
             exited_at_ms: self.course.exited_at().map_or(0, Moment::as_millis),
             over_at_ms: now.as_millis(),
             exited_wall_ms: self.exited_wall_ms,
-            lease: Some(self.course.lease().into()),
+            lease: Some(lease::to_message(self.course.lease())),
             transcript_end: self.recorder.end(),
             stdin_done: self.stdin.done().id,
             lost_bytes,
@@ -221,6 +222,14 @@ const UNWATCHED: Duration = Duration::from_millis(50);
 fn watch(id: ProcessId) -> Option<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(id.pid)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
+}
+
+fn reported(by: course::EndedBy) -> EndedBy {
+    match by {
+        course::EndedBy::Child => EndedBy::Child,
+        course::EndedBy::Lease => EndedBy::Lease,
+        course::EndedBy::Order => EndedBy::Order,
+    }
 }
 
 /// The report of an attempt that never had a process.

@@ -5,11 +5,11 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use baton_daemon_core::ladder::{Rung, Sight};
 use rustix::event::{Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process_group, wait};
 
-use super::ladder::{Rung, Sight};
 use crate::process::{ProcessId, ProcessStat, descendants, read_stat, signal_one};
 
 /// How often everybody is stopped before everybody is killed.

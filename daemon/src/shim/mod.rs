@@ -4,17 +4,16 @@
 //!
 //! It is the same executable, called with [`ARGUMENT`], in the attempt's directory, with one end of a socket pair as
 //! standard input. proto/baton/worker/v1/shim.proto is what it speaks. One thread, one loop over `poll` (`serve`);
-//! what is to be decided is decided by pure parts (`course`, `ladder`) that take the moment as an argument. It links no
+//! what is to be decided is decided by `baton_daemon_core`'s `course` and `ladder`, which take the moment as an argument. It links no
 //! part of the daemon but the transcript, the clock and what knows about processes: it needs neither runtime nor relay.
 
 mod charge;
 pub(crate) mod client;
-mod course;
 mod descendants;
 mod farewell;
 pub mod framing;
 mod inherited;
-mod ladder;
+pub(crate) mod lease;
 mod peer;
 mod recorder;
 mod report;

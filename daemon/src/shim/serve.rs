@@ -466,7 +466,7 @@ fn presence(version: u32, charge: Option<&Charge>) -> Presence {
         transcript_end: charge.recorder.end(),
         consumed: charge.recorder.consumed(),
         stdin_done: charge.stdin.done().id,
-        lease: Some(charge.course.lease().into()),
+        lease: Some(super::lease::to_message(charge.course.lease())),
         token: charge.token.clone(),
         spool_failed: charge.recorder.failure().cloned(),
         ..own

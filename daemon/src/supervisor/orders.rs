@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use baton_daemon_core::heartbeats::Heartbeats;
 use baton_proto::PROTOCOL_VERSION;
 use baton_proto::codes::{features, refusals};
 use baton_proto::v1::attempt_command::Body;
@@ -22,7 +23,7 @@ use crate::clock::Moment;
 use crate::disk::DiskState;
 use crate::held::{Held, Offer, Place};
 use crate::outbox::Acked;
-use crate::session::{Heartbeats, Session};
+use crate::session::Session;
 
 /// When the relay names no interval.
 const HEARTBEAT: Duration = Duration::from_secs(5);

@@ -174,13 +174,13 @@ async fn an_attempt_whose_task_died_is_swept_and_ends_as_an_error() {
     until_there(&up).await;
     kill_task(&mut supervisor).await;
     assert_eq!(supervisor.free_slots(), 0, "nothing is known to be dead");
-    let stake = Stake::of(supervisor.held.values());
+    let stake = Stake::of(supervisor.held.values().map(Held::at_stake));
     assert!(stake.lease.is_some() && stake.last_words.is_none());
     while supervisor.held[&id].holds_slot() {
         next_event(&mut supervisor).await;
     }
     assert_eq!(supervisor.free_slots(), 1);
-    let stake = Stake::of(supervisor.held.values());
+    let stake = Stake::of(supervisor.held.values().map(Held::at_stake));
     assert!(stake.lease.is_none() && stake.last_words.is_some());
     let error = last_word(&mut supervisor, &id).await;
     assert_eq!(error.failure_code, "spawn_failed");

@@ -1,6 +1,6 @@
 //! The file: what comes back out of it, torn ends, damage, versions, rewriting.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptFrame, LeaseToken, TaskComplete, TaskLifecycle};
@@ -10,9 +10,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frames;
-use crate::outbox::{Acked, CutWhy, Leaves, OutputKind, Progress};
+use crate::outbox::{Acked, CutWhy, Leaves, Progress};
+use crate::spool::OutputKind;
 
-type DiskBox = Outbox<Control, SystemTime>;
+type DiskBox = Outbox;
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
@@ -37,7 +38,11 @@ fn busy() -> DiskBox {
         consumed: 5,
         snapshot: Bytes::from_static(b"state"),
     });
-    outbox.push_output(OutputKind::Stderr, Bytes::from_static(b"text"), at(2));
+    outbox.push_output(
+        OutputKind::Stderr.into(),
+        Bytes::from_static(b"text"),
+        at(2),
+    );
     outbox.push_cut(5, CutWhy::WorkerCrash, at(2));
     outbox.ack(Acked {
         control_seq: 1,
@@ -47,7 +52,7 @@ fn busy() -> DiskBox {
     outbox
 }
 
-fn sent(outbox: &mut DiskBox) -> Vec<Record<Control, SystemTime>> {
+fn sent(outbox: &mut DiskBox) -> Vec<Record> {
     outbox.log_mut().on_failed();
     outbox.rewind();
     let mut sent = Vec::new();
@@ -238,7 +243,11 @@ fn a_new_file_takes_the_place_of_the_old_one_whole() {
     let mut file = OutboxFile::draft(&path, &outbox.image()).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().len(), old, "not yet");
     OutboxFile::install(&path).unwrap();
-    outbox.push_output(OutputKind::Stdout, Bytes::from_static(b"more"), at(5));
+    outbox.push_output(
+        OutputKind::Stdout.into(),
+        Bytes::from_static(b"more"),
+        at(5),
+    );
     file.append(&outbox.log_mut().take()).unwrap();
     let mut stored = read(&path, Tail::Short).unwrap();
     assert_eq!(stored.found.length, file.length());

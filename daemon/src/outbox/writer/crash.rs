@@ -6,14 +6,16 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{AttemptRef, TaskLifecycle};
 use bytes::Bytes;
 
 use super::*;
-use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox, OutputKind, Record, Stored, Tail, read};
+use crate::frames::Control;
+use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox, Record, Stored, Tail, read};
+use crate::spool::OutputKind;
 use crate::timers::Deadlines;
 
 const ROUNDS: usize = 200;
@@ -25,7 +27,7 @@ const MARK: &str = "@stored";
 /// What the relay would leave unacknowledged. Small, so that files are soon mostly dead.
 const UNACKED: u64 = 20_000;
 
-type DiskBox = Outbox<Control, SystemTime>;
+type DiskBox = Outbox;
 
 /// How far an outbox has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,7 +124,7 @@ fn say_something(outbox: &mut DiskBox, turn: u64) {
             1 + (turn * 7919) % 3000
         };
         let bytes = output_at(offset, length as usize);
-        outbox.push_output(OutputKind::Stdout, bytes, SystemTime::UNIX_EPOCH);
+        outbox.push_output(OutputKind::Stdout.into(), bytes, SystemTime::UNIX_EPOCH);
     }
     let leaves = if turn.is_multiple_of(5) {
         Leaves::Synced

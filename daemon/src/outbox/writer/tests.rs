@@ -1,15 +1,16 @@
 //! The thread with real files: what it reports is there, a refusing disk is told once, and a new file mends it.
 
 use std::os::unix::fs::symlink;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::AttemptRef;
 use bytes::Bytes;
 
 use super::*;
 use crate::attempt_dir::AttemptDir;
-use crate::frames;
-use crate::outbox::{OUTPUT_LIMIT, Outbox, OutputKind, Tail, read};
+use crate::frames::{self, Control};
+use crate::outbox::{OUTPUT_LIMIT, Outbox, Tail, read};
+use crate::spool::OutputKind;
 use crate::timers::Deadlines;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,7 +38,7 @@ impl Bench {
             .place(uuid::Uuid::now_v7().to_string().parse().unwrap())
     }
 
-    async fn begin(&mut self, place: &AttemptDir) -> Outbox<Control, SystemTime> {
+    async fn begin(&mut self, place: &AttemptDir) -> Outbox {
         let meta = AttemptMeta {
             attempt: AttemptRef::default(),
             agent: String::new(),
@@ -55,7 +56,7 @@ impl Bench {
         self.writer.jobs.send(job).await.unwrap();
     }
 
-    async fn append(&mut self, place: &AttemptDir, outbox: &mut Outbox<Control, SystemTime>) {
+    async fn append(&mut self, place: &AttemptDir, outbox: &mut Outbox) {
         let entries = outbox.log_mut().take();
         let id = place.id;
         self.job(Job::Append { id, entries }).await;
@@ -70,7 +71,7 @@ impl Bench {
     async fn until(
         &mut self,
         place: &AttemptDir,
-        outbox: &mut Outbox<Control, SystemTime>,
+        outbox: &mut Outbox,
         wanted: impl Fn(&Durable) -> bool,
     ) {
         loop {
@@ -87,14 +88,14 @@ impl Bench {
     }
 }
 
-fn say(outbox: &mut Outbox<Control, SystemTime>, leaves: Leaves) {
+fn say(outbox: &mut Outbox, leaves: Leaves) {
     let control = Control::from(frames::accepted());
     outbox.push_control(control, SystemTime::UNIX_EPOCH, leaves);
 }
 
-fn print(outbox: &mut Outbox<Control, SystemTime>, text: &'static str) {
+fn print(outbox: &mut Outbox, text: &'static str) {
     let bytes = Bytes::from_static(text.as_bytes());
-    outbox.push_output(OutputKind::Stdout, bytes, SystemTime::UNIX_EPOCH);
+    outbox.push_output(OutputKind::Stdout.into(), bytes, SystemTime::UNIX_EPOCH);
 }
 
 #[tokio::test]

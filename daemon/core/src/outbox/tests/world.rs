@@ -75,7 +75,7 @@ struct Relay {
 }
 
 impl Relay {
-    fn receive(&mut self, record: &Record<u64, ()>) {
+    fn receive(&mut self, record: &Record<u64, (), ()>) {
         let (offset, bytes): (u64, Vec<Option<u64>>) = match record {
             Record::Control { seq, body, .. } => {
                 assert!(*seq <= self.known.control_seq + 1, "control frame missing");
@@ -102,8 +102,8 @@ struct World {
     script: Vec<Item>,
     outbox: Box8,
     /// On its way to the disk.
-    queue: Vec<Logged<u64, ()>>,
-    disk: Vec<Logged<u64, ()>>,
+    queue: Vec<Logged<u64, (), ()>>,
+    disk: Vec<Logged<u64, (), ()>>,
     synced: usize,
     relay: Relay,
     /// Frames may have been seen by the relay and be unknown to the disk.
@@ -177,7 +177,7 @@ impl World {
                 }
                 Item::Output(length) => {
                     let bytes = Bytes::from(vec![index as u8; *length]);
-                    self.outbox.push_output(OutputKind::Stdout, bytes, ());
+                    self.outbox.push_output((), bytes, ());
                 }
             }
         }
@@ -242,7 +242,7 @@ impl World {
     }
 
     /// Whoever takes over from the disk as it is would say the same.
-    fn assert_stored(&self, record: &Record<u64, ()>) {
+    fn assert_stored(&self, record: &Record<u64, (), ()>) {
         let mut next = Box8::restore(LIMIT, self.disk.clone());
         next.log_mut().on_failed();
         match record {

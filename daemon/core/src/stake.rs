@@ -2,35 +2,50 @@
 
 use std::time::Duration;
 
-use crate::clock::Moment;
-use crate::held::Held;
+use crate::time::Moment;
 
 /// A relay that is back looks for its attempts in vain for two heartbeats at least; one heartbeat of those is the
 /// daemon's for dialing.
 const LONGEST: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stake {
+pub struct Stake {
     /// The earliest limit of a lease that is held: it must be renewed before.
-    pub(crate) lease: Option<Moment>,
+    pub lease: Option<Moment>,
     /// Attempts are over and the relay has not heard how: when it is back, it waits no longer than a short while
     /// before it gives them up and lets somebody else do their work again. The most of it that may pass unused.
-    pub(crate) last_words: Option<Duration>,
+    pub last_words: Option<Duration>,
+}
+
+/// What one attempt adds to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// It may run until then, unless it is renewed.
+    Lease(Moment),
+    /// Nothing runs any more, and the relay has not heard how it ended. The length of its last grant, if there was one.
+    LastWords(Option<Duration>),
+    Nothing,
 }
 
 impl Stake {
-    pub(crate) fn of<'a>(held: impl Iterator<Item = &'a Held>) -> Self {
-        held.fold(Self::default(), |stake, held| match held.lease() {
-            Some(lease) => Self {
-                lease: earlier(stake.lease, lease.limit()),
+    pub fn of(shares: impl Iterator<Item = Share>) -> Self {
+        shares.fold(Self::default(), |stake, share| match share {
+            Share::Lease(limit) => Self {
+                lease: earlier(stake.lease, limit),
                 ..stake
             },
-            None if held.holds_slot() => stake,
-            None => Self {
-                last_words: earlier(stake.last_words, hurry(held.last_ttl())),
+            Share::LastWords(ttl) => Self {
+                last_words: earlier(stake.last_words, hurry(ttl)),
                 ..stake
             },
+            Share::Nothing => stake,
         })
+    }
+
+    /// What is left of the shortest lease that is held; one that is over hurries nobody.
+    pub fn lease_left(&self, now: Moment) -> Option<Duration> {
+        let left = now.until(self.lease?);
+        (!left.is_zero()).then_some(left)
     }
 }
 

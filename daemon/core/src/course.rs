@@ -3,11 +3,8 @@
 
 use std::time::Duration;
 
-use baton_proto::worker::{self, EndedBy};
-
-use super::ladder::{Ladder, Rung, Sight};
-use crate::clock::Moment;
-use crate::process::{Cleared, POLL};
+use crate::ladder::{Cleared, Ladder, POLL, Rung, Sight};
+use crate::time::Moment;
 
 /// After an exit, what the child left running may still be writing its last lines.
 const SETTLE: Duration = Duration::from_millis(250);
@@ -19,12 +16,12 @@ const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// When the shim acts by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lease {
-    pub(super) term_at: Moment,
-    pub(super) kill_at: Moment,
-    pub(super) limit: Moment,
+pub struct Lease {
+    pub term_at: Moment,
+    pub kill_at: Moment,
+    pub limit: Moment,
     /// Of the grant with this limit; only passed on.
-    granted_ms: u64,
+    pub granted_ms: u64,
 }
 
 impl Lease {
@@ -50,30 +47,16 @@ impl Lease {
     }
 }
 
-impl From<worker::Lease> for Lease {
-    fn from(lease: worker::Lease) -> Self {
-        Self {
-            term_at: Moment::from_millis(lease.term_at_ms),
-            kill_at: Moment::from_millis(lease.kill_at_ms),
-            limit: Moment::from_millis(lease.limit_ms),
-            granted_ms: lease.granted_ms,
-        }
-    }
-}
-
-impl From<Lease> for worker::Lease {
-    fn from(lease: Lease) -> Self {
-        Self {
-            term_at_ms: lease.term_at.as_millis(),
-            kill_at_ms: lease.kill_at.as_millis(),
-            limit_ms: lease.limit.as_millis(),
-            granted_ms: lease.granted_ms,
-        }
-    }
+/// What ended the child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndedBy {
+    Child,
+    Lease,
+    Order,
 }
 
 #[derive(Debug)]
-pub(super) struct Course {
+pub struct Course {
     lease: Lease,
     cleanup_term: Duration,
     /// KILL of an order to stop.
@@ -108,7 +91,7 @@ enum Stage {
 }
 
 impl Course {
-    pub(super) fn new(lease: Lease, cleanup_term: Duration) -> Self {
+    pub fn new(lease: Lease, cleanup_term: Duration) -> Self {
         Self {
             lease,
             cleanup_term,
@@ -118,31 +101,31 @@ impl Course {
         }
     }
 
-    pub(super) fn lease(&self) -> Lease {
+    pub fn lease(&self) -> Lease {
         self.lease
     }
 
     /// When the child itself was seen dead.
-    pub(super) fn exited_at(&self) -> Option<Moment> {
+    pub fn exited_at(&self) -> Option<Moment> {
         self.exited_at
     }
 
-    pub(super) fn on_lease(&mut self, newer: Lease, now: Moment) {
+    pub fn on_lease(&mut self, newer: Lease, now: Moment) {
         self.lease.extend(newer.capped(now));
     }
 
     /// A later order can only bring KILL forward.
-    pub(super) fn on_stop(&mut self, kill_at: Moment) {
+    pub fn on_stop(&mut self, kill_at: Moment) {
         self.stop = Some(self.stop.map_or(kill_at, |earlier| earlier.min(kill_at)));
     }
 
-    pub(super) fn on_exit(&mut self, now: Moment) {
+    pub fn on_exit(&mut self, now: Moment) {
         self.exited_at.get_or_insert(now);
     }
 
     /// Moves on as far as time and facts allow. An exit that has happened wins over an order or a lease end of
     /// the same moment. `drained` says that no output is to come.
-    pub(super) fn advance(&mut self, now: Moment, drained: bool) {
+    pub fn advance(&mut self, now: Moment, drained: bool) {
         let next = match self.stage {
             Stage::Running if self.exited_at.is_some() => Stage::Settling {
                 until: now.after(SETTLE),
@@ -166,7 +149,7 @@ impl Course {
     }
 
     /// Whether the ladder wants a look now, and whether a cheap one is enough.
-    pub(super) fn wants_look(&self, now: Moment) -> Option<Look> {
+    pub fn wants_look(&self, now: Moment) -> Option<Look> {
         let Stage::Clearing {
             ladder, look_at, ..
         } = &self.stage
@@ -184,7 +167,7 @@ impl Course {
     }
 
     /// Takes in the look that was wanted and says what to send to all who were seen.
-    pub(super) fn on_sight(&mut self, sight: Sight, now: Moment) -> Option<Rung> {
+    pub fn on_sight(&mut self, sight: Sight, now: Moment) -> Option<Rung> {
         let kill_at = self.kill_at();
         let Stage::Clearing {
             by,
@@ -210,7 +193,7 @@ impl Course {
     }
 
     /// When to look again if nothing else happens.
-    pub(super) fn next(&self, now: Moment) -> Option<Moment> {
+    pub fn next(&self, now: Moment) -> Option<Moment> {
         match &self.stage {
             Stage::Running if self.exited_at.is_some() || self.stop.is_some() => Some(now),
             Stage::Running => Some(self.lease.term_at),
@@ -225,16 +208,16 @@ impl Course {
     }
 
     /// The child is being ended, or has ended.
-    pub(super) fn is_ending(&self) -> bool {
+    pub fn is_ending(&self) -> bool {
         !matches!(self.stage, Stage::Running)
     }
 
     /// Nobody is left who could write more.
-    pub(super) fn is_draining(&self) -> bool {
+    pub fn is_draining(&self) -> bool {
         matches!(self.stage, Stage::Draining { .. } | Stage::Over { .. })
     }
 
-    pub(super) fn over(&self) -> Option<(EndedBy, Cleared)> {
+    pub fn over(&self) -> Option<(EndedBy, Cleared)> {
         match self.stage {
             Stage::Over { by, cleared } => Some((by, cleared)),
             Stage::Running
@@ -248,7 +231,7 @@ impl Course {
         let grace = match by {
             EndedBy::Child => now.after(self.cleanup_term),
             // A lease that is extended after its TERM went out changes nothing any more.
-            EndedBy::Lease | EndedBy::Order | EndedBy::Unspecified => self.lease.kill_at,
+            EndedBy::Lease | EndedBy::Order => self.lease.kill_at,
         };
         Stage::Clearing {
             by,
@@ -278,7 +261,7 @@ impl Course {
 
 /// What the ladder needs to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub enum Look {
     AtKnown,
     AtAll,
 }

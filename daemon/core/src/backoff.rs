@@ -10,15 +10,15 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What the next wait depends on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Retry {
+pub struct Retry {
     /// Attempts to connect that failed since the last healthy session.
-    pub(crate) failures: u32,
+    pub failures: u32,
     /// What the relay asked for when it turned the daemon away.
-    pub(crate) retry_after: Option<Duration>,
+    pub retry_after: Option<Duration>,
     /// Time left on the shortest lease that is still held.
-    pub(crate) shortest_lease: Option<Duration>,
+    pub shortest_lease: Option<Duration>,
     /// The most that a relay which is back may be kept waiting for the last words of attempts.
-    pub(crate) last_words: Option<Duration>,
+    pub last_words: Option<Duration>,
 }
 
 /// Full jitter under a doubling ceiling; `random` is uniform in `0.0..1.0`.
@@ -26,7 +26,7 @@ pub(crate) struct Retry {
 /// The relay's wish is a lower bound. A held lease beats both: reconnecting must happen while there is
 /// still time to renew, so a quarter of what is left is the most that is waited. Results that nobody has heard keep the
 /// ceiling low: a relay that comes back waits for them only a little.
-pub(crate) fn delay(retry: Retry, random: f64) -> Duration {
+pub fn delay(retry: Retry, random: f64) -> Duration {
     let ceiling = FIRST
         .saturating_mul(1 << retry.failures.min(7))
         .min(retry.last_words.unwrap_or(LONGEST))

@@ -10,10 +10,10 @@ const REWRITE_ABOVE: u64 = 1024 * 1024;
 
 /// What the disk has of one attempt: all entries up to these serials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Durable {
-    pub(crate) written: u64,
-    pub(crate) synced: u64,
-    pub(crate) file_bytes: u64,
+pub struct Durable {
+    pub written: u64,
+    pub synced: u64,
+    pub file_bytes: u64,
 }
 
 /// Whether the disk is asked.
@@ -27,9 +27,9 @@ enum Keeping {
 }
 
 #[derive(Debug)]
-pub(crate) struct Log<C, T> {
+pub struct Log<C, L, T> {
     keeping: Keeping,
-    pending: Vec<Logged<C, T>>,
+    pending: Vec<Logged<C, L, T>>,
     last_serial: u64,
     durable: Durable,
     /// The disk has something of it that another daemon would find.
@@ -48,7 +48,7 @@ pub(crate) struct Log<C, T> {
     fresh_bytes: u64,
 }
 
-impl<C: Clone, T: Clone> Log<C, T> {
+impl<C: Clone, L: Clone, T: Clone> Log<C, L, T> {
     pub(super) fn on_disk() -> Self {
         Self::with(Keeping::Disk)
     }
@@ -77,7 +77,7 @@ impl<C: Clone, T: Clone> Log<C, T> {
     /// Numbers an entry and keeps it for the disk. `at`: the progress that it makes, if it makes any.
     pub(super) fn append(
         &mut self,
-        entry: &Entry<C, T>,
+        entry: &Entry<C, L, T>,
         leaves: Leaves,
         at: Option<&Progress>,
     ) -> u64 {
@@ -106,9 +106,9 @@ impl<C: Clone, T: Clone> Log<C, T> {
     /// A new file takes the place of the old one and of everything that waits.
     pub(super) fn replace_all(
         &mut self,
-        entries: impl Iterator<Item = (Entry<C, T>, Leaves)>,
+        entries: impl Iterator<Item = (Entry<C, L, T>, Leaves)>,
         at: &Progress,
-    ) -> Vec<Logged<C, T>> {
+    ) -> Vec<Logged<C, L, T>> {
         self.keeping = Keeping::Disk;
         self.pending.clear();
         let mut snapshot = Some(at.snapshot.clone());
@@ -164,15 +164,15 @@ impl<C: Clone, T: Clone> Log<C, T> {
     }
 
     /// Everything that is to be written, once.
-    pub(crate) fn take(&mut self) -> Vec<Logged<C, T>> {
+    pub fn take(&mut self) -> Vec<Logged<C, L, T>> {
         std::mem::take(&mut self.pending)
     }
 
-    pub(crate) fn has_pending(&self) -> bool {
+    pub fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    pub(crate) fn on_durable(&mut self, durable: Durable) {
+    pub fn on_durable(&mut self, durable: Durable) {
         let Durable {
             written, synced, ..
         } = self.durable;
@@ -200,13 +200,13 @@ impl<C: Clone, T: Clone> Log<C, T> {
     }
 
     /// The new file stands, or could not be made while the old one is as good as before: either way it is not tried again soon.
-    pub(crate) fn on_replaced(&mut self) {
+    pub fn on_replaced(&mut self) {
         self.replacing = None;
         self.fresh_bytes = self.durable.file_bytes;
     }
 
     /// The disk refused. Everything leaves from memory until an image of it could be written.
-    pub(crate) fn on_failed(&mut self) {
+    pub fn on_failed(&mut self) {
         if self.keeping == Keeping::Disk {
             self.keeping = Keeping::Failed;
             self.pending.clear();
@@ -216,17 +216,17 @@ impl<C: Clone, T: Clone> Log<C, T> {
         }
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         self.keeping == Keeping::Failed
     }
 
     /// Whether another daemon would find it. Before that, nothing of it may have left.
-    pub(crate) fn is_begun(&self) -> bool {
+    pub fn is_begun(&self) -> bool {
         self.is_begun
     }
 
     /// The file is mostly dead: `live` bytes of output are all that is kept of it.
-    pub(crate) fn wants_new_file(&self, live: usize) -> bool {
+    pub fn wants_new_file(&self, live: usize) -> bool {
         let bytes = self.durable.file_bytes;
         self.keeping == Keeping::Disk
             && self.replacing.is_none()
@@ -236,16 +236,16 @@ impl<C: Clone, T: Clone> Log<C, T> {
     }
 
     /// Bytes that wait for the disk. A slow disk holds the child back by this.
-    pub(crate) fn unwritten(&self) -> usize {
+    pub fn unwritten(&self) -> usize {
         self.unwritten
     }
 
-    pub(crate) fn last_serial(&self) -> u64 {
+    pub fn last_serial(&self) -> u64 {
         self.last_serial
     }
 
     /// Entries up to this one survive the daemon, as far as anything does: what is kept in memory only never will.
-    pub(crate) fn written_through(&self) -> u64 {
+    pub fn written_through(&self) -> u64 {
         match self.keeping {
             Keeping::Disk => self.durable.written,
             Keeping::Memory | Keeping::Failed => self.last_serial,
@@ -253,12 +253,12 @@ impl<C: Clone, T: Clone> Log<C, T> {
     }
 
     /// The transcript before this position is no longer needed, whatever happens to this daemon.
-    pub(crate) fn stored_consumed(&self) -> u64 {
+    pub fn stored_consumed(&self) -> u64 {
         self.stored_consumed
     }
 }
 
-fn size_of<C, T>(entry: &Entry<C, T>) -> usize {
+fn size_of<C, L, T>(entry: &Entry<C, L, T>) -> usize {
     let bytes = match entry {
         Entry::Frame(Record::Output { bytes, .. }) => bytes.len(),
         Entry::Frame(Record::Control { .. } | Record::Cut { .. })

@@ -5,11 +5,11 @@ use super::*;
 
 mod world;
 
-type Box8 = Outbox<u64, ()>;
+type Box8 = Outbox<u64, (), ()>;
 
 fn out(outbox: &mut Box8, text: &str) {
     let bytes = Bytes::copy_from_slice(text.as_bytes());
-    outbox.push_output(OutputKind::Stdout, bytes, ());
+    outbox.push_output((), bytes, ());
 }
 
 fn control(outbox: &mut Box8, body: u64) -> u64 {
@@ -17,7 +17,7 @@ fn control(outbox: &mut Box8, body: u64) -> u64 {
 }
 
 /// Writes everything and syncs it; returns what the file would hold.
-fn store(outbox: &mut Box8) -> Vec<Logged<u64, ()>> {
+fn store(outbox: &mut Box8) -> Vec<Logged<u64, (), ()>> {
     let entries = outbox.log_mut().take();
     let last = entries.last().map_or(0, |logged| logged.serial);
     outbox.log_mut().on_durable(Durable {
@@ -28,7 +28,7 @@ fn store(outbox: &mut Box8) -> Vec<Logged<u64, ()>> {
     entries
 }
 
-fn send_all(outbox: &mut Box8) -> Vec<Record<u64, ()>> {
+fn send_all(outbox: &mut Box8) -> Vec<Record<u64, (), ()>> {
     let mut sent = Vec::new();
     while let Some(record) = outbox.next_unsent().cloned() {
         sent.push(record);
@@ -188,7 +188,7 @@ fn progress_is_stored_with_the_records_and_told_once_it_is_written() {
     outbox.store_progress();
     outbox.store_progress();
     let file = outbox.log_mut().take();
-    let snapshots = |logged: &Logged<u64, ()>| logged.progress.snapshot.is_some();
+    let snapshots = |logged: &Logged<u64, (), ()>| logged.progress.snapshot.is_some();
     assert_eq!(
         file.iter().map(snapshots).collect::<Vec<_>>(),
         [true, false, true]

@@ -1,46 +1,13 @@
 //! The words of the outbox: a record is something to say, an entry one change of the outbox, as it is kept on the disk.
 
-use baton_proto::v1;
 use bytes::{Buf, Bytes};
-
-pub(crate) use crate::spool::OutputKind;
-
-/// What a piece of output is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Label {
-    pub(crate) kind: v1::OutputKind,
-    /// A person would see it.
-    pub(crate) visible: bool,
-    /// The tool call that it belongs to; empty for none.
-    pub(crate) tool: String,
-}
-
-impl Label {
-    pub(crate) fn is_stderr(&self) -> bool {
-        self.kind == v1::OutputKind::Stderr
-    }
-}
-
-/// Whatever a command prints is for people.
-impl From<OutputKind> for Label {
-    fn from(kind: OutputKind) -> Self {
-        Self {
-            kind: match kind {
-                OutputKind::Stdout => v1::OutputKind::Stdout,
-                OutputKind::Stderr => v1::OutputKind::Stderr,
-            },
-            visible: true,
-            tool: String::new(),
-        }
-    }
-}
 
 /// Bookkeeping charged per record, so that many tiny chunks are bounded too.
 pub(super) const RECORD_COST: usize = 128;
 
 /// Why output will never come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CutWhy {
+pub enum CutWhy {
     /// More was unacknowledged than is kept.
     Overflow,
     /// It was lost with the machine, or with the process that read it.
@@ -49,9 +16,9 @@ pub(crate) enum CutWhy {
     LineTooLong,
 }
 
-/// One record. `T` is when it was observed, `C` the body of a control frame.
+/// One record. `C` is the body of a control frame, `L` what a piece of output is, `T` when it was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Record<C, T> {
+pub enum Record<C, L, T> {
     Control {
         seq: u64,
         observed_at: T,
@@ -61,7 +28,7 @@ pub(crate) enum Record<C, T> {
         offset: u64,
         after_control_seq: u64,
         observed_at: T,
-        label: Label,
+        label: L,
         bytes: Bytes,
     },
     /// `length` bytes from `offset` on are gone for good.
@@ -76,14 +43,14 @@ pub(crate) enum Record<C, T> {
 
 /// What the relay has in its keeping: everything up to and including these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Acked {
-    pub(crate) control_seq: u64,
-    pub(crate) output_offset: u64,
+pub struct Acked {
+    pub control_seq: u64,
+    pub output_offset: u64,
 }
 
 /// What must have happened on the disk before a record leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Leaves {
+pub enum Leaves {
     /// It survives the daemon.
     Written,
     /// It survives the machine.
@@ -92,11 +59,11 @@ pub(crate) enum Leaves {
 
 /// How far the attempt's transcript is folded into the records so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// Everything before this position of the transcript.
-    pub(crate) consumed: u64,
+    pub consumed: u64,
     /// What the fold must remember at that position; its own business.
-    pub(crate) snapshot: Bytes,
+    pub snapshot: Bytes,
 }
 
 impl Progress {
@@ -110,16 +77,16 @@ impl Progress {
 
 /// Progress as it is stored: the snapshot only where it changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Step {
-    pub(crate) consumed: u64,
-    pub(crate) snapshot: Option<Bytes>,
+pub struct Step {
+    pub consumed: u64,
+    pub snapshot: Option<Bytes>,
 }
 
 /// One change of an outbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Entry<C, T> {
+pub enum Entry<C, L, T> {
     /// Appended; a cut of output that is kept takes that output's place.
-    Frame(Record<C, T>),
+    Frame(Record<C, L, T>),
     Acked(Acked),
     /// Nothing of before is kept.
     Base(Base),
@@ -139,32 +106,32 @@ pub(crate) enum Entry<C, T> {
 
 /// Where the numbers stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Base {
-    pub(crate) last_control_seq: u64,
-    pub(crate) end_offset: u64,
-    pub(crate) acked: Acked,
-    pub(crate) taken_over_at: Option<u64>,
+pub struct Base {
+    pub last_control_seq: u64,
+    pub end_offset: u64,
+    pub acked: Acked,
+    pub taken_over_at: Option<u64>,
 }
 
 /// An entry on its way to the disk or from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Logged<C, T> {
+pub struct Logged<C, L, T> {
     /// Rises from entry to entry.
-    pub(crate) serial: u64,
-    pub(crate) leaves: Leaves,
-    pub(crate) progress: Step,
-    pub(crate) entry: Entry<C, T>,
+    pub serial: u64,
+    pub leaves: Leaves,
+    pub progress: Step,
+    pub entry: Entry<C, L, T>,
 }
 
 /// A record and what its leaving waits for.
 #[derive(Clone, Debug)]
-pub(super) struct Kept<C, T> {
-    pub(super) record: Record<C, T>,
+pub(super) struct Kept<C, L, T> {
+    pub(super) record: Record<C, L, T>,
     pub(super) serial: u64,
     pub(super) leaves: Leaves,
 }
 
-impl<C, T> Record<C, T> {
+impl<C, L, T> Record<C, L, T> {
     /// Memory that is charged for it.
     pub(super) fn cost(&self) -> usize {
         match self {
@@ -258,7 +225,7 @@ impl<C, T> Record<C, T> {
     }
 }
 
-impl<C, T: Clone> Record<C, T> {
+impl<C, L, T: Clone> Record<C, L, T> {
     /// The cut that takes the place of output.
     pub(super) fn as_cut(&self, why: CutWhy) -> Option<Self> {
         match self {

@@ -6,22 +6,21 @@
 
 use std::time::Duration;
 
-use baton_proto::worker;
-
-use crate::clock::{Moment, whole_millis};
+use crate::course::Lease;
+use crate::time::{Moment, whole_millis};
 
 /// Part of the final stretch kept for KILL itself, so that it is done by the limit and not begun there.
 const KILL_LEAD: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeaseClock {
+pub struct LeaseClock {
     limit: Moment,
     granted: Duration,
 }
 
 impl LeaseClock {
     /// `sent_at` is when the frame went out that this grant answers.
-    pub(crate) fn granted(sent_at: Moment, granted: Duration) -> Self {
+    pub fn granted(sent_at: Moment, granted: Duration) -> Self {
         Self {
             limit: sent_at.after(granted),
             granted,
@@ -29,45 +28,46 @@ impl LeaseClock {
     }
 
     /// As another daemon left it, with its shim or on disk.
-    pub(crate) fn adopted(limit: Moment, granted: Duration) -> Self {
+    pub fn adopted(limit: Moment, granted: Duration) -> Self {
         Self { limit, granted }
     }
 
     /// As its shim counts it.
-    pub(crate) fn message(&self, cleanup_term: Duration) -> worker::Lease {
-        worker::Lease {
-            term_at_ms: self.term_at(cleanup_term).as_millis(),
-            kill_at_ms: self.kill_at().as_millis(),
-            limit_ms: self.limit.as_millis(),
+    pub fn for_shim(&self, cleanup_term: Duration) -> Lease {
+        Lease {
+            term_at: self.term_at(cleanup_term),
+            kill_at: self.kill_at(),
+            limit: self.limit,
             granted_ms: whole_millis(self.granted),
         }
     }
 
     /// An answer never shortens the lease: a larger grant that is outstanding still counts.
-    pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
+    pub fn renew(&mut self, sent_at: Moment, granted: Duration) {
         self.granted = granted;
         self.limit = self.limit.max(sent_at.after(granted));
     }
 
-    pub(crate) fn limit(&self) -> Moment {
+    pub fn limit(&self) -> Moment {
         self.limit
     }
 
-    pub(crate) fn left(&self, now: Moment) -> Duration {
-        now.until(self.limit)
+    /// Nothing of the attempt may run or be heard any more.
+    pub fn is_over(&self, now: Moment) -> bool {
+        self.limit <= now
     }
 
-    pub(crate) fn ttl(&self) -> Duration {
+    pub fn ttl(&self) -> Duration {
         self.granted
     }
 
     /// When TERM goes out if no renewal is acknowledged before.
-    pub(crate) fn term_at(&self, cleanup_term: Duration) -> Moment {
+    pub fn term_at(&self, cleanup_term: Duration) -> Moment {
         self.limit.before(cleanup_term.min(self.granted / 4))
     }
 
     /// When KILL goes out after that, so that nothing is left at the limit.
-    pub(crate) fn kill_at(&self) -> Moment {
+    pub fn kill_at(&self) -> Moment {
         self.limit.before(KILL_LEAD.min(self.granted / 8))
     }
 }
@@ -90,7 +90,7 @@ mod tests {
         lease.renew(ms(12_000), Duration::from_secs(600));
         lease.renew(ms(13_000), Duration::from_secs(30));
         assert_eq!(lease.limit(), ms(612_000));
-        assert_eq!(lease.left(ms(611_000)), Duration::from_secs(1));
+        assert!(!lease.is_over(ms(611_999)) && lease.is_over(ms(612_000)));
     }
 
     #[test]
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn the_next_daemon_counts_as_the_one_before_did() {
         let lease = LeaseClock::granted(ms(5_000), Duration::from_secs(30));
-        let told = lease.message(Duration::from_secs(2));
-        assert_eq!((told.term_at_ms, told.kill_at_ms), (33_000, 34_800));
+        let told = lease.for_shim(Duration::from_secs(2));
+        assert_eq!((told.term_at, told.kill_at), (ms(33_000), ms(34_800)));
         let granted = Duration::from_millis(told.granted_ms);
-        assert_eq!(LeaseClock::adopted(ms(told.limit_ms), granted), lease);
+        assert_eq!(LeaseClock::adopted(told.limit, granted), lease);
     }
 }

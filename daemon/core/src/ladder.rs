@@ -4,12 +4,31 @@
 //! "Nobody" is a proof and no guess. The shim is the subreaper of everything that its child ever started, so
 //! when it has no child left, it has no descendant left.
 
-use crate::clock::Moment;
-use crate::process::{Cleared, SWEEP_LIMIT};
+use std::time::Duration;
+
+use crate::time::Moment;
+
+/// Between two looks for processes that are to end.
+pub const POLL: Duration = Duration::from_millis(10);
+/// How long KILL is repeated. What is left then cannot be killed, and the receipt says so.
+pub const SWEEP_LIMIT: Duration = Duration::from_secs(5);
+
+/// What was found of an attempt's processes at its end, and done to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleared {
+    /// It is proved that no living process is left.
+    pub empty: bool,
+    /// TERM was sent to a living process.
+    pub terminated: bool,
+    /// KILL was needed.
+    pub killed: bool,
+    /// Processes that had to be signalled one by one.
+    pub swept: u32,
+}
 
 /// What a look has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
+pub enum Sight {
     /// No process is left.
     Nobody,
     /// Those that were signalled last are still there; nobody looked for others.
@@ -24,13 +43,13 @@ pub(super) enum Sight {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rung {
+pub enum Rung {
     Term,
     Kill,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ladder {
+pub struct Ladder {
     cleared: Cleared,
     give_up: Option<Moment>,
     over: bool,
@@ -38,17 +57,17 @@ pub(super) struct Ladder {
 
 impl Ladder {
     /// Whether a cheap look at those who are known is enough: they were told, and have time left.
-    pub(super) fn can_wait(&self, now: Moment, kill_at: Moment) -> bool {
+    pub fn can_wait(&self, now: Moment, kill_at: Moment) -> bool {
         self.cleared.terminated && now < kill_at
     }
 
     /// KILL has been reached.
-    pub(super) fn is_killing(&self) -> bool {
+    pub fn is_killing(&self) -> bool {
         self.give_up.is_some()
     }
 
     /// Takes in a look and says what everybody in it must be sent.
-    pub(super) fn on_sight(&mut self, sight: Sight, now: Moment, kill_at: Moment) -> Option<Rung> {
+    pub fn on_sight(&mut self, sight: Sight, now: Moment, kill_at: Moment) -> Option<Rung> {
         match sight {
             Sight::Nobody => {
                 self.cleared.empty = true;
@@ -73,7 +92,7 @@ impl Ladder {
     }
 
     /// What it did, once it is over.
-    pub(super) fn cleared(&self) -> Option<Cleared> {
+    pub fn cleared(&self) -> Option<Cleared> {
         self.over.then_some(self.cleared)
     }
 

@@ -1,0 +1,36 @@
+//! The worker's time line. Who reads the clock is `daemon/src/clock.rs`.
+
+use std::time::Duration;
+
+/// A point on the daemon's own time line, in milliseconds since boot. Never leaves the machine: shims
+/// count on the same line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(u64);
+
+impl Moment {
+    pub const fn from_millis(millis: u64) -> Self {
+        Self(millis)
+    }
+
+    pub const fn as_millis(self) -> u64 {
+        self.0
+    }
+
+    pub fn after(self, wait: Duration) -> Self {
+        Self(self.0.saturating_add(whole_millis(wait)))
+    }
+
+    pub fn before(self, lead: Duration) -> Self {
+        Self(self.0.saturating_sub(whole_millis(lead)))
+    }
+
+    /// Time left until `later`; zero once it has come.
+    pub fn until(self, later: Self) -> Duration {
+        Duration::from_millis(later.0.saturating_sub(self.0))
+    }
+}
+
+/// For messages and files; what is too long to count is the longest.
+pub fn whole_millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
