@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::again::Again;
 use crate::discovery::RELAY_URL_FILE;
 use crate::errors::{CliError, Story};
+use crate::open_files;
 
 /// What the two servers read time from, and which boot of the machine this is.
 #[derive(Clone, Debug)]
@@ -64,6 +65,9 @@ pub(crate) struct RelayPlan {
     /// Bounds on open tasks; the relay's own where absent.
     pub max_open: Option<usize>,
     pub max_open_per_tenant: Option<usize>,
+    /// Bounds on connections; the relay's own where absent.
+    pub max_connections: Option<usize>,
+    pub max_connections_per_address: Option<usize>,
     /// Also make a local daemon's token, for a daemon in the same process.
     pub with_daemon: bool,
 }
@@ -100,7 +104,13 @@ pub(crate) struct RunningRelay {
 
 impl RunningRelay {
     pub(crate) async fn start(plan: &RelayPlan, clocks: &Clocks) -> Result<Self, CliError> {
-        let relay = server::start(relay_config(plan, clocks))
+        let config = relay_config(plan, clocks);
+        if let Err(short) = open_files::allow(config.network.connections as u64) {
+            tracing::warn!(
+                "{short}; raise the limit (LimitNOFILE=, ulimit -n) or lower --max-connections"
+            );
+        }
+        let relay = server::start(config)
             .await
             .map_err(|error| not_started(&error))?;
         let address = relay.address();
@@ -158,6 +168,12 @@ fn relay_config(plan: &RelayPlan, clocks: &Clocks) -> RelayConfig {
         .max_open_per_tenant
         .unwrap_or(config.max_open_per_tenant)
         .min(config.max_open);
+    let network = &mut config.network;
+    network.connections = plan.max_connections.unwrap_or(network.connections);
+    network.connections_per_address = plan
+        .max_connections_per_address
+        .unwrap_or(network.connections_per_address)
+        .min(network.connections);
     config.clock = clocks.relay.clone();
     config
 }

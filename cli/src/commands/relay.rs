@@ -69,6 +69,14 @@ pub(crate) struct RelayServerArgs {
     #[arg(long, env = "BATON_MAX_OPEN_PER_TENANT", value_name = "N")]
     max_open_per_tenant: Option<usize>,
 
+    /// Connections at most. Each takes an open file; the relay raises its limit on those as far as the system lets it.
+    #[arg(long, env = "BATON_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: Option<u32>,
+
+    /// Connections from one address at most. All that comes through a proxy comes from one.
+    #[arg(long, env = "BATON_MAX_CONNECTIONS_PER_ADDRESS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections_per_address: Option<u32>,
+
     /// Keep finished tasks and their output this long.
     #[arg(long, env = "BATON_RETAIN_FOR", value_name = "DURATION", default_value = "14d", value_parser = duration::parse)]
     retain_for: Duration,
@@ -133,6 +141,8 @@ fn plan(args: RelayServerArgs) -> Result<RelayPlan, CliError> {
         accept_loss: args.accept_loss,
         max_open: args.max_open,
         max_open_per_tenant: args.max_open_per_tenant,
+        max_connections: args.max_connections.map(|most| most as usize),
+        max_connections_per_address: args.max_connections_per_address.map(|most| most as usize),
         with_daemon: false,
     })
 }

@@ -167,6 +167,8 @@ fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
         again: (!args.exit).then(Again::from_environment),
         max_open: None,
         max_open_per_tenant: None,
+        max_connections: None,
+        max_connections_per_address: None,
         with_daemon: true,
     })
 }
