@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 use std::fs;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tonic::metadata::{Ascii, MetadataValue};
@@ -97,7 +98,20 @@ impl Relay {
         token: &str,
         ca: Option<&[u8]>,
     ) -> Result<Self, CliError> {
-        let endpoint = endpoint(url, ca)?;
+        Self::dial(endpoint(url, ca)?, url, token).await
+    }
+
+    /// From a chosen address of this machine.
+    pub(crate) async fn connect_from(
+        url: &str,
+        token: &str,
+        from: IpAddr,
+    ) -> Result<Self, CliError> {
+        let endpoint = endpoint(url, None)?.local_address(Some(from));
+        Self::dial(endpoint, url, token).await
+    }
+
+    async fn dial(endpoint: Endpoint, url: &str, token: &str) -> Result<Self, CliError> {
         let channel = endpoint
             .connect()
             .await

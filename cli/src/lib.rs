@@ -15,6 +15,7 @@ pub mod exit;
 mod follow;
 mod inspect;
 mod logging;
+mod open_files;
 mod output_reader;
 mod pairs;
 mod progress;

@@ -3,21 +3,34 @@
 /// Rows of equal length under one header. Cells must be free of control characters already.
 #[derive(Debug)]
 pub(crate) struct Table {
-    header: Vec<&'static str>,
+    header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     pub(crate) fn new<const N: usize>(header: [&'static str; N]) -> Self {
+        Self::of(header.map(str::to_owned).to_vec())
+    }
+
+    /// Where the columns are known only when the program runs.
+    pub(crate) fn of(header: Vec<String>) -> Self {
         Self {
-            header: header.to_vec(),
+            header,
             rows: Vec::new(),
         }
     }
 
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        debug_assert_eq!(N, self.header.len(), "a row has a cell for every column");
-        self.rows.push(cells.to_vec());
+        self.cells(cells.to_vec());
+    }
+
+    pub(crate) fn cells(&mut self, cells: Vec<String>) {
+        debug_assert_eq!(
+            cells.len(),
+            self.header.len(),
+            "a row has a cell for every column"
+        );
+        self.rows.push(cells);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -26,9 +39,8 @@ impl Table {
 
     /// The header line and then the rows.
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
-        let header: Vec<String> = self.header.iter().map(|name| (*name).to_owned()).collect();
-        let widths = self.widths(&header);
-        std::iter::once(header)
+        let widths = self.widths(&self.header);
+        std::iter::once(self.header.clone())
             .chain(self.rows.iter().cloned())
             .map(move |cells| line(&cells, &widths))
     }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use baton_proto::v1::{CommandSpec, SubmitRequest, TaskSpec};
-use tokio::sync::Semaphore;
+use baton_proto::v1::submit_many_result::Result as RowResult;
+use baton_proto::v1::{CommandSpec, SubmitManyRequest, SubmitRequest, TaskSpec};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::completions::Completions;
 use super::latency::Samples;
-use super::relay_process::Memory;
-use super::report::Phase;
+use super::relay_process::Usage;
+use super::report::{Figure, Phase};
 use super::simulated_daemon::AGENT;
+use super::witness::Witness;
 use crate::client::Relay;
 use crate::clock;
 use crate::errors::CliError;
@@ -26,9 +27,57 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Load {
     connections: Vec<Relay>,
-    in_flight: usize,
+    shape: Shape,
     counters: Arc<Counters>,
-    completions: Arc<Completions>,
+    witness: Arc<Witness>,
+}
+
+/// How the clients ask.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Calls in flight on each connection at most.
+    pub in_flight: usize,
+    /// Tasks of one SubmitMany; none for unary Submit.
+    pub batch: Option<usize>,
+}
+
+/// What one stretch of load came to.
+#[derive(Debug)]
+pub(crate) struct Stretch {
+    pub name: &'static str,
+    pub elapsed: Duration,
+    /// Durable completions within `elapsed`.
+    pub completed: u64,
+    /// Tasks that admission turned away.
+    pub refused: u64,
+    /// Calls whose connection broke.
+    pub failed: u64,
+    pub submit: Samples,
+    pub complete: Samples,
+}
+
+impl Stretch {
+    pub(crate) fn tasks_per_second(&self) -> f64 {
+        self.completed as f64 / self.elapsed.as_secs_f64().max(f64::EPSILON)
+    }
+
+    pub(crate) fn phase(self, used: Usage) -> Phase {
+        Phase::new(self.name)
+            .with(
+                "tasksPerSecond",
+                "TASKS/S",
+                Figure::PerSecond(self.tasks_per_second()),
+            )
+            .with("submit", "SUBMIT", Figure::Latency(self.submit.summary()))
+            .with(
+                "submitToComplete",
+                "DONE",
+                Figure::Latency(self.complete.summary()),
+            )
+            .with("refused", "REFUSED", Figure::Count(self.refused))
+            .with("failed", "FAILED", Figure::Count(self.failed))
+            .used(used)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -38,19 +87,16 @@ struct Counters {
     failed: AtomicU64,
     measuring: AtomicBool,
     stop: AtomicBool,
+    progressed: Notify,
 }
 
 impl Load {
-    pub(crate) fn new(
-        connections: Vec<Relay>,
-        in_flight: usize,
-        completions: Arc<Completions>,
-    ) -> Self {
+    pub(crate) fn new(connections: Vec<Relay>, shape: Shape, witness: Arc<Witness>) -> Self {
         Self {
             connections,
-            in_flight,
+            shape,
             counters: Arc::default(),
-            completions,
+            witness,
         }
     }
 
@@ -60,52 +106,71 @@ impl Load {
     }
 
     /// Every slot of every connection submits again as soon as its last submit is acknowledged.
-    pub(crate) async fn saturate(&self, warm_up: Duration, window: Duration) -> Phase {
-        self.counters.reset();
-        let mut submitters = JoinSet::new();
-        for relay in &self.connections {
-            for _ in 0..self.in_flight {
-                let submitter = self.submitter(relay);
-                submitters.spawn(submitter.until_stopped());
-            }
-        }
+    pub(crate) async fn saturate(&self, warm_up: Duration, window: Duration) -> Stretch {
+        let mut submitters = self.submit_until_stopped();
         sleep(warm_up).await;
         let before = self.begin_measuring();
         sleep(window).await;
-        let mut phase = self.end_measuring("saturation", before);
-        self.counters.stop.store(true, Ordering::Relaxed);
+        let mut stretch = self.end_measuring("saturation", before);
+        self.stop();
         while let Some(samples) = submitters.join_next().await {
-            phase.submit.merge(samples.unwrap_or_default());
+            stretch.submit.merge(samples.unwrap_or_default());
         }
-        phase
+        stretch
+    }
+
+    /// As fast as it goes until at least `count` tasks are acknowledged in all.
+    pub(crate) async fn fill(&self, count: u64) {
+        let mut submitters = self.submit_until_stopped();
+        while self.acknowledged() < count {
+            self.counters.progressed.notified().await;
+        }
+        self.stop();
+        while submitters.join_next().await.is_some() {}
+    }
+
+    fn submit_until_stopped(&self) -> JoinSet<Samples> {
+        self.counters.reset();
+        let mut submitters = JoinSet::new();
+        for relay in &self.connections {
+            for _ in 0..self.shape.in_flight {
+                submitters.spawn(self.submitter(relay).until_stopped());
+            }
+        }
+        submitters
+    }
+
+    fn stop(&self) {
+        self.counters.stop.store(true, Ordering::Relaxed);
     }
 
     /// `rate` submits a second over all connections, whatever the relay does.
-    pub(crate) async fn steady(&self, rate: u32, window: Duration) -> Phase {
+    pub(crate) async fn steady(&self, name: &'static str, rate: u32, window: Duration) -> Stretch {
         self.counters.reset();
         let before = self.begin_measuring();
         let mut connections = JoinSet::new();
-        let share = f64::from(rate) / self.connections.len() as f64;
+        let calls = f64::from(rate) / self.shape.batch.unwrap_or(1) as f64;
+        let share = calls / self.connections.len() as f64;
         for relay in &self.connections {
-            connections.spawn(self.submitter(relay).at_rate(share, window, self.in_flight));
+            connections.spawn(self.submitter(relay).at_rate(share, window));
         }
         let mut submit = Samples::default();
         while let Some(samples) = connections.join_next().await {
             submit.merge(samples.unwrap_or_default());
         }
-        let mut phase = self.end_measuring("steady", before);
-        phase.submit = submit;
-        phase
+        let mut stretch = self.end_measuring(name, before);
+        stretch.submit = submit;
+        stretch
     }
 
     /// Waits until all that was acknowledged has completed: an acknowledged task that does not is a bug of the relay.
     pub(crate) async fn settle(&self, limit: Duration) -> Result<(), CliError> {
         let expected = self.acknowledged();
-        if timeout(limit, self.completions.reach(expected))
+        if timeout(limit, self.witness.until_completed(expected))
             .await
             .is_err()
         {
-            let seen = self.completions.count();
+            let seen = self.witness.count();
             return Err(CliError::local(
                 "the relay lost work",
                 format!("{expected} submits were acknowledged, {seen} completions were"),
@@ -117,32 +182,31 @@ impl Load {
     fn submitter(&self, relay: &Relay) -> Submitter {
         Submitter {
             relay: relay.clone(),
+            shape: self.shape,
             counters: self.counters.clone(),
-            completions: self.completions.clone(),
+            witness: self.witness.clone(),
         }
     }
 
     fn begin_measuring(&self) -> Mark {
-        drop(self.completions.take_samples());
+        drop(self.witness.take_samples());
         self.counters.measuring.store(true, Ordering::Relaxed);
         Mark {
             at: clock::instant(),
-            completed: self.completions.count(),
+            completed: self.witness.count(),
         }
     }
 
-    fn end_measuring(&self, name: &'static str, before: Mark) -> Phase {
+    fn end_measuring(&self, name: &'static str, before: Mark) -> Stretch {
         self.counters.measuring.store(false, Ordering::Relaxed);
-        Phase {
+        Stretch {
             name,
             elapsed: clock::instant().duration_since(before.at),
-            completed: self.completions.count() - before.completed,
+            completed: self.witness.count() - before.completed,
             refused: self.counters.refused.load(Ordering::Relaxed),
             failed: self.counters.failed.load(Ordering::Relaxed),
             submit: Samples::default(),
-            complete: self.completions.take_samples(),
-            memory: Memory::default(),
-            relay_cpu_seconds: 0.0,
+            complete: self.witness.take_samples(),
         }
     }
 }
@@ -152,19 +216,12 @@ struct Mark {
     completed: u64,
 }
 
-impl Counters {
-    fn reset(&self) {
-        self.refused.store(0, Ordering::Relaxed);
-        self.failed.store(0, Ordering::Relaxed);
-        self.stop.store(false, Ordering::Relaxed);
-    }
-}
-
 #[derive(Clone)]
 struct Submitter {
     relay: Relay,
+    shape: Shape,
     counters: Arc<Counters>,
-    completions: Arc<Completions>,
+    witness: Arc<Witness>,
 }
 
 impl Submitter {
@@ -182,9 +239,9 @@ impl Submitter {
         samples
     }
 
-    async fn at_rate(self, per_second: f64, window: Duration, in_flight: usize) -> Samples {
+    async fn at_rate(self, per_second: f64, window: Duration) -> Samples {
         let begun = clock::instant();
-        let slots = Arc::new(Semaphore::new(in_flight));
+        let slots = Arc::new(Semaphore::new(self.shape.in_flight));
         let mut running = JoinSet::new();
         let mut samples = Samples::default();
         for number in 0_u32.. {
@@ -220,22 +277,25 @@ impl Submitter {
         samples
     }
 
-    /// One submit; after a refusal, how long to wait before the next.
+    /// One call; after a refusal, how long to wait before the next.
     async fn submit(&self, begun: Instant) -> Result<(), Duration> {
-        let request = request(self.completions.stamp(begun));
-        match self
-            .relay
-            .tasks()
-            .submit(request)
-            .await
-            .map_err(CliError::from)
-        {
-            Ok(_) => {
-                self.counters.acknowledged.fetch_add(1, Ordering::Relaxed);
-                Ok(())
+        let stamp = self.witness.stamp(begun);
+        let outcome = match self.shape.batch {
+            None => self.submit_one(stamp).await,
+            Some(rows) => self.submit_many(stamp, rows).await,
+        };
+        match outcome {
+            Ok(Rows { accepted, refused }) => {
+                self.counters.took(accepted, refused);
+                if refused > 0 {
+                    Err(REFUSED_PAUSE)
+                } else {
+                    Ok(())
+                }
             }
             Err(CliError::Refused(refusal)) => {
-                self.counters.refused.fetch_add(1, Ordering::Relaxed);
+                let rows = self.shape.batch.unwrap_or(1) as u64;
+                self.counters.took(0, rows);
                 Err(refusal
                     .retry_after_ms
                     .map_or(REFUSED_PAUSE, Duration::from_millis))
@@ -246,11 +306,58 @@ impl Submitter {
             }
         }
     }
+
+    async fn submit_one(&self, stamp: String) -> Result<Rows, CliError> {
+        self.relay.tasks().submit(request(stamp)).await?;
+        Ok(Rows {
+            accepted: 1,
+            refused: 0,
+        })
+    }
+
+    async fn submit_many(&self, stamp: String, rows: usize) -> Result<Rows, CliError> {
+        let tasks = std::iter::repeat_n(request(stamp), rows).collect();
+        let mut client = self.relay.tasks();
+        let answer = client.submit_many(SubmitManyRequest { tasks }).await?;
+        let results = answer.into_inner().results;
+        let is_accepted = |row: &&_| matches!(row, &&Some(RowResult::Accepted(_)));
+        let results = results.iter().map(|row| &row.result);
+        let accepted = results.filter(is_accepted).count() as u64;
+        Ok(Rows {
+            accepted,
+            refused: rows as u64 - accepted,
+        })
+    }
 }
 
-fn request(channel_id: String) -> SubmitRequest {
+/// What became of one call's tasks.
+struct Rows {
+    accepted: u64,
+    refused: u64,
+}
+
+impl Counters {
+    fn took(&self, accepted: u64, refused: u64) {
+        self.acknowledged.fetch_add(accepted, Ordering::Relaxed);
+        self.refused.fetch_add(refused, Ordering::Relaxed);
+        self.progressed.notify_one();
+    }
+
+    fn reset(&self) {
+        self.refused.store(0, Ordering::Relaxed);
+        self.failed.store(0, Ordering::Relaxed);
+        self.stop.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The task that is measured: a prompt of 256 bytes and a command.
+pub(crate) fn request(channel_id: String) -> SubmitRequest {
+    request_of(AGENT, channel_id)
+}
+
+pub(crate) fn request_of(agent: &str, channel_id: String) -> SubmitRequest {
     let spec = TaskSpec {
-        agent: AGENT.to_owned(),
+        agent: agent.to_owned(),
         prompt: "x".repeat(PROMPT_BYTES),
         command: Some(CommandSpec {
             argv: vec!["true".to_owned()],

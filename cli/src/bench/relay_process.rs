@@ -30,16 +30,25 @@ pub(crate) struct RelayProcess {
     child: Child,
     data: PathBuf,
     log_tail: Arc<Mutex<VecDeque<String>>>,
+    cpu_noted: f64,
+}
+
+/// How the relay is started; the same at each start.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    /// Another build than this one, if asked for.
+    pub program: Option<PathBuf>,
+    pub arguments: Vec<String>,
 }
 
 impl RelayProcess {
     /// Starts it on a free loopback port and waits until it listens.
-    pub(crate) async fn start(data: &Path, max_open: u32) -> Result<Self, CliError> {
-        let program = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
-        let mut child = Command::new(program)
+    pub(crate) async fn start(data: &Path, start: &Start) -> Result<Self, CliError> {
+        let own = std::env::current_exe().map_err(|e| CliError::local("find myself", e))?;
+        let mut child = Command::new(start.program.as_ref().unwrap_or(&own))
             .args(["relay", "--listen", "127.0.0.1:0", "--data"])
             .arg(data)
-            .args(["--max-open", &max_open.to_string()])
+            .args(&start.arguments)
             .env_remove("OTEL_EXPORTER_OTLP_ENDPOINT")
             .env_remove("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
             .env("RUST_LOG", "warn")
@@ -62,6 +71,7 @@ impl RelayProcess {
             child,
             data: data.to_owned(),
             log_tail,
+            cpu_noted: 0.0,
         })
     }
 
@@ -72,26 +82,29 @@ impl RelayProcess {
         Ok(token.trim().to_owned())
     }
 
-    /// Resident memory now and at its highest, in bytes.
-    pub(crate) fn memory(&self) -> Memory {
+    /// Memory now and at its highest, and processor time since this was last asked.
+    pub(crate) fn usage(&mut self) -> Usage {
         let pid = self.child.id().unwrap_or_default();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        Memory {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let cpu = cpu_ticks(&stat) as f64 / TICKS_PER_SECOND;
+        let before = std::mem::replace(&mut self.cpu_noted, cpu);
+        Usage {
             resident: status_bytes(&status, "VmRSS:"),
             peak: status_bytes(&status, "VmHWM:"),
+            cpu_seconds: cpu - before,
         }
-    }
-
-    /// Processor time used so far, user and system together.
-    pub(crate) fn cpu_seconds(&self) -> f64 {
-        let pid = self.child.id().unwrap_or_default();
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        cpu_ticks(&stat) as f64 / TICKS_PER_SECOND
     }
 
     /// What its data takes on the disk, in allocated bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
         allocated(&self.data).unwrap_or(0)
+    }
+
+    /// kill -9; returns when it is gone.
+    pub(crate) async fn kill(mut self) -> Result<(), CliError> {
+        let killed = self.child.kill().await;
+        killed.map_err(|error| CliError::local("kill the relay", error))
     }
 
     /// A clean stop, as an operator would do it.
@@ -114,9 +127,11 @@ impl RelayProcess {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct Usage {
     pub resident: u64,
     pub peak: u64,
+    /// User and system together.
+    pub cpu_seconds: f64,
 }
 
 async fn address(

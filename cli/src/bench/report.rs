@@ -1,136 +1,235 @@
-//! What a run of the load generator found, as a table for people and as one JSON object.
+//! What a bench found: the machine, the settings, figures by phase, and what was checked. One shape for all of them, as tables for
+//! people and as one JSON object for programs.
 
-use std::time::Duration;
+use serde_json::{Map, Value, json};
 
-use serde_json::{Value, json};
-
-use super::Plan;
-use super::latency::{Samples, Summary};
-use super::relay_process::Memory;
+use super::latency::Summary;
+use super::machine::Machine;
+use super::relay_process::Usage;
+use crate::progress::size;
 use crate::table::Table;
 
-/// One phase of load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Figure {
+    Count(u64),
+    PerSecond(f64),
+    Seconds(f64),
+    Bytes(u64),
+    Ratio(f64),
+    Latency(Summary),
+}
+
+/// One stretch of load, or one moment, with its figures in the order of their columns.
 #[derive(Clone, Debug)]
 pub(crate) struct Phase {
-    pub name: &'static str,
-    pub elapsed: Duration,
-    /// Durable completions within `elapsed`.
-    pub completed: u64,
-    /// Submits that admission turned away.
-    pub refused: u64,
-    /// Submits whose connection broke.
-    pub failed: u64,
-    pub submit: Samples,
-    pub complete: Samples,
-    pub memory: Memory,
-    /// Over the whole phase with warm-up and settling.
-    pub relay_cpu_seconds: f64,
+    name: &'static str,
+    figures: Vec<(Name, Figure)>,
+}
+
+/// How a figure is called in JSON and over its column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Name {
+    key: &'static str,
+    title: &'static str,
+}
+
+/// Something that must hold whatever the speed: a bench that lost something has measured nothing.
+#[derive(Clone, Debug)]
+struct Check {
+    what: String,
+    held: bool,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
-    pub plan: Plan,
-    pub phases: [Phase; 2],
-    pub rate: u32,
-    pub tasks: u64,
-    pub disk_bytes: u64,
+    bench: &'static str,
+    machine: Machine,
+    settings: Vec<(&'static str, u64)>,
+    phases: Vec<Phase>,
+    checks: Vec<Check>,
 }
 
 impl Phase {
-    pub(crate) fn tasks_per_second(&self) -> f64 {
-        self.completed as f64 / self.elapsed.as_secs_f64().max(f64::EPSILON)
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            figures: Vec::new(),
+        }
+    }
+
+    pub(crate) fn with(mut self, key: &'static str, title: &'static str, figure: Figure) -> Self {
+        self.figures.push((Name { key, title }, figure));
+        self
+    }
+
+    /// What the relay used in it.
+    pub(crate) fn used(self, used: Usage) -> Self {
+        self.with("residentBytes", "MEMORY", Figure::Bytes(used.resident))
+            .with("peakResidentBytes", "PEAK", Figure::Bytes(used.peak))
+            .with(
+                "relayCpuSeconds",
+                "RELAY CPU",
+                Figure::Seconds(used.cpu_seconds),
+            )
+    }
+
+    fn names(&self) -> impl Iterator<Item = Name> {
+        self.figures.iter().map(|(name, _)| *name)
     }
 
     fn json(&self) -> Value {
-        json!({
-            "phase": self.name,
-            "seconds": self.elapsed.as_secs_f64(),
-            "completed": self.completed,
-            "tasksPerSecond": self.tasks_per_second(),
-            "refused": self.refused,
-            "failed": self.failed,
-            "submit": self.submit.clone().summary().json(),
-            "submitToComplete": self.complete.clone().summary().json(),
-            "residentBytes": self.memory.resident,
-            "peakResidentBytes": self.memory.peak,
-            "relayCpuSeconds": self.relay_cpu_seconds,
-        })
+        let mut object = Map::new();
+        object.insert("phase".to_owned(), self.name.into());
+        for (name, figure) in &self.figures {
+            object.insert(name.key.to_owned(), figure.json());
+        }
+        object.into()
+    }
+}
+
+impl Figure {
+    fn json(self) -> Value {
+        match self {
+            Figure::Count(count) | Figure::Bytes(count) => count.into(),
+            Figure::PerSecond(value) | Figure::Seconds(value) | Figure::Ratio(value) => {
+                value.into()
+            }
+            Figure::Latency(summary) => summary.json(),
+        }
     }
 
-    fn row(&self) -> [String; 8] {
-        let (submit, complete) = (
-            self.submit.clone().summary(),
-            self.complete.clone().summary(),
-        );
-        [
-            self.name.to_owned(),
-            format!("{:.0}", self.tasks_per_second()),
-            latency(submit, submit.p50),
-            latency(submit, submit.p99),
-            latency(complete, complete.p50),
-            latency(complete, complete.p99),
-            mib(self.memory.resident),
-            self.refused.to_string(),
-        ]
+    fn headings(self, title: &str) -> Vec<String> {
+        match self {
+            Figure::Latency(_) => ["P50", "P99", "MAX"]
+                .map(|q| format!("{title} {q}"))
+                .to_vec(),
+            Figure::Count(_)
+            | Figure::PerSecond(_)
+            | Figure::Seconds(_)
+            | Figure::Bytes(_)
+            | Figure::Ratio(_) => vec![title.to_owned()],
+        }
+    }
+
+    fn cells(self) -> Vec<String> {
+        match self {
+            Figure::Count(count) => vec![count.to_string()],
+            Figure::PerSecond(rate) => vec![format!("{rate:.0}")],
+            Figure::Seconds(seconds) => vec![format!("{seconds:.2} s")],
+            Figure::Bytes(bytes) => vec![size(bytes)],
+            Figure::Ratio(ratio) => vec![format!("{ratio:.2}")],
+            Figure::Latency(summary) if summary.count == 0 => vec!["-".to_owned(); 3],
+            Figure::Latency(summary) => [summary.p50, summary.p99, summary.max]
+                .map(|ms| format!("{ms:.1} ms"))
+                .to_vec(),
+        }
     }
 }
 
 impl Report {
+    pub(crate) fn new(
+        bench: &'static str,
+        machine: Machine,
+        settings: Vec<(&'static str, u64)>,
+    ) -> Self {
+        Self {
+            bench,
+            machine,
+            settings,
+            phases: Vec::new(),
+            checks: Vec::new(),
+        }
+    }
+
+    pub(crate) fn phase(&mut self, phase: Phase) {
+        self.phases.push(phase);
+    }
+
+    pub(crate) fn check(&mut self, held: bool, what: impl Into<String>) {
+        let what = what.into();
+        self.checks.push(Check { what, held });
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        self.checks.iter().all(|check| check.held)
+    }
+
     pub(crate) fn json(&self) -> Value {
+        let settings = self.settings.iter();
+        let settings: Map<String, Value> = settings
+            .map(|(key, value)| ((*key).to_owned(), (*value).into()))
+            .collect();
+        let checks = self.checks.iter();
         json!({
-            "connections": self.plan.connections,
-            "inFlight": self.plan.in_flight,
-            "daemons": self.plan.daemons,
-            "slots": self.plan.slots,
-            "maxOpen": self.plan.max_open,
-            "rate": self.rate,
-            "tasks": self.tasks,
-            "diskBytes": self.disk_bytes,
-            "diskBytesPerTask": self.bytes_per_task(),
+            "bench": self.bench,
+            "version": env!("CARGO_PKG_VERSION"),
+            "machine": self.machine.json(),
+            "settings": settings,
             "phases": self.phases.iter().map(Phase::json).collect::<Vec<_>>(),
+            "checks": checks.map(|check| json!({ "what": check.what, "held": check.held })).collect::<Vec<_>>(),
         })
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {
-        let mut table = Table::new([
-            "PHASE",
-            "TASKS/S",
-            "SUBMIT P50",
-            "SUBMIT P99",
-            "DONE P50",
-            "DONE P99",
-            "MEMORY",
-            "REFUSED",
-        ]);
-        for phase in &self.phases {
-            table.row(phase.row());
+        let mut lines = self.machine.lines().to_vec();
+        let settings = self.settings.iter();
+        let settings: Vec<String> = settings
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        lines.push(format!("settings: {}", settings.join(", ")));
+        // Phases that tell the same figures share a table.
+        for alike in self
+            .phases
+            .chunk_by(|one, next| one.names().eq(next.names()))
+        {
+            lines.push(String::new());
+            lines.extend(table(alike).lines());
         }
-        let mut lines: Vec<String> = table.lines().collect();
-        lines.push(format!(
-            "{} tasks in all, {} bytes on disk per task, {} connections x {} submits, {} daemons x {} slots",
-            self.tasks,
-            self.bytes_per_task(),
-            self.plan.connections,
-            self.plan.in_flight,
-            self.plan.daemons,
-            self.plan.slots,
-        ));
+        lines.push(String::new());
+        let word = |held| if held { "held:  " } else { "BROKEN:" };
+        let checks = self.checks.iter();
+        lines.extend(checks.map(|check| format!("{} {}", word(check.held), check.what)));
         lines
     }
-
-    fn bytes_per_task(&self) -> u64 {
-        self.disk_bytes / self.tasks.max(1)
-    }
 }
 
-fn latency(summary: Summary, ms: f64) -> String {
-    if summary.count == 0 {
-        "-".to_owned()
-    } else {
-        format!("{ms:.1} ms")
+fn table(phases: &[Phase]) -> Table {
+    let figures = phases.first().map_or(&[][..], |phase| &phase.figures);
+    let headings = figures
+        .iter()
+        .flat_map(|(name, figure)| figure.headings(name.title));
+    let header = std::iter::once("PHASE".to_owned()).chain(headings);
+    let mut table = Table::of(header.collect());
+    for phase in phases {
+        let cells = phase.figures.iter().flat_map(|(_, figure)| figure.cells());
+        table.cells(
+            std::iter::once(phase.name.to_owned())
+                .chain(cells)
+                .collect(),
+        );
     }
+    table
 }
 
-fn mib(bytes: u64) -> String {
-    format!("{} MiB", bytes / (1024 * 1024))
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::latency::Samples;
+
+    #[test]
+    fn a_table_has_a_column_for_every_percentile_and_json_every_figure() {
+        let mut samples = Samples::default();
+        samples.add(std::time::Duration::from_millis(2));
+        let phase = Phase::new("steady")
+            .with("tasksPerSecond", "TASKS/S", Figure::PerSecond(1234.4))
+            .with("submit", "SUBMIT", Figure::Latency(samples.summary()));
+        let lines: Vec<String> = table(std::slice::from_ref(&phase)).lines().collect();
+        assert_eq!(
+            lines[0],
+            "PHASE   TASKS/S  SUBMIT P50  SUBMIT P99  SUBMIT MAX"
+        );
+        assert_eq!(lines[1], "steady  1234     2.0 ms      2.0 ms      2.0 ms");
+        assert_eq!(phase.json()["submit"]["p99Ms"], 2.0);
+        assert_eq!(phase.json()["tasksPerSecond"], 1234.4);
+    }
 }

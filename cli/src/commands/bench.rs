@@ -5,19 +5,51 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::bench::{self, Plan};
+use crate::bench::load::Shape;
+use crate::bench::report::Report;
+use crate::bench::site::{Place, default_parent};
+use crate::bench::{compare, output, recover, storm, tasks, watch};
 use crate::console::Console;
+use crate::duration;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::stop;
 
+/// The relay runs in a process of its own with a fresh data directory; simulated daemons speak to it over loopback gRPC without
+/// starting processes. Every figure counts what the relay has made durable, and what was counted on both sides is compared.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Durable tasks from submit to completion: first as many as the relay takes, then at half that rate.
+    /// Durable tasks from submit to completion: first as many as the relay takes, then at a fixed rate.
     Tasks(TasksArgs),
+    /// Output of attempts, stored and received by everybody who follows it.
+    Output(OutputArgs),
+    /// A fleet whose connections all drop and return at once, some with attempts.
+    Storm(StormArgs),
+    /// Submits with an empty and a full store, disk per finished task, and the time from a kill to serving again.
+    Recover(RecoverArgs),
+    /// Many watchers of many tasks, also beside some that hardly read.
+    Watch(WatchArgs),
+    /// Two builds in one interleaved run: A B A B, medians and spread of every figure.
+    Compare(CompareArgs),
 }
 
-/// The relay runs in a process of its own with a fresh data directory; simulated daemons complete tasks over loopback gRPC
-/// without starting processes. Every figure counts what the relay has made durable.
+/// Where to measure what, and how to tell.
+#[derive(Args, Debug)]
+struct PlaceArgs {
+    /// Directory, on a real disk, in which the relay's data directory is made and removed again. Without it, the
+    /// directory for temporary files is used, or the current one if that is in memory.
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+
+    /// Measure the relay of this executable instead of this one's.
+    #[arg(long, value_name = "FILE")]
+    relay_program: Option<PathBuf>,
+
+    /// Print the figures as one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct TasksArgs {
     /// Length of each of the two phases.
@@ -28,9 +60,13 @@ pub(crate) struct TasksArgs {
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     connections: u16,
 
-    /// Submits in flight on each connection at most.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
-    in_flight: u16,
+    /// Calls in flight on each connection at most. The default is 64, or 1 with --batch.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    in_flight: Option<u16>,
+
+    /// Submit this many tasks in one call, by SubmitMany.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=500))]
+    batch: Option<u16>,
 
     /// Simulated daemons.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -41,28 +77,179 @@ pub(crate) struct TasksArgs {
     slots: u32,
 
     /// Open tasks that the relay admits at most: what is above it waits, so that submits cannot starve completions. The
-    /// default is twice what the daemons can hold.
+    /// default is twice what the daemons can hold, and room for every call in flight with --batch.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_open: Option<u32>,
 
-    /// Submits a second in the second phase. Without it, half of what the first phase reached.
+    /// Tasks a second in the second phase. Without it, half of what the first phase reached.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
 
-    /// Directory, on a real disk, in which the relay's data directory is made and removed again. Without it, the
-    /// directory for temporary files is used, or the current one if that is in memory.
-    #[arg(long, value_name = "DIR")]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct OutputArgs {
+    /// Attempts that write at the same time, each on a daemon of its own.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    writers: u16,
+
+    /// Lines of 256 bytes that each of them writes. The relay stores 64 MiB of an attempt.
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=262_000))]
+    lines: u64,
+
+    /// Lines of one chunk. A daemon whose agent floods it sends chunks of 64 KiB.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=256))]
+    chunk_lines: u16,
+
+    /// Clients that follow the output of all of them.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    watchers: u16,
+
+    /// Rounds, each with new attempts.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StormArgs {
+    /// Daemons, each on a TCP connection of its own.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u16).range(2..=20_000))]
+    daemons: u16,
+
+    /// Of them, how many hold an attempt. The default is a tenth.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    holders: Option<u16>,
+
+    /// Lease of those attempts.
+    #[arg(long, value_name = "DURATION", default_value = "120s", value_parser = duration::parse)]
+    lease: Duration,
+
+    /// All must be back within this.
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration::parse)]
+    limit: Duration,
+
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RecoverArgs {
+    /// Finished tasks that are stored before the second look.
+    #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1..))]
+    finished: u64,
+
+    /// Live tasks that are stored when the relay is killed.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    live: u64,
+
+    /// Submits a second while latencies are taken.
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+
+    /// How long latencies are taken, each time.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+
+    /// What the relay may keep on its disk. Less than the finished tasks take shows what retention does.
+    #[arg(long, value_name = "SIZE", default_value = "100GiB")]
+    retain_bytes: String,
+
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct WatchArgs {
+    /// Tasks that are watched.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    tasks: u16,
+
+    /// Watchers of each of them.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=4000))]
+    watchers: u16,
+
+    /// Tool calls of each task; each is two events.
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100))]
+    calls: u64,
+
+    /// Between two calls.
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = duration::parse)]
+    every: Duration,
+
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CompareArgs {
+    /// The first build's executable.
+    #[arg(long, value_name = "FILE")]
+    a: PathBuf,
+
+    /// The second build's executable.
+    #[arg(long, value_name = "FILE")]
+    b: PathBuf,
+
+    /// Runs of each.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
 
     /// Print the figures as one JSON object.
     #[arg(long)]
     json: bool,
+
+    /// The bench and its flags, for example: tasks --seconds 5.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "BENCH"
+    )]
+    bench: Vec<String>,
 }
 
+/// A bench that is interrupted takes its relay and its directory with it.
 pub(crate) async fn run(command: BenchCommand, console: &Console) -> Result<Exit, CliError> {
-    let BenchCommand::Tasks(args) = command;
-    let json = args.json;
-    let report = bench::tasks(&args.into(), console).await?;
+    let stop = stop::on_signals()?;
+    tokio::select! {
+        told = measure(command, console) => told,
+        () = stop.cancelled() => Ok(Exit::Interrupted),
+    }
+}
+
+async fn measure(command: BenchCommand, console: &Console) -> Result<Exit, CliError> {
+    let (json, report) = match command {
+        BenchCommand::Tasks(args) => {
+            let (json, place, plan) = args.plan();
+            (json, tasks::run(&place, &plan, console).await?)
+        }
+        BenchCommand::Output(args) => {
+            let (json, place, plan) = args.plan();
+            (json, output::run(&place, &plan, console).await?)
+        }
+        BenchCommand::Storm(args) => {
+            let (json, place, plan) = args.plan();
+            (json, storm::run(&place, &plan, console).await?)
+        }
+        BenchCommand::Recover(args) => {
+            let (json, place, plan) = args.plan();
+            (json, recover::run(&place, &plan, console).await?)
+        }
+        BenchCommand::Watch(args) => {
+            let (json, place, plan) = args.plan();
+            (json, watch::run(&place, &plan, console).await?)
+        }
+        BenchCommand::Compare(args) => return compare(args, console).await,
+    };
+    tell(&report, json, console)
+}
+
+fn tell(report: &Report, json: bool, console: &Console) -> Result<Exit, CliError> {
     if json {
         console.json(&report.json())?;
     } else {
@@ -70,22 +257,117 @@ pub(crate) async fn run(command: BenchCommand, console: &Console) -> Result<Exit
             console.line(&line)?;
         }
     }
+    Ok(if report.holds() {
+        Exit::Done
+    } else {
+        Exit::NotCompleted
+    })
+}
+
+async fn compare(args: CompareArgs, console: &Console) -> Result<Exit, CliError> {
+    let plan = compare::Plan {
+        a: args.a,
+        b: args.b,
+        rounds: args.rounds.into(),
+        words: args.bench,
+    };
+    let comparison = compare::run(&plan, console).await?;
+    if args.json {
+        console.json(&comparison.json())?;
+    } else {
+        for line in comparison.lines() {
+            console.line(&line)?;
+        }
+    }
     Ok(Exit::Done)
 }
 
-impl From<TasksArgs> for Plan {
-    fn from(args: TasksArgs) -> Self {
-        Plan {
-            window: Duration::from_secs(args.seconds),
-            connections: args.connections.into(),
-            in_flight: args.in_flight.into(),
-            daemons: args.daemons.into(),
-            slots: args.slots,
-            max_open: args
-                .max_open
-                .unwrap_or(2 * u32::from(args.daemons) * args.slots),
-            rate: args.rate,
-            parent: args.data.unwrap_or_else(bench::default_parent),
-        }
+impl PlaceArgs {
+    fn place(self) -> (bool, Place) {
+        let place = Place {
+            parent: self.data.unwrap_or_else(default_parent),
+            program: self.relay_program,
+        };
+        (self.json, place)
+    }
+}
+
+impl TasksArgs {
+    fn plan(self) -> (bool, Place, tasks::Plan) {
+        let (json, place) = self.place.place();
+        let batch = self.batch.map(usize::from);
+        let usual = if batch.is_some() { 1 } else { 64 };
+        let shape = Shape {
+            in_flight: self.in_flight.unwrap_or(usual).into(),
+            batch,
+        };
+        let asked = batch.unwrap_or(0) * shape.in_flight * usize::from(self.connections);
+        let held = 2 * u32::from(self.daemons) * self.slots;
+        let room = held.max(u32::try_from(asked).unwrap_or(u32::MAX));
+        let plan = tasks::Plan {
+            window: Duration::from_secs(self.seconds),
+            connections: self.connections.into(),
+            shape,
+            daemons: self.daemons.into(),
+            slots: self.slots,
+            max_open: self.max_open.unwrap_or(room),
+            rate: self.rate,
+        };
+        (json, place, plan)
+    }
+}
+
+impl OutputArgs {
+    fn plan(self) -> (bool, Place, output::Plan) {
+        let (json, place) = self.place.place();
+        let plan = output::Plan {
+            writers: self.writers.into(),
+            lines: self.lines,
+            chunk_lines: self.chunk_lines.into(),
+            watchers: self.watchers.into(),
+            rounds: self.rounds.into(),
+        };
+        (json, place, plan)
+    }
+}
+
+impl StormArgs {
+    fn plan(self) -> (bool, Place, storm::Plan) {
+        let (json, place) = self.place.place();
+        let holders = self.holders.unwrap_or(self.daemons.div_ceil(10));
+        let plan = storm::Plan {
+            daemons: self.daemons.into(),
+            holders: holders.min(self.daemons).into(),
+            lease: self.lease,
+            limit: self.limit,
+        };
+        (json, place, plan)
+    }
+}
+
+impl RecoverArgs {
+    fn plan(self) -> (bool, Place, recover::Plan) {
+        let (json, place) = self.place.place();
+        let plan = recover::Plan {
+            finished: self.finished,
+            live: self.live,
+            rate: self.rate,
+            window: Duration::from_secs(self.seconds),
+            retain: self.retain_bytes,
+        };
+        (json, place, plan)
+    }
+}
+
+impl WatchArgs {
+    fn plan(self) -> (bool, Place, watch::Plan) {
+        let (json, place) = self.place.place();
+        let plan = watch::Plan {
+            tasks: self.tasks.into(),
+            watchers_per_task: self.watchers.into(),
+            calls: self.calls,
+            every: self.every,
+        };
+        (json, place, plan)
     }
 }

@@ -1,0 +1,131 @@
+//! The output of one simulated attempt: numbered lines in chunks, as fast as the relay acknowledges them, and then its end.
+
+use std::sync::Arc;
+
+use baton_proto::v1::{
+    AttemptFrame, AttemptRef, DaemonFrame, OutputKind, Stream, attempt_frame, daemon_frame,
+};
+use bytes::Bytes;
+use tokio::sync::{mpsc, watch};
+use tokio_util::task::AbortOnDropHandle;
+
+pub(crate) const LINE_BYTES: usize = 256;
+/// What a daemon may have unacknowledged of one attempt.
+const UNACKED_BYTES: u64 = 16 << 20;
+
+/// What each attempt writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Writing {
+    chunk: Bytes,
+    chunks: u64,
+    /// Attempts write only once somebody says so: watchers come first.
+    begin: watch::Receiver<bool>,
+}
+
+impl Writing {
+    /// As many whole chunks of `chunk_lines` lines as hold at least `lines`.
+    pub(crate) fn new(lines: u64, chunk_lines: usize, begin: watch::Receiver<bool>) -> Self {
+        let text = (0..chunk_lines).flat_map(line).collect::<Vec<u8>>();
+        Self {
+            chunk: text.into(),
+            chunks: lines.div_ceil(chunk_lines as u64),
+            begin,
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.chunk.len() as u64 * self.chunks
+    }
+
+    pub(crate) fn lines(&self) -> u64 {
+        self.bytes() / LINE_BYTES as u64
+    }
+}
+
+fn line(number: usize) -> Vec<u8> {
+    format!("{number:>width$}\n", width = LINE_BYTES - 1).into_bytes()
+}
+
+/// Writes in a task of its own, so that the daemon goes on hearing acknowledgements.
+#[derive(Debug)]
+pub(crate) struct OutputWriter {
+    acked: Arc<watch::Sender<u64>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+impl OutputWriter {
+    pub(crate) fn start(
+        writing: &Writing,
+        attempt: &AttemptRef,
+        end: daemon_frame::Frame,
+        outgoing: &mpsc::Sender<DaemonFrame>,
+    ) -> Self {
+        let acked = Arc::new(watch::Sender::new(0));
+        let heard = acked.subscribe();
+        let (writing, attempt, outgoing) = (writing.clone(), attempt.clone(), outgoing.clone());
+        let task = tokio::spawn(async move {
+            // A closed stream ends the writing; the daemon's own loop sees it too.
+            let _ = write(writing, attempt, end, outgoing, heard).await;
+        });
+        Self {
+            acked,
+            _task: AbortOnDropHandle::new(task),
+        }
+    }
+
+    pub(crate) fn acked(&self, offset: u64) {
+        self.acked.send_replace(offset);
+    }
+}
+
+async fn write(
+    mut writing: Writing,
+    attempt: AttemptRef,
+    end: daemon_frame::Frame,
+    outgoing: mpsc::Sender<DaemonFrame>,
+    mut acked: watch::Receiver<u64>,
+) -> Option<()> {
+    writing.begin.wait_for(|begin| *begin).await.ok()?;
+    let mut offset = 0;
+    for _ in 0..writing.chunks {
+        let room = |acked: &u64| offset - acked < UNACKED_BYTES;
+        acked.wait_for(room).await.ok()?;
+        let frame = daemon_frame::Frame::Attempt(AttemptFrame {
+            r#ref: Some(attempt.clone()),
+            body: Some(attempt_frame::Body::Stream(Stream {
+                offset,
+                chunk: writing.chunk.clone(),
+                after_control_seq: 2,
+                visible: true,
+                kind: OutputKind::Stdout.into(),
+                tool_call_id: String::new(),
+            })),
+            ..AttemptFrame::default()
+        });
+        outgoing
+            .send(DaemonFrame { frame: Some(frame) })
+            .await
+            .ok()?;
+        offset += writing.chunk.len() as u64;
+    }
+    outgoing.send(DaemonFrame { frame: Some(end) }).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_has_its_size_and_chunks_are_whole() {
+        let (_begin, never) = watch::channel(false);
+        let writing = Writing::new(1_000, 16, never);
+        assert_eq!(writing.chunk.len(), 16 * LINE_BYTES);
+        assert!(
+            writing
+                .chunk
+                .chunks(LINE_BYTES)
+                .all(|line| line.ends_with(b"\n"))
+        );
+        assert_eq!((writing.chunks, writing.lines()), (63, 1_008));
+    }
+}

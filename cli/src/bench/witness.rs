@@ -1,0 +1,122 @@
+//! What the simulated daemons saw: how many completions the relay has made durable and how long each took, and what the relay took
+//! away. The moment of submission travels with the task (as its channel), so that no table of open tasks is needed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::latency::Samples;
+use crate::clock;
+
+#[derive(Debug)]
+pub(crate) struct Witness {
+    epoch: Instant,
+    completed: AtomicU64,
+    running: AtomicU64,
+    offered: AtomicU64,
+    taken_away: AtomicU64,
+    reruns: AtomicU64,
+    samples: Mutex<Samples>,
+    progressed: Notify,
+}
+
+impl Witness {
+    pub(crate) fn new() -> Self {
+        Self {
+            epoch: clock::instant(),
+            completed: AtomicU64::new(0),
+            running: AtomicU64::new(0),
+            offered: AtomicU64::new(0),
+            taken_away: AtomicU64::new(0),
+            reruns: AtomicU64::new(0),
+            samples: Mutex::new(Samples::default()),
+            progressed: Notify::new(),
+        }
+    }
+
+    /// A moment as a word that a task or an event can carry.
+    pub(crate) fn stamp(&self, at: Instant) -> String {
+        at.saturating_duration_since(self.epoch)
+            .as_micros()
+            .to_string()
+    }
+
+    /// How long ago a stamp was made.
+    pub(crate) fn since(&self, stamp: &str) -> Option<Duration> {
+        let made = self.epoch + Duration::from_micros(stamp.parse().ok()?);
+        Some(clock::instant().saturating_duration_since(made))
+    }
+
+    /// An attempt was offered; one that is not its task's first is work done twice.
+    pub(super) fn offered(&self, attempt_number: u32) {
+        self.offered.fetch_add(1, Ordering::Relaxed);
+        if attempt_number > 1 {
+            self.reruns.fetch_add(1, Ordering::Relaxed);
+        }
+        self.progressed.notify_waiters();
+    }
+
+    /// The relay has made the start of an attempt durable.
+    pub(super) fn runs(&self) {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        self.progressed.notify_waiters();
+    }
+
+    /// One completion is durable.
+    pub(super) fn completed(&self, stamp: &str) {
+        if let Some(latency) = self.since(stamp) {
+            self.samples
+                .lock()
+                .expect("no holder of this lock panics")
+                .add(latency);
+        }
+        self.completed.fetch_add(1, Ordering::Relaxed);
+        self.progressed.notify_waiters();
+    }
+
+    /// The relay says that an attempt may not go on.
+    pub(super) fn taken_away(&self) {
+        self.taken_away.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.completed.load(Ordering::Relaxed)
+    }
+
+    /// Attempts that were fenced, killed, revoked or done again.
+    pub(crate) fn lost(&self) -> u64 {
+        self.taken_away.load(Ordering::Relaxed) + self.reruns.load(Ordering::Relaxed)
+    }
+
+    /// Takes the latencies recorded so far and starts afresh.
+    pub(crate) fn take_samples(&self) -> Samples {
+        std::mem::take(&mut *self.samples.lock().expect("no holder of this lock panics"))
+    }
+
+    /// Waits until `count` completions were seen.
+    pub(crate) async fn until_completed(&self, count: u64) {
+        self.until(&self.completed, count).await;
+    }
+
+    /// Waits until the start of `count` attempts is durable.
+    pub(crate) async fn until_running(&self, count: u64) {
+        self.until(&self.running, count).await;
+    }
+
+    /// Waits until `count` attempts were offered.
+    pub(crate) async fn until_offered(&self, count: u64) {
+        self.until(&self.offered, count).await;
+    }
+
+    async fn until(&self, counter: &AtomicU64, count: u64) {
+        loop {
+            let progressed = self.progressed.notified();
+            if counter.load(Ordering::Relaxed) >= count {
+                return;
+            }
+            progressed.await;
+        }
+    }
+}
