@@ -15,6 +15,7 @@ use crate::agents::Refusal;
 use crate::attempt::AttemptPlan;
 use crate::attempt_dir::AttemptId;
 use crate::clock::{Clock, Moment};
+use crate::conversations::Conversing;
 use crate::frames::{self, Control};
 use crate::outbox::{Acked, OUTPUT_LIMIT, Outbox};
 
@@ -40,6 +41,8 @@ pub(crate) struct Held {
     pub(crate) token: Option<LeaseToken>,
     pub(crate) outbox: Outbox,
     pub(crate) place: Place,
+    /// The turn belongs to a conversation.
+    pub(crate) conversing: Option<Conversing>,
     stage: Stage,
     lease: Option<LeaseClock>,
     cleanup_term: Duration,
@@ -103,6 +106,7 @@ pub(crate) struct Offer {
     pub(crate) place: Place,
     pub(crate) plan: AttemptPlan,
     pub(crate) accept: Duration,
+    pub(crate) conversing: Option<Conversing>,
 }
 
 /// What starts once the lease is confirmed.
@@ -122,6 +126,7 @@ impl Held {
             place,
             plan,
             accept,
+            conversing,
         } = offer;
         let now = clock.now();
         let cleanup_term = plan.cleanup_term;
@@ -133,6 +138,7 @@ impl Held {
         let mut held = Self {
             outbox: Outbox::new(OUTPUT_LIMIT),
             place,
+            conversing,
             ..Self::new(attempt, Some(token), stage, cleanup_term)
         };
         held.say(frames::accepted(), clock);
@@ -169,6 +175,7 @@ impl Held {
             token,
             outbox: Outbox::in_memory(OUTPUT_LIMIT),
             place: Place::Memory,
+            conversing: None,
             stage,
             lease: None,
             cleanup_term,

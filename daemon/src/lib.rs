@@ -13,6 +13,7 @@ mod attempt_dir;
 mod checked;
 mod clock;
 mod config;
+mod conversations;
 mod disk;
 mod epoch;
 mod frames;

@@ -1,9 +1,11 @@
-//! What a daemon keeps in its data directory beside its identity: the attempts, and which relays are of the past.
+//! What a daemon keeps in its data directory beside its identity: the attempts, conversations, and which relays are of
+//! the past.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::attempt_dir::Attempts;
+use crate::conversations::Conversations;
 use crate::disk::{Disk, Space};
 use crate::epoch::{self, RelayEpochs};
 use crate::outbox::Writer;
@@ -23,21 +25,25 @@ pub enum StorageError {
 pub(crate) struct Storage {
     pub(crate) attempts: Attempts,
     pub(crate) epochs: RelayEpochs,
+    pub(crate) conversations: Conversations,
     pub(crate) disk: Disk,
     data_dir: PathBuf,
 }
 
 impl Storage {
     pub(crate) fn open(data_dir: &Path) -> Result<Self, StorageError> {
-        let attempts = Attempts::open(data_dir).map_err(|source| StorageError::Directory {
+        let unusable = |source| StorageError::Directory {
             path: data_dir.to_owned(),
             source,
-        })?;
+        };
+        let attempts = Attempts::open(data_dir).map_err(unusable)?;
+        let conversations = Conversations::open(data_dir).map_err(unusable)?;
         let mut disk = Disk::default();
         disk.on_look(space(data_dir).ok(), true);
         Ok(Self {
             attempts,
             epochs: epoch::read(data_dir)?,
+            conversations,
             disk,
             data_dir: data_dir.to_owned(),
         })

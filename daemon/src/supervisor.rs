@@ -20,6 +20,7 @@ use crate::attempt::{AttemptEvent, Workshop};
 use crate::attempt_dir::{AttemptId, Attempts};
 use crate::clock::{Clock, Moment};
 use crate::config::DaemonConfig;
+use crate::conversations::Conversations;
 use crate::disk::Disk;
 use crate::epoch::RelayEpochs;
 use crate::held::Held;
@@ -112,6 +113,7 @@ pub(crate) struct Supervisor {
     forgotten: VecDeque<String>,
     live: Option<Live>,
     epochs: RelayEpochs,
+    conversations: Conversations,
     writer: Writer,
     disk: Disk,
     /// Directories that nobody needs any more and that are still there.
@@ -170,6 +172,7 @@ impl Supervisor {
             live: None,
             writer: storage.start_writer()?,
             epochs: storage.epochs,
+            conversations: storage.conversations,
             disk: storage.disk,
             removals: VecDeque::new(),
             look_at: config.clock.now(),

@@ -7,6 +7,7 @@ mod bodies;
 pub mod clock;
 pub mod config;
 pub mod dispatcher;
+mod inbox;
 mod mint;
 pub mod output;
 pub mod reader;

@@ -131,8 +131,13 @@ impl ScriptedAttempt {
 
     /// Asks for leave to use a tool; returns the id of the input.
     pub async fn ask_permission(&mut self) -> String {
+        self.ask_permission_for(b"{\"command\":\"ls\"}").await
+    }
+
+    /// The same with these arguments.
+    pub async fn ask_permission_for(&mut self, arguments: &[u8]) -> String {
         let input_id = uuid::Uuid::now_v7().to_string();
-        let tool_input = Bytes::from_static(b"{\"command\":\"ls\"}");
+        let tool_input = Bytes::copy_from_slice(arguments);
         let digest: [u8; 32] = Sha256::digest(&tool_input).into();
         self.send(Body::PermissionRequest(PermissionRequest {
             input_id: input_id.clone(),

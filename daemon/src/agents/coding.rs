@@ -8,6 +8,7 @@ use super::launch::{ContextFile, Wanted};
 use super::translator::Translator;
 use super::{Refusal, command};
 use crate::config::{AgentConfig, AgentWire};
+use crate::conversations::Known;
 use crate::process::ChildSpec;
 
 /// Options that every kind takes in its own way; what it makes of a value is checked with the task.
@@ -27,20 +28,35 @@ pub(super) fn kind(wire: AgentWire) -> AgentKind {
     }
 }
 
+/// Which agent, and where it works.
+#[derive(Clone, Copy)]
+pub(super) struct Desk<'a> {
+    pub(super) wire: AgentWire,
+    pub(super) config: &'a AgentConfig,
+    pub(super) daemon_id: &'a str,
+    pub(super) work_dir: &'a Path,
+}
+
+/// `known` is what this daemon kept of the conversation.
 pub(super) fn plan(
-    wire: AgentWire,
-    config: &AgentConfig,
+    desk: Desk<'_>,
     attempt: &AttemptRef,
     dispatch: &Dispatch,
-    daemon_id: &str,
-    work_dir: &Path,
+    known: Option<&Known>,
 ) -> Result<(ChildSpec, Translator), Refusal> {
     check(dispatch)?;
     command::check_workspace(dispatch)?;
-    let mut child = command::child(config, attempt, dispatch, daemon_id, work_dir)?;
+    let mut child = command::child(
+        desk.config,
+        attempt,
+        dispatch,
+        desk.daemon_id,
+        desk.work_dir,
+    )?;
     let cwd = std::path::absolute(&child.cwd).unwrap_or_else(|_| child.cwd.clone());
-    let wanted = wanted(dispatch, &cwd);
-    let launch = wire
+    let wanted = wanted(dispatch, &cwd, known);
+    let launch = desk
+        .wire
         .launch(&wanted)
         .map_err(|error| Refusal::new(RejectCode::UnsupportedOption, error.to_string()))?;
     child.args.extend(launch.args.into_iter().map(Into::into));
@@ -71,7 +87,7 @@ fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn wanted(dispatch: &Dispatch, cwd: &Path) -> Wanted {
+fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
     let AgentOptions {
         model,
         effort,
@@ -79,28 +95,58 @@ fn wanted(dispatch: &Dispatch, cwd: &Path) -> Wanted {
         instructions,
         context_refs,
     } = dispatch.options.clone().unwrap_or_default();
-    let resume = &dispatch.agent_session_id;
+    let resume = resumed(dispatch, known);
+    let same = known.filter(|known| Some(&known.agent_session_id) == resume.as_ref());
     let context = context_refs.into_iter().map(|file| ContextFile {
         path: file.path,
         name: file.name,
     });
     Wanted {
-        prompt: dispatch.prompt.clone(),
+        prompt: match resume {
+            Some(_) => dispatch.prompt.clone(),
+            None => with_checkpoint(dispatch),
+        },
         cwd: cwd.to_string_lossy().into_owned(),
-        resume: (!resume.is_empty()).then(|| resume.clone()),
+        resume,
         model,
         effort,
         permission_mode,
         instructions,
         context: context.collect(),
-        // Nobody keeps a conversation's totals yet.
-        used_before: None,
+        used_before: same.and_then(|known| known.used),
     }
+}
+
+/// An earlier attempt of the same task knows best where it stood; else the turn before, as this daemon remembers it.
+fn resumed(dispatch: &Dispatch, known: Option<&Known>) -> Option<String> {
+    let known = known.map(|known| &known.agent_session_id);
+    let told = Some(&dispatch.agent_session_id).filter(|id| !id.is_empty());
+    let resume = told.or(known).filter(|_| !dispatch.fresh_conversation);
+    resume.cloned()
+}
+
+/// An agent that remembers nothing is told where the work stood.
+fn with_checkpoint(dispatch: &Dispatch) -> String {
+    let left = dispatch.resume.as_ref();
+    let checkpoint = left.and_then(|resume| resume.checkpoint.as_ref());
+    let Some(checkpoint) = checkpoint.filter(|left| !left.summary.trim().is_empty()) else {
+        return dispatch.prompt.clone();
+    };
+    let cursor = match checkpoint.cursor.trim() {
+        "" => String::new(),
+        cursor => format!("\nGo on at: {cursor}"),
+    };
+    format!(
+        "{}\n\nThis was begun before, and nothing else is known of it. It had come this far:\n{}{cursor}",
+        dispatch.prompt, checkpoint.summary
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use baton_proto::v1::{Checkpoint, ResumeContext};
 
     use super::*;
 
@@ -111,8 +157,13 @@ mod tests {
             args: vec!["--own".into()],
             env: BTreeMap::from([("KEY".to_owned(), "value".to_owned())]),
         };
-        let attempt = AttemptRef::default();
-        plan(wire, &config, &attempt, dispatch, "d", Path::new("/work"))
+        let desk = Desk {
+            wire,
+            config: &config,
+            daemon_id: "d",
+            work_dir: Path::new("/work"),
+        };
+        plan(desk, &AttemptRef::default(), dispatch, None)
     }
 
     #[test]
@@ -152,5 +203,46 @@ mod tests {
         };
         let refusal = planned(AgentWire::Acp, &dispatch).unwrap_err();
         assert_eq!(refusal.code, RejectCode::Invalid);
+    }
+
+    #[test]
+    fn a_conversation_is_gone_on_with_where_it_is_known_unless_it_begins_anew() {
+        let known = Known::example("remembered");
+        let told = |id: &str, fresh| Dispatch {
+            agent_session_id: id.to_owned(),
+            fresh_conversation: fresh,
+            ..Dispatch::default()
+        };
+        let resume = |dispatch: &Dispatch, known| resumed(dispatch, known).unwrap_or_default();
+        assert_eq!(resume(&told("own", false), Some(&known)), "own");
+        assert_eq!(resume(&told("", false), Some(&known)), "remembered");
+        assert_eq!(resume(&told("", false), None), "");
+        assert_eq!(resume(&told("own", true), Some(&known)), "");
+    }
+
+    #[test]
+    fn an_agent_that_begins_anew_is_told_where_the_work_stood() {
+        let checkpoint = Checkpoint {
+            summary: "half done".to_owned(),
+            cursor: "line 7".to_owned(),
+            ..Checkpoint::default()
+        };
+        let mut dispatch = Dispatch {
+            prompt: "Do it.".to_owned(),
+            resume: Some(ResumeContext {
+                checkpoint: Some(checkpoint),
+                ..ResumeContext::default()
+            }),
+            ..Dispatch::default()
+        };
+        let prompt = |dispatch: &Dispatch| wanted(dispatch, Path::new("/work"), None).prompt;
+        let told = prompt(&dispatch);
+        assert!(
+            told.starts_with("Do it.\n") && told.contains("half done"),
+            "{told}"
+        );
+        assert!(told.ends_with("Go on at: line 7"), "{told}");
+        dispatch.agent_session_id = "s".to_owned();
+        assert_eq!(prompt(&dispatch), "Do it.", "it remembers");
     }
 }

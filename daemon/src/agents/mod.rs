@@ -37,6 +37,7 @@ use bytes::Bytes;
 
 use crate::attempt::{AttemptPlan, Talk, Words};
 use crate::config::AgentConfig;
+use crate::conversations::Known;
 use crate::timers::Deadlines;
 
 pub(crate) use event::{
@@ -44,6 +45,7 @@ pub(crate) use event::{
     Permission, Question, Reply, TurnPhase,
 };
 pub(crate) use translator::Translator;
+pub(crate) use usage::{Tokens, TurnUsage};
 pub(crate) use verdict::{Used, Verdict, judge};
 
 /// From TERM to KILL when neither the profile nor the relay says.
@@ -119,6 +121,7 @@ impl Agents {
         attempt: &AttemptRef,
         dispatch: &Dispatch,
         daemon_id: &str,
+        known: Option<&Known>,
     ) -> Result<AttemptPlan, Refusal> {
         let Some(config) = self.by_name.get(&dispatch.agent) else {
             let message = format!("this daemon has no agent {:?}", dispatch.agent);
@@ -132,9 +135,13 @@ impl Agents {
                 (child, Words::Prompt(prompt))
             }
             AgentConfig::Coding { wire, .. } => {
-                let (wire, dir) = (*wire, &self.work_dir);
-                let (child, translator) =
-                    coding::plan(wire, config, attempt, dispatch, daemon_id, dir)?;
+                let desk = coding::Desk {
+                    wire: *wire,
+                    config,
+                    daemon_id,
+                    work_dir: &self.work_dir,
+                };
+                let (child, translator) = coding::plan(desk, attempt, dispatch, known)?;
                 let talk = Talk::new(&attempt.attempt_id, translator);
                 (child, Words::Talk(Box::new(talk)))
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use baton_proto::v1::{
     InputOutcome, OutputKind, PermissionDecision, PermissionRequest, PermissionScope,
-    QuestionAnswer, QuestionOption,
+    QuestionAnswer,
 };
 use baton_proto::worker::Stdin;
 use bytes::Bytes;
@@ -14,16 +14,15 @@ use sha2::{Digest, Sha256};
 use tracing::warn;
 
 use crate::agents::{
-    self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Message, Permission, Question,
-    Reply, Translator, TurnPhase,
+    self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Message, Reply, Translator,
+    TurnPhase,
 };
 use crate::outbox::Label;
 use crate::phases::OncePhase;
 
-/// What the wire takes of a tool's id or name.
-const ID_MAX: usize = 256;
-const OPTIONS_MAX: usize = 64;
-const QUESTION_MAX: usize = 8192;
+mod forms;
+
+use forms::{can_be_asked, clip, permission_request, question_frame};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Talk {
@@ -63,6 +62,9 @@ struct OpenInput {
     index: usize,
     /// Of a permission.
     digest: Option<[u8; 32]>,
+    /// Somebody has answered it, and others that go with it are still open.
+    #[serde(default)]
+    answered: bool,
 }
 
 /// What is told of an agent.
@@ -141,11 +143,12 @@ impl Talk {
     pub(super) fn answer(&mut self, word: Word) -> Option<Vec<Told>> {
         let (input, answer) = match word {
             Word::Decision(decision) => {
-                let open = self.inputs.get(&decision.input_id)?;
-                (open.key.clone(), decided(&decision, open))
+                let open = self.hear(&decision.input_id)?;
+                let answer = decided(&decision, &open);
+                (open.key, answer)
             }
             Word::Answer(answer) => {
-                let open = self.inputs.get(&answer.input_id)?.clone();
+                let open = self.hear(&answer.input_id)?;
                 let answer = self.replied(&open, answer)?;
                 (open.key, answer)
             }
@@ -155,6 +158,12 @@ impl Talk {
         let mut told = Vec::new();
         self.write(message, &mut told);
         Some(told)
+    }
+
+    fn hear(&mut self, input_id: &str) -> Option<OpenInput> {
+        let open = self.inputs.get_mut(input_id)?;
+        open.answered = true;
+        Some(open.clone())
     }
 
     fn replied(&mut self, open: &OpenInput, answer: QuestionAnswer) -> Option<Answer> {
@@ -284,16 +293,23 @@ impl Talk {
             }
             AgentEvent::InputAsked(input) => self.ask(&input, told),
             AgentEvent::InputAnswered { key } => {
-                let received = |input_id| Said::InputReceived { input_id };
-                let ids = self.close(&key).into_iter();
-                told.extend(ids.map(received).map(Told::Said));
+                // Of questions that go together some may have had no answer: the agent was told of all or none.
+                let heard = |(input_id, open): (String, OpenInput)| match open.answered {
+                    true => Said::InputReceived { input_id },
+                    false => Said::InputWithdrawn {
+                        input_id,
+                        reason: "the questions that it was asked with are over".to_owned(),
+                    },
+                };
+                let closed = self.close(&key).into_iter();
+                told.extend(closed.map(heard).map(Told::Said));
             }
             AgentEvent::InputWithdrawn { key, reason } => {
                 let withdrawn = |input_id| Said::InputWithdrawn {
                     input_id,
                     reason: reason.clone(),
                 };
-                let ids = self.close(&key).into_iter();
+                let ids = self.close(&key).into_keys();
                 told.extend(ids.map(withdrawn).map(Told::Said));
             }
             AgentEvent::Conversation(id) => {
@@ -385,6 +401,7 @@ impl Talk {
             key: key.clone(),
             index,
             digest,
+            answered: false,
         };
         self.inputs.insert(id.clone(), open);
         id
@@ -402,14 +419,13 @@ impl Talk {
         id.into_uuid().to_string()
     }
 
-    fn close(&mut self, key: &InputKey) -> Vec<String> {
+    fn close(&mut self, key: &InputKey) -> BTreeMap<String, OpenInput> {
         self.replies.remove(key);
         let (closed, open) = std::mem::take(&mut self.inputs)
             .into_iter()
             .partition(|(_, input)| input.key == *key);
         self.inputs = open;
-        let closed: BTreeMap<String, OpenInput> = closed;
-        closed.into_keys().collect()
+        closed
     }
 }
 
@@ -424,8 +440,7 @@ pub(crate) struct Spoken {
 fn decided(decision: &PermissionDecision, open: &OpenInput) -> Answer {
     let same = open
         .digest
-        .is_some_and(|digest| decision.tool_input_sha256 == digest[..])
-        || decision.tool_input_sha256.is_empty();
+        .is_some_and(|digest| decision.tool_input_sha256 == digest[..]);
     match decision.outcome() {
         InputOutcome::Allowed if same => Answer::Allow {
             for_attempt: decision.scope() == PermissionScope::Attempt,
@@ -444,51 +459,5 @@ fn decided(decision: &PermissionDecision, open: &OpenInput) -> Answer {
     }
 }
 
-fn can_be_asked(question: &Question) -> bool {
-    let labels: BTreeSet<&str> = question
-        .options
-        .iter()
-        .map(|option| option.label.as_str())
-        .collect();
-    let fits = |label: &&str| !label.trim().is_empty() && label.chars().count() <= ID_MAX;
-    !question.text.trim().is_empty()
-        && question.text.chars().count() <= QUESTION_MAX
-        && question.options.len() <= OPTIONS_MAX
-        && labels.len() == question.options.len()
-        && labels.iter().all(fits)
-}
-
-fn permission_request(input_id: String, tool: String, asked: &Permission) -> PermissionRequest {
-    PermissionRequest {
-        input_id,
-        tool_name: asked.tool_name.clone(),
-        tool_input: Bytes::copy_from_slice(asked.arguments.as_bytes()),
-        tool_call_id: tool,
-        description: asked.description.clone(),
-        tool_input_sha256: Bytes::copy_from_slice(&asked.digest),
-        can_allow_for_attempt: asked.can_allow_for_attempt,
-    }
-}
-
-fn question_frame(input_id: String, tool: &str, asked: &Question) -> baton_proto::v1::Question {
-    let option = |choice: &agents::Choice| QuestionOption {
-        label: choice.label.clone(),
-        description: choice.description.clone(),
-        preview: String::new(),
-    };
-    baton_proto::v1::Question {
-        input_id,
-        question: asked.text.clone(),
-        header: asked.header.clone(),
-        multi_select: asked.multi_select,
-        options: asked.options.iter().map(option).collect(),
-        group_id: String::new(),
-        allow_free_text: asked.allow_free_text,
-        tool_call_id: tool.to_owned(),
-        group_size: 0,
-    }
-}
-
-fn clip(text: &str) -> String {
-    text[..text.floor_char_boundary(ID_MAX.min(text.len()))].to_owned()
-}
+#[cfg(test)]
+mod tests;

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use baton_proto::v1::AttemptRef;
 use baton_proto::worker::{self, AttemptDeadlines};
+use bytes::Bytes;
 use prost::Message;
 
 use crate::checked::{self, Found};
 use crate::clock::whole_millis;
+use crate::conversations::{ConversationKey, Conversing};
 use crate::timers::Deadlines;
 use crate::whole_file;
 
@@ -27,6 +29,8 @@ pub(crate) struct AttemptMeta {
     pub(crate) deadlines: Deadlines,
     /// From TERM to KILL.
     pub(crate) cleanup_term: Duration,
+    /// Empty without a conversation.
+    pub(crate) conversation_key: Bytes,
 }
 
 /// Nobody can say what the attempt was.
@@ -74,6 +78,12 @@ impl AttemptMeta {
         Self::from_disk(stored).ok_or_else(damaged)
     }
 
+    pub(crate) fn conversing(&self) -> Option<Conversing> {
+        let key = ConversationKey::of(&self.conversation_key)?;
+        let agent = self.agent.clone();
+        Some(Conversing { key, agent })
+    }
+
     fn to_disk(&self) -> worker::AttemptMeta {
         worker::AttemptMeta {
             format: FORMAT,
@@ -83,6 +93,7 @@ impl AttemptMeta {
             boot_id: self.boot_id.clone(),
             deadlines: Some(deadlines_to_disk(self.deadlines)),
             cleanup_term_ms: whole_millis(self.cleanup_term),
+            conversation_key: self.conversation_key.clone(),
         }
     }
 
@@ -94,6 +105,7 @@ impl AttemptMeta {
             boot_id: stored.boot_id,
             deadlines: deadlines_from_disk(stored.deadlines.unwrap_or_default()),
             cleanup_term: Duration::from_millis(stored.cleanup_term_ms),
+            conversation_key: stored.conversation_key,
         })
     }
 }

@@ -1,5 +1,7 @@
 //! What the attempt's task tells becomes frames, and what stands between it and the relay holds it back.
 
+use baton_proto::v1::TurnKind;
+
 use super::{Held, Reach, Stage, StopWhy};
 use crate::attempt::{AttemptEvent, Word};
 use crate::clock::{Clock, Moment};
@@ -35,8 +37,10 @@ impl Held {
                 if fenced => {}
             AttemptEvent::Output { chunk, progress } => {
                 self.advance(progress);
-                self.outbox
-                    .push_output(chunk.label, chunk.bytes, clock.wall());
+                let mut label = chunk.label;
+                // What is done behind the scenes is nothing for users to read.
+                label.visible &= self.attempt.turn_kind() != TurnKind::Control;
+                self.outbox.push_output(label, chunk.bytes, clock.wall());
             }
             AttemptEvent::Said { said, progress } => {
                 let answers = progress.answers;

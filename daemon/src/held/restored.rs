@@ -88,6 +88,7 @@ impl Held {
         let Remains { id, meta, stored } = remains;
         let outbox = stored.outbox;
         let cleanup_term = meta.cleanup_term;
+        let conversing = meta.conversing();
         let phases = &snapshot.phases;
         let phase = phases
             .last()
@@ -97,6 +98,7 @@ impl Held {
             lease,
             phase,
             started_at,
+            conversing,
             stopping: StopWhy::restored(&snapshot),
             snapshot: outbox.progress().snapshot.clone(),
             outbox,

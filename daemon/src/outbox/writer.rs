@@ -15,6 +15,7 @@ use tracing::{debug, warn};
 use super::file::OutboxFile;
 use super::{Durable, Leaves, Logged};
 use crate::attempt_dir::{AttemptDir, AttemptId, AttemptMeta, Attempts};
+use crate::conversations::Note;
 use crate::disk::Space;
 use crate::whole_file;
 
@@ -56,6 +57,7 @@ pub(crate) enum Job {
     },
     /// Which relays are of the past.
     KeepEpochs(String),
+    KeepConversation(Note),
     /// How much room is there? With `probe`: does the disk take a write?
     Look {
         probe: bool,
@@ -203,6 +205,7 @@ impl Desk {
             Job::Replace { id, entries } => self.replace(id, &entries),
             Job::Remove { id } => self.remove(id),
             Job::KeepEpochs(text) => self.keep_epochs(&text),
+            Job::KeepConversation(note) => self.keep_conversation(&note),
             Job::Look { probe } => self.look(probe),
         }
     }
@@ -291,6 +294,12 @@ impl Desk {
     fn keep_epochs(&mut self, text: &str) {
         if let Err(error) = whole_file::write(&self.data_dir, crate::epoch::FILE, text) {
             warn!(%error, "the relay's epoch was not kept; a restarted daemon would not know it");
+        }
+    }
+
+    fn keep_conversation(&self, note: &Note) {
+        if let Err(error) = note.write(&self.data_dir) {
+            warn!(%error, "a conversation was not kept; after a restart its next turn begins anew");
         }
     }
 

@@ -20,6 +20,7 @@ use crate::agents::Refusal;
 use crate::attempt::{AttemptPlan, Word};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::Moment;
+use crate::conversations::{ConversationKey, Conversing};
 use crate::disk::DiskState;
 use crate::held::{Held, Offer, Place};
 use crate::outbox::Acked;
@@ -206,21 +207,24 @@ impl Supervisor {
             return;
         }
         let token = dispatch.token.clone().unwrap_or_default();
-        let held = match self.judge_dispatch(&attempt, dispatch) {
+        let conversing = ConversationKey::of(&dispatch.conversation_key).map(|key| Conversing {
+            key,
+            agent: dispatch.agent.clone(),
+        });
+        let held = match self.judge_dispatch(&attempt, dispatch, conversing.as_ref()) {
             Ok(plan) => {
                 info!(attempt_id = id, task_id = %attempt.task_id, "accepted");
                 let accept = positive(dispatch.accept_ms).unwrap_or(ACCEPT);
                 let place = self.place(&attempt, dispatch, &plan);
-                Held::accept(
-                    Offer {
-                        attempt,
-                        token,
-                        place,
-                        plan,
-                        accept,
-                    },
-                    &self.clock,
-                )
+                let offer = Offer {
+                    attempt,
+                    token,
+                    place,
+                    plan,
+                    accept,
+                    conversing,
+                };
+                Held::accept(offer, &self.clock)
             }
             Err(refusal) => {
                 info!(attempt_id = id, reason = %refusal.message, "refused");
@@ -234,6 +238,7 @@ impl Supervisor {
         &self,
         attempt: &AttemptRef,
         dispatch: &Dispatch,
+        conversing: Option<&Conversing>,
     ) -> Result<AttemptPlan, Refusal> {
         let refuse = |code, message: &str| {
             Err(Refusal {
@@ -259,8 +264,9 @@ impl Supervisor {
         if self.disk.state() != DiskState::Fine {
             return refuse(RejectCode::DiskFull, &self.disk.to_string());
         }
+        let known = conversing.and_then(|conversing| self.conversations.known(conversing));
         self.agents
-            .plan(attempt, dispatch, self.identity.daemon_id())
+            .plan(attempt, dispatch, self.identity.daemon_id(), known)
     }
 
     /// Where a new attempt's frames are kept, with what the attempt is.
@@ -277,6 +283,7 @@ impl Supervisor {
             boot_id: self.identity.boot_id.clone(),
             deadlines: plan.deadlines,
             cleanup_term: plan.cleanup_term,
+            conversation_key: dispatch.conversation_key.clone(),
         };
         // Checked before it was taken.
         let id = attempt.attempt_id.parse();

@@ -1,10 +1,12 @@
 //! The tasks of attempts: each drives one shim and tells what happens there. What it tells becomes frames in `held`.
 
+use baton_proto::codes;
 use tracing::info;
 
 use super::Supervisor;
 use super::duties::Duty;
-use crate::attempt::{self, AttemptEvent, Contact, Errand, Fold, Lines, Words, Workshop};
+use crate::agents::{Verdict, judge};
+use crate::attempt::{self, AttemptEvent, Contact, Ending, Errand, Fold, Lines, Words, Workshop};
 use crate::held::{Bits, Start};
 
 impl Supervisor {
@@ -66,11 +68,35 @@ impl Supervisor {
     }
 
     pub(super) fn on_attempt(&mut self, id: &str, event: AttemptEvent) {
+        if let AttemptEvent::Ended(ending) = &event {
+            self.note_conversation(id, ending);
+        }
         let keeping_up = self.is_keeping_up();
         if let Some(held) = self.held.get_mut(id) {
             held.on_event(event, &self.clock);
             held.balance(keeping_up);
             self.enqueue(id);
+        }
+    }
+
+    /// The next turn goes on with what the agent calls the conversation now, or begins anew if it knows it no more.
+    fn note_conversation(&mut self, id: &str, ending: &Ending) {
+        let held = self.held.get(id);
+        let Some(conversing) = held.and_then(|held| held.conversing.as_ref()) else {
+            return;
+        };
+        match judge(ending) {
+            Verdict::Failed(failing) if failing.code == codes::RESUME_FAILED => {
+                self.conversations.forget(&conversing.key);
+            }
+            Verdict::Complete(_) | Verdict::Failed(_) | Verdict::Stopped => {
+                let Some(spoken) = &ending.spoken else { return };
+                let usage = spoken.end.as_ref().and_then(|end| end.usage.as_ref());
+                if let Some(session) = &spoken.conversation {
+                    let now = self.clock.wall();
+                    self.conversations.remember(conversing, session, usage, now);
+                }
+            }
         }
     }
 

@@ -35,6 +35,15 @@ impl Supervisor {
             }
             self.removals.pop_front();
         }
+        // Ahead of the frames that tell the ends of their turns.
+        while self.conversations.has_news() {
+            let Ok(room) = self.writer.jobs.try_reserve() else {
+                return false;
+            };
+            if let Some(note) = self.conversations.take_news() {
+                room.send(Job::KeepConversation(note));
+            }
+        }
         if !self.epochs.has_news() {
             return true;
         }
@@ -168,7 +177,8 @@ impl Supervisor {
         let finished = tokio::time::timeout(limit, async {
             loop {
                 self.save();
-                if !self.removals.is_empty() || self.held.values().any(|held| held.has_job()) {
+                let small = !self.removals.is_empty() || self.conversations.has_news();
+                if small || self.held.values().any(|held| held.has_job()) {
                     let Some(report) = self.writer.reports.recv().await else {
                         return;
                     };

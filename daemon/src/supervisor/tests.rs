@@ -95,6 +95,7 @@ async fn begin(supervisor: &mut Supervisor, plan: AttemptPlan) -> String {
         token: LeaseToken::default(),
         plan,
         accept: Duration::from_secs(10),
+        conversing: None,
     };
     let held = Held::accept(offer, &supervisor.clock);
     supervisor.held.insert(id.clone(), held);

@@ -39,6 +39,7 @@ use crate::spec::TaskSpec;
 use crate::time::Now;
 use crate::timers::{Fact, Limits, TimerKey, TimerSet};
 
+pub(crate) use asking::Ruled;
 pub(crate) use ending::is_loss;
 
 /// Everything that can happen to an attempt.
@@ -65,7 +66,8 @@ pub(crate) enum Event {
     Phase(Phase),
     ToolStarted(OpenTool),
     ToolFinished(Arc<str>),
-    InputAsked(Box<InputRecord>),
+    /// With what the task's own rules say to it.
+    InputAsked(Box<InputRecord>, Option<Ruled>),
     InputWithdrawn(InputId),
     InputReceived(InputId),
     Output {
@@ -163,7 +165,7 @@ fn in_ended(event: &Event) -> Outcome {
         | Event::Phase(_)
         | Event::ToolStarted(_)
         | Event::ToolFinished(_)
-        | Event::InputAsked(_)
+        | Event::InputAsked(..)
         | Event::InputWithdrawn(_)
         | Event::InputReceived(_)
         | Event::Output { .. } => Outcome::Refused(Rejection::StaleAttempt),

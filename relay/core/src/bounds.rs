@@ -59,7 +59,7 @@ pub(crate) fn clip_body(body: &mut FrameBody) {
             clip(name, NAME_BYTES);
         }
         FrameBody::ToolFinished { id } => clip(id, ID_BYTES),
-        FrameBody::PermissionRequest { tool, .. } => clip_some(tool, ID_BYTES),
+        FrameBody::PermissionRequest { tool_name, .. } => clip(tool_name, ID_BYTES),
         FrameBody::Completed(body) => clip_completed(body),
         FrameBody::Errored(body) => clip_errored(body),
         FrameBody::Canceled(CanceledBody {
@@ -151,7 +151,10 @@ pub(crate) fn asked_and_answered(inputs: &[InputRecord]) -> (usize, usize) {
                 sums.0 += input.payload.len();
                 sums.1 += answer.payload.len();
             }
-            InputState::Received(_) | InputState::Withdrawn | InputState::Expired => {}
+            InputState::Received(_)
+            | InputState::Withdrawn
+            | InputState::Expired
+            | InputState::Superseded(_) => {}
         }
     }
     sums
@@ -168,7 +171,7 @@ pub(crate) fn received(mut answer: Answer) -> Answer {
 /// Whether a repeated answer is the one that was given; of a long one that was received only the decision is known.
 pub(crate) fn is_same(given: &Answer, repeated: &Answer) -> bool {
     let forgotten = given.payload.is_empty() && repeated.payload.len() > ANSWER_KEPT_BYTES;
-    given.approved == repeated.approved && (forgotten || given.payload == repeated.payload)
+    given.decision == repeated.decision && (forgotten || given.payload == repeated.payload)
 }
 
 pub(crate) fn clip_actor(answer: &mut Answer) {

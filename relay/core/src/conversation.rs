@@ -6,6 +6,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
+
 use crate::id::{DaemonId, TenantId};
 use crate::spec::TaskSpec;
 
@@ -26,6 +28,15 @@ impl ConversationKey {
             tenant: spec.tenant.clone(),
             name: name.into(),
         })
+    }
+
+    /// A name for those who must tell conversations of all tenants apart and need to know neither.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        digest.update((self.tenant.as_str().len() as u64).to_be_bytes());
+        digest.update(self.tenant.as_str());
+        digest.update(&*self.name);
+        digest.finalize().into()
     }
 }
 

@@ -204,16 +204,18 @@ impl Core {
                 task,
                 input,
                 by,
-                approved,
+                decision,
                 payload,
+                finished,
             } => {
                 let answer = crate::record::Answer {
                     by: by.name,
                     at: turn.now.wall,
-                    approved,
+                    decision,
+                    rule: None,
                     payload,
                 };
-                self.answer(request, &tenant, task, input, answer, turn);
+                self.answer(request, &tenant, task, (input, answer), finished, turn);
             }
             Input::PauseTask {
                 request,

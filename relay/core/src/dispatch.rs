@@ -13,7 +13,7 @@ use crate::input::LeaseToken;
 use crate::live::{Live, wall_of};
 use crate::placement::{self, Placement};
 use crate::queue::Waiting;
-use crate::record::{Holder, Lease};
+use crate::record::{Holder, Lease, TaskRecord};
 use crate::requirements::Requirements;
 use crate::spec::TaskSpec;
 use crate::time::Moment;
@@ -127,12 +127,7 @@ impl Core {
 
     fn dispatch(&self, live: &Live, token: LeaseToken, turn: &Turn<'_>) -> Dispatch {
         let limits = Live::limits(&live.spec, &self.config);
-        let told = live
-            .record()
-            .attempts
-            .iter()
-            .rev()
-            .find_map(|attempt| attempt.agent_session_id.clone());
+        let (agent_session_id, fresh) = resumed(live.record());
         Dispatch {
             to: self.attempt_ref(live),
             token,
@@ -142,7 +137,9 @@ impl Core {
             accept_ms: limits.accept_ms,
             total_ms: limits.total_ms,
             previous: live.newest().previous,
-            agent_session_id: told,
+            agent_session_id,
+            fresh,
+            conversation_key: ConversationKey::of(&live.spec).map(|key| key.digest()),
         }
     }
 
@@ -160,4 +157,18 @@ impl Core {
             sampled: trace.sampled,
         }
     }
+}
+
+/// The agent's own id to go on with, as the task's attempts know it, and whether the conversation was begun anew. One
+/// that could not be resumed is never gone back to.
+fn resumed(record: &TaskRecord) -> (Option<Arc<str>>, bool) {
+    let anew = record.attempts.iter().rposition(|attempt| attempt.fresh);
+    let anew = anew.filter(|_| !mutant!(StaleResumed));
+    let since = &record.attempts[anew.unwrap_or(0)..];
+    let told = since
+        .iter()
+        .rev()
+        .find_map(|attempt| attempt.agent_session_id.clone());
+    let fresh = told.is_none() && anew.is_some();
+    (told, fresh)
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::LeaseToken;
 use crate::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, InputKind, SchedulerRecord,
-    TaskRecord, TimelineEvent, TimerKind,
+    DaemonRecord, Decision, FenceRecord, ForgottenRecord, IdempotencyRecord, InputKind,
+    SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -233,9 +233,11 @@ pub enum Downstream {
         to: AttemptRef,
         input: InputId,
         kind: InputKind,
-        approved: Option<bool>,
+        decision: Decision,
         payload: Arc<[u8]>,
         by: Arc<str>,
+        /// What the answer is bound to.
+        digest: [u8; 32],
     },
     /// Kill it and forget its frames: they will never count.
     Abandon {
@@ -282,6 +284,10 @@ pub struct Dispatch {
     pub previous: Option<AttemptId>,
     /// The agent's own id of this conversation, from the newest attempt that told one.
     pub agent_session_id: Option<Arc<str>>,
+    /// The conversation begins anew, whatever the daemon remembers of it.
+    pub fresh: bool,
+    /// What daemons keep a conversation under: the same for the same tenant and name, and telling neither.
+    pub conversation_key: Option<[u8; 32]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -35,6 +35,12 @@ impl Core {
                 task,
                 finished,
                 ..
+            }
+            | Input::Answer {
+                tenant,
+                task,
+                finished,
+                ..
             } => {
                 if !self.is_live(*task) {
                     *finished = shelf.finished(tenant, *task);
@@ -62,8 +68,7 @@ impl Core {
                 let over = tasks.iter().filter(|(_, task)| !self.is_live(*task));
                 finished.extend(over.filter_map(|(tenant, task)| shelf.removable(tenant, *task)));
             }
-            Input::Answer { .. }
-            | Input::PauseTask { .. }
+            Input::PauseTask { .. }
             | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
@@ -101,7 +106,9 @@ impl Input {
     /// Tasks whose stored record it may need.
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
-            Input::Cancel { task, .. } | Input::Retry { task, .. } => vec![*task],
+            Input::Cancel { task, .. } | Input::Retry { task, .. } | Input::Answer { task, .. } => {
+                vec![*task]
+            }
             Input::Frame(frame) => vec![frame.re.task],
             Input::SessionOpened { hello, .. } => {
                 hello.active.iter().map(|active| active.re.task).collect()
@@ -109,7 +116,6 @@ impl Input {
             Input::RemoveFinished { tasks, .. } => tasks.iter().map(|(_, task)| *task).collect(),
             // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
             Input::Submit(_)
-            | Input::Answer { .. }
             | Input::PauseTask { .. }
             | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }

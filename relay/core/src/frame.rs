@@ -4,14 +4,16 @@
 //! the proof matches, the number was not applied yet, it is leased, the lease has not expired, no number is missing;
 //! only then does the machine judge the body. The first check that fails names the code, and nothing is written.
 
+use std::sync::Arc;
+
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::attempt::{Event, Outcome};
+use crate::attempt::{Event, Outcome, Ruled};
 use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
-use crate::id::{DaemonId, SessionId};
+use crate::id::{DaemonId, InputId, SessionId};
 use crate::input::{Activity, Completed, Errored, Frame, FrameBody, FrameRef, LeaseToken};
 use crate::live::{Live, wall_of};
 use crate::record::{
@@ -19,6 +21,7 @@ use crate::record::{
     State,
 };
 use crate::reject::Rejection;
+use crate::rules;
 use crate::spec::{MissingPolicy, TaskSpec};
 use crate::time::Wall;
 use crate::timers::TimerKey;
@@ -103,6 +106,11 @@ impl Core {
             }
         };
         let cancels = matches!(event, Event::Phase(Phase::CleanupStarted));
+        let ruled = if let Event::InputAsked(input, Some(ruled)) = &event {
+            Some((input.id, Arc::clone(&ruled.words)))
+        } else {
+            None
+        };
         match self.apply_numbered(
             live,
             event,
@@ -113,6 +121,10 @@ impl Core {
         ) {
             Outcome::Applied => {
                 live.annotate(words);
+                if let Some((input, rule)) = ruled {
+                    live.annotate(Some(rule));
+                    self.send_answer(live, input, turn);
+                }
                 if cancels {
                     note_delivered(live, turn.now.wall);
                 }
@@ -258,22 +270,26 @@ fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Event, Refuse
         FrameBody::ToolFinished { id } => Event::ToolFinished(id),
         FrameBody::PermissionRequest {
             input,
-            tool,
+            tool_name,
+            arguments,
             payload,
-        } => Event::InputAsked(Box::new(input_record(
-            input,
-            InputKind::Permission,
-            tool,
-            payload,
-            now,
-        ))),
-        FrameBody::Question { input, payload } => Event::InputAsked(Box::new(input_record(
-            input,
-            InputKind::Question,
-            None,
-            payload,
-            now,
-        ))),
+        } => {
+            let asked = input_record(input, InputKind::Permission, payload, &arguments, now);
+            let ruled = rules::decide(&spec.permission_rules, &tool_name, &arguments);
+            let asked = InputRecord {
+                tool_name: Some(tool_name),
+                ..asked
+            };
+            Event::InputAsked(
+                Box::new(asked),
+                ruled.and_then(|said| Ruled::of(spec, said)),
+            )
+        }
+        FrameBody::Question { input, payload } => {
+            let shown = Arc::clone(&payload);
+            let asked = input_record(input, InputKind::Question, payload, &shown, now);
+            Event::InputAsked(Box::new(asked), None)
+        }
         FrameBody::InputWithdrawn { input } => Event::InputWithdrawn(input),
         FrameBody::InputReceived { input } => Event::InputReceived(input),
         FrameBody::Completed(completed) => completion(completed, spec)?,
@@ -335,26 +351,20 @@ pub(crate) fn contract_met(completed: &Completed, spec: &TaskSpec) -> bool {
 }
 
 fn input_record(
-    id: crate::id::InputId,
+    id: InputId,
     kind: InputKind,
-    tool: Option<std::sync::Arc<str>>,
-    payload: std::sync::Arc<[u8]>,
+    payload: Arc<[u8]>,
+    shown: &[u8],
     asked: Wall,
 ) -> InputRecord {
-    let mut hash = Sha256::new();
-    hash.update([kind as u8]);
-    hash.update(tool.as_deref().unwrap_or_default().as_bytes());
-    hash.update([0]);
-    hash.update(&payload);
-    let digest = hash.finalize().into();
     InputRecord {
         id,
         kind,
         state: InputState::Open,
         payload,
-        tool,
+        tool_name: None,
         asked,
-        digest,
+        digest: Sha256::digest(shown).into(),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
     TenantScope, TokenId,
 };
-use crate::record::{Artifact, Exit, FailureCode, Phase, RejectCode, TaskRecord, Usage};
+use crate::record::{Artifact, Decision, Exit, FailureCode, Phase, RejectCode, TaskRecord, Usage};
 use crate::spec::TaskSpec;
 use crate::time::Wall;
 
@@ -43,8 +43,9 @@ pub enum Input {
         task: TaskId,
         input: InputId,
         by: Actor,
-        approved: Option<bool>,
+        decision: Decision,
         payload: Arc<[u8]>,
+        finished: Option<Finished>,
     },
     PauseTask {
         request: RequestId,
@@ -315,7 +316,9 @@ pub enum FrameBody {
     },
     PermissionRequest {
         input: InputId,
-        tool: Option<Arc<str>>,
+        tool_name: Arc<str>,
+        /// What the tool would be called with: what rules look at, and what an answer is bound to. Part of the payload.
+        arguments: Arc<[u8]>,
         payload: Arc<[u8]>,
     },
     Question {

@@ -39,6 +39,7 @@ mod retention;
 mod retries;
 pub mod retry;
 pub mod roster;
+mod rules;
 mod sessions;
 pub mod spec;
 mod submit;

@@ -80,7 +80,8 @@ struct Class {
 struct Turns {
     /// An attempt of the conversation is leased.
     busy: bool,
-    order: BTreeSet<(Reverse<u8>, Seq, TaskId)>,
+    /// By urgency, then as they were submitted: ids rise in that order, so a turn that is tried again keeps its place.
+    order: BTreeSet<(Reverse<u8>, TaskId)>,
 }
 
 #[derive(Debug, Default)]
@@ -143,9 +144,7 @@ impl Queue {
             None => self.line_up(waiting.task),
             Some(key) => {
                 let turns = self.conversations.entry(key.clone()).or_default();
-                turns
-                    .order
-                    .insert((place.priority, place.seq, waiting.task));
+                turns.order.insert((place.priority, waiting.task));
                 self.settle_turns(&key);
             }
         }
@@ -167,7 +166,7 @@ impl Queue {
         self.leave_class(entry.place.class);
         if let Some(key) = entry.conversation {
             if let Some(turns) = self.conversations.get_mut(&key) {
-                let place = (entry.place.priority, entry.place.seq, task);
+                let place = (entry.place.priority, task);
                 turns.order.remove(&place);
             }
             self.settle_turns(&key);
@@ -249,7 +248,7 @@ impl Queue {
     /// The same for the turn of a conversation that is next.
     pub fn recall_conversation(&mut self, key: &ConversationKey) {
         let first = self.conversations.get(key).and_then(|t| t.order.first());
-        if let Some((_, _, task)) = first.copied() {
+        if let Some((_, task)) = first.copied() {
             self.recall(task);
         }
     }
@@ -368,7 +367,7 @@ impl Queue {
         let Some(turns) = self.conversations.get(key) else {
             return;
         };
-        let mut order = turns.order.iter().map(|(_, _, task)| *task);
+        let mut order = turns.order.iter().map(|(_, task)| *task);
         let (first, second) = (order.next(), order.next());
         let next = first.filter(|_| !turns.busy);
         if turns.order.is_empty() && !turns.busy {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub use ask::{Answer, InputKind, InputRecord, InputState};
+pub use ask::{Answer, Decision, InputKind, InputRecord, InputState};
 pub use attempt::{
     Artifact, AttemptRecord, AttemptState, Budget, Holder, Lease, OpenTool, ParkCause, Parked,
     Pending, StageTimes, State, Usage,

@@ -14,7 +14,7 @@ use crate::fences::Fences;
 use crate::id::TaskId;
 use crate::live::Live;
 use crate::queue::Queue;
-use crate::record::{AttemptRecord, Budget, InputState, State, TaskRecord, TimerKind};
+use crate::record::{AttemptRecord, Budget, State, TaskRecord, TimerKind};
 use crate::roster::Roster;
 use crate::spec::TaskSpec;
 use crate::time::{Mint, Now};
@@ -176,10 +176,7 @@ impl Core {
 }
 
 fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::id::InputId> {
-    let open = attempt
-        .inputs
-        .iter()
-        .filter(|i| matches!(i.state, InputState::Open | InputState::Answered(_)));
+    let open = attempt.inputs.iter().filter(|i| i.state.is_pending());
     open.map(|input| input.id).collect()
 }
 

@@ -11,7 +11,8 @@ use crate::id::{AttemptId, InputId, RequestId, TaskId, TenantId};
 use crate::input::{Actor, Finished};
 use crate::live::Live;
 use crate::record::{
-    Answer, CancelRecord, EventKind, InputRecord, InputState, Receipt, State, TaskState,
+    Answer, AttemptRecord, CancelRecord, EventKind, InputRecord, InputState, Receipt, State,
+    TaskState,
 };
 use crate::reject::Rejection;
 use crate::timers::TimerSet;
@@ -169,22 +170,33 @@ impl Core {
         request: RequestId,
         tenant: &TenantId,
         task: TaskId,
-        input: InputId,
-        answer: Answer,
+        (input, answer): (InputId, Answer),
+        finished: Option<Finished>,
         turn: &mut Turn<'_>,
     ) {
         let Some(mut live) = self.take(tenant, task) else {
-            return turn.refuse(request, Rejection::UnknownTask);
+            let known = finished.filter(|finished| finished.record.tenant == *tenant);
+            return match known.map(|finished| finished.record) {
+                Some(record) => match said_before(&record.attempts, input, &answer) {
+                    Ok(()) => turn.reply(request, After::Task(task), Reply::Task(record)),
+                    Err(code) => turn.refuse(request, code),
+                },
+                None => turn.refuse(request, Rejection::UnknownTask),
+            };
         };
-        // An input of an earlier attempt is history: it must never reach the next one.
-        let known = live
-            .record()
-            .attempts
-            .iter()
-            .flat_map(|attempt| &attempt.inputs)
-            .any(|known| known.id == input);
-        let outcome = self.apply(&mut live, Event::Answered(input, answer), None, turn);
-        match outcome {
+        let newest = &live.newest().inputs;
+        if !newest.iter().any(|known| known.id == input) || !live.is_newest_leased() {
+            // An input of an earlier attempt is history: it must never reach the next one.
+            let said = said_before(&live.record().attempts, input, &answer);
+            return match said {
+                Ok(()) => self.keep_and_reply(live, request, turn),
+                Err(code) => {
+                    self.keep(live, turn);
+                    turn.refuse(request, code);
+                }
+            };
+        }
+        match self.apply(&mut live, Event::Answered(input, answer), None, turn) {
             Outcome::Applied => {
                 self.send_answer(&live, input, turn);
                 self.keep_and_reply(live, request, turn);
@@ -192,16 +204,6 @@ impl Core {
             Outcome::Ignored => self.keep_and_reply(live, request, turn),
             Outcome::Refused(code) => {
                 self.keep(live, turn);
-                let code = if known || code == Rejection::AnswerConflict {
-                    code
-                } else {
-                    Rejection::UnknownInput
-                };
-                let code = if known && code == Rejection::UnknownInput {
-                    Rejection::InputClosed
-                } else {
-                    code
-                };
                 turn.refuse(request, code);
             }
             Outcome::Regressed | Outcome::Late => {
@@ -237,10 +239,31 @@ impl Core {
             to: self.attempt_ref(live),
             input: input.id,
             kind: input.kind,
-            approved: answer.approved,
+            decision: answer.decision,
             payload: Arc::clone(&answer.payload),
             by: Arc::clone(&answer.by),
+            digest: if mutant!(AnswerUnbound) {
+                [0; 32]
+            } else {
+                input.digest
+            },
         }
+    }
+}
+
+/// An answer to what is over changes nothing: it is the one that was given, another one, or too late.
+fn said_before(
+    attempts: &[AttemptRecord],
+    input: InputId,
+    answer: &Answer,
+) -> Result<(), Rejection> {
+    let mut inputs = attempts.iter().rev().flat_map(|attempt| &attempt.inputs);
+    let asked = inputs.find(|asked| asked.id == input);
+    let asked = asked.ok_or(Rejection::UnknownInput)?;
+    match asked.state.answer() {
+        Some(given) if bounds::is_same(given, answer) => Ok(()),
+        Some(_) => Err(Rejection::AnswerConflict),
+        None => Err(Rejection::InputClosed),
     }
 }
 

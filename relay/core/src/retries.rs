@@ -27,6 +27,9 @@ impl Core {
             Verdict::RetryAfter { .. } if outcome == retry::Outcome::Refused => {
                 self.offer_again(live, turn)
             }
+            Verdict::RetryAfter { .. } if outcome == retry::Outcome::ResumeFailed => {
+                self.begin_anew(live, turn)
+            }
             Verdict::RetryAfter { ms } => schedule_retry(live, ms, turn.now),
             Verdict::Park(cause) => park_task(live, cause, turn.now.wall),
             Verdict::End(stop) => stop_retries(live, stop),
@@ -43,9 +46,18 @@ impl Core {
     ) {
         let attempt = &live.record().attempts[index];
         let end = attempt.state.end();
-        let Some(outcome) = end.and_then(|end| outcome_of(attempt, end)) else {
+        let Some(mut outcome) = end.and_then(|end| outcome_of(attempt, end)) else {
             return;
         };
+        if outcome == retry::Outcome::ResumeFailed {
+            // Too late to begin anew in its stead: others may have gone on with the conversation.
+            outcome = retry::Outcome::Failed {
+                code: FailureCode::ResumeFailed,
+                exit: end.and_then(|end| end.exit),
+                retry_safe: attempt.retry_safe,
+                hint: None,
+            };
+        }
         match self.judge(live, &outcome, turn) {
             Verdict::RetryAfter { ms } if was_open => schedule_retry(live, ms, turn.now),
             Verdict::Park(cause) if was_open => park_task(live, cause, turn.now.wall),
@@ -69,6 +81,14 @@ impl Core {
             self.roster.exclude(live.id(), daemon, until);
         }
         self.add_attempt(live, false, turn);
+    }
+
+    /// The agent does not know the conversation any more: the next attempt begins a fresh one, whatever its daemon
+    /// remembers.
+    fn begin_anew(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
+        self.add_attempt(live, false, turn);
+        live.newest_mut().fresh = true;
+        live.note(EventKind::ResumeFallback, None);
     }
 
     /// The machine could not take it: that daemon is asked nothing for a while, and the task waits on as if it had not
@@ -98,6 +118,11 @@ fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
     match (end.state, end.failure_code.clone()) {
         (EndState::Released, _) if end.is_machines_refusal() => Some(retry::Outcome::Refused),
         (EndState::Released, _) => Some(retry::Outcome::Released),
+        (EndState::Failed, Some(FailureCode::ResumeFailed))
+            if retry_safe && !attempt.fresh || mutant!(FallsBackForEver) =>
+        {
+            Some(retry::Outcome::ResumeFailed)
+        }
         (EndState::Failed, Some(code)) => {
             let hint = hint(&code);
             Some(retry::Outcome::Failed {

@@ -40,6 +40,8 @@ pub enum Outcome {
     Released,
     /// Not taken, because of the machine: as if it had not been offered.
     Refused,
+    /// The conversation to go on with is gone, and nothing was done yet: a fresh one begins at once.
+    ResumeFailed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +91,9 @@ pub fn decide(
 ) -> Verdict {
     let repeated = count(outcome, counters);
     let verdict = match outcome {
-        Outcome::Released | Outcome::Refused => Verdict::RetryAfter { ms: 0 },
+        Outcome::Released | Outcome::Refused | Outcome::ResumeFailed => {
+            Verdict::RetryAfter { ms: 0 }
+        }
         Outcome::Failed {
             code,
             retry_safe,
@@ -150,6 +154,7 @@ pub fn cause_may_pass(code: &FailureCode) -> bool {
         | FailureCode::AgentExit
         | FailureCode::NoResult
         | FailureCode::ProviderError
+        | FailureCode::ResumeFailed
         | FailureCode::OutputInvalid => true,
         FailureCode::ToolIdleTimeout
         | FailureCode::UserInputTimeout
@@ -211,7 +216,7 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
             }
             false
         }
-        Outcome::Released => false,
+        Outcome::Released | Outcome::ResumeFailed => false,
         Outcome::Refused => {
             counters.dispatches = counters.dispatches.saturating_sub(1);
             false

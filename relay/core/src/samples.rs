@@ -47,6 +47,7 @@ pub(crate) fn task_spec() -> TaskSpec {
             backoff_max_ms: 60_000,
         },
         on_input_timeout: OnInputTimeout::Fail,
+        permission_rules: Vec::new(),
         dispatch_policy: DispatchPolicy::Queue,
         target: Target::default(),
         priority: 50,

@@ -34,6 +34,8 @@ pub struct TaskSpec {
     pub lease_ttl_ms: u64,
     pub retry: RetryPolicy,
     pub on_input_timeout: OnInputTimeout,
+    /// Answer permissions by themselves; the first that matches does. See `rules`.
+    pub permission_rules: Vec<PermissionRule>,
     pub dispatch_policy: DispatchPolicy,
     pub target: Target,
     /// 0 (lowest) to 100; default 50.
@@ -113,6 +115,24 @@ pub enum OnInputTimeout {
     Fail,
     Deny,
     Park,
+}
+
+/// What the task says about permissions before any is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PermissionRule {
+    pub effect: PermissionEffect,
+    /// A tool's name; `*` stands for any characters.
+    pub tool: String,
+    /// What the tool is called with; `*` stands for any characters. Empty: whatever it is.
+    pub pattern: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PermissionEffect {
+    Allow,
+    Deny,
+    #[default]
+    Ask,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use crate::id::{AttemptId, TaskId};
 use crate::input::{Prior, Submit};
 use crate::live::Live;
 use crate::record::{
-    AttemptRecord, Counters, EventKind, IdempotencyRecord, TaskRecord, TaskState, Timeline,
-    TraceIds,
+    AttemptRecord, Counters, EndState, EventKind, IdempotencyRecord, TaskRecord, TaskState,
+    Timeline, TraceIds,
 };
 use crate::reject::Rejection;
 use crate::spec::{DispatchPolicy, TaskSpec};
@@ -137,6 +137,7 @@ impl Core {
         let mut attempt = AttemptRecord::queued(id, number, span_id(turn.mint.id()), turn.now.wall);
         attempt.previous = previous.map(|(id, _)| id);
         attempt.asked = asked;
+        attempt.fresh = live.record().newest().is_some_and(begins_anew);
         let record = live.record_mut();
         if let Some(last) = record.attempts.last_mut() {
             last.successor = Some(id);
@@ -156,6 +157,12 @@ impl Core {
         live.note(EventKind::Queued, None);
         self.line_up(live);
     }
+}
+
+/// What was given back without a try is still to be begun anew.
+fn begins_anew(last: &AttemptRecord) -> bool {
+    let end = last.state.end();
+    last.fresh && end.is_some_and(|end| end.state == EndState::Released)
 }
 
 fn new_record(task: TaskId, spec: &TaskSpec, now: Wall, mint: &mut dyn Mint) -> TaskRecord {

@@ -19,6 +19,7 @@ mod liveness;
 mod losses;
 mod placing;
 mod refusals;
+mod resuming;
 mod retention;
 mod reviewed;
 mod settlement;

@@ -185,7 +185,7 @@ pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attem
         workspace: None,
         ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| words::timer(timer).into()),
         artifacts: attempt.artifacts.iter().map(artifact).collect(),
-        resume_fallback: false,
+        resume_fallback: attempt.fresh,
         handed_off_to: String::new(),
         stderr_tail: String::new(),
         cause_phase: end

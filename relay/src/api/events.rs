@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
-use baton_core::id::AttemptId;
+use baton_core::id::{AttemptId, InputId};
 use baton_core::record::{AttemptState, EventKind, Phase, TaskRecord, TimelineEvent};
 use baton_core::time::Wall;
-use baton_proto::v1;
+use baton_proto::{ShortName, v1};
 
 use crate::wire::{timestamp, words};
 
@@ -48,6 +48,7 @@ fn phase_of(event: &TimelineEvent) -> Option<Phase> {
         | EventKind::CancelDelivered
         | EventKind::CancelConfirmed
         | EventKind::RetryStopped
+        | EventKind::ResumeFallback
         | EventKind::RetryAsked
         | EventKind::Attention(_)
         | EventKind::Paused
@@ -123,8 +124,11 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
             shown.tool_name = name.to_string();
         }
         EventKind::ToolFinished { id } => shown.tool_call_id = id.to_string(),
+        EventKind::InputAnswered { input } => {
+            shown.input_id = input.to_string();
+            add_answer(shown, record, *input);
+        }
         EventKind::InputAsked { input }
-        | EventKind::InputAnswered { input }
         | EventKind::InputReceived { input }
         | EventKind::InputClosed { input } => shown.input_id = input.to_string(),
         EventKind::DeadlineExpired { timer } => shown.timer = words::timer(*timer).into(),
@@ -142,6 +146,7 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         | EventKind::CancelDelivered
         | EventKind::CancelConfirmed
         | EventKind::RetryStopped
+        | EventKind::ResumeFallback
         | EventKind::RetryAsked
         | EventKind::Paused
         | EventKind::Unpaused
@@ -154,6 +159,16 @@ fn add_cancel(shown: &mut v1::TaskEvent, record: &TaskRecord) {
     if let Some(cancel) = &record.cancel {
         shown.principal = cancel.by.to_string();
         shown.reason = cancel.reason.as_deref().unwrap_or_default().to_owned();
+    }
+}
+
+/// Who answered, as long as the record keeps the input.
+fn add_answer(shown: &mut v1::TaskEvent, record: &TaskRecord, input: InputId) {
+    let mut inputs = record.attempts.iter().flat_map(|attempt| &attempt.inputs);
+    let answered = inputs.find(|known| known.id == input);
+    if let Some(answer) = answered.and_then(|known| known.state.answer()) {
+        shown.principal = answer.by.to_string();
+        shown.detail = words::outcome(answer.decision).short_name().to_owned();
     }
 }
 
@@ -194,6 +209,7 @@ fn kind(event: &EventKind) -> v1::TaskEventKind {
         EventKind::Ended { .. } => Kind::Ended,
         EventKind::RetryScheduled { .. } => Kind::RetryScheduled,
         EventKind::RetryStopped => Kind::RetryStopped,
+        EventKind::ResumeFallback => Kind::ResumeFallback,
         EventKind::RetryAsked => Kind::RetryAsked,
         EventKind::Attention(_) => Kind::Attention,
         EventKind::Paused => Kind::Paused,

@@ -1,11 +1,15 @@
 //! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
 
+use baton_core::record::Decision;
 use baton_core::reject::Rejection;
+use baton_core::time::Wall;
+use baton_proto::ShortName;
 
 use super::validate::Invalid;
 use crate::auth::AuthFault;
 use crate::dispatcher::Refusal;
 use crate::session::{FrameFault, LinkFault};
+use crate::wire::{timestamp, words};
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
@@ -27,6 +31,13 @@ pub(crate) enum Fault {
     TooManyProfiles { limit: usize },
     #[error("what waits for an answer is no longer what was answered")]
     StaleAnswer,
+    /// Somebody was quicker, and said something else.
+    #[error("{by} has answered it at {}: {}", clock_time(*.at), decided(*.decision))]
+    AnsweredOtherwise {
+        by: String,
+        at: Wall,
+        decision: Decision,
+    },
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]
     NotBuilt { what: &'static str },
@@ -76,6 +87,14 @@ pub(crate) enum Fault {
     /// The relay broke a promise to itself. The log has the detail, the caller does not.
     #[error("the relay failed to do this")]
     Internal,
+}
+
+fn clock_time(at: Wall) -> String {
+    timestamp(at).to_string()
+}
+
+fn decided(decision: Decision) -> &'static str {
+    words::outcome(decision).short_name()
 }
 
 /// What was looked for. Another tenant's looks like none.

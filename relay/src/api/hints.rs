@@ -18,6 +18,7 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Fault::ForeignTenant => "use a credential of that tenant",
         Fault::TooManyProfiles { .. } => "remove one first",
+        Fault::AnsweredOtherwise { .. } => refusal(Rejection::AnswerConflict),
         Fault::StaleAnswer => "list the open inputs and answer what is shown now",
         Fault::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
         Fault::NotBuilt { .. } => "leave it out, or use a later version",
@@ -66,7 +67,7 @@ fn missing(thing: Thing) -> &'static str {
             "check the id; `baton tasks` lists the tasks; finished ones are removed by age and size"
         }
         Thing::Attempt => "check the id; `baton show TASK` lists its attempts",
-        Thing::Input => "list the open inputs of the task",
+        Thing::Input => "`baton inbox` lists what is open",
         Thing::Daemon => "`baton daemons` lists the daemons",
         Thing::Profile => "`baton profile list` lists the profiles",
         Thing::Token => "`baton token list` lists the tokens",
@@ -90,6 +91,8 @@ fn shape(why: &Why) -> &'static str {
         Why::UnknownEnumValue { .. } => "use a value that this relay knows",
         Why::Conflict { .. } => "send one of them",
         Why::Duplicate => "send it once",
+        Why::NotOffered => "choose among the options of the question",
+        Why::OnceOnly => "allow it once",
         Why::BadPageToken => "start from the first page",
     }
 }
@@ -138,7 +141,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::IdempotencyConflict => "use a new key for a new task",
         Rejection::NoDaemon => "start a daemon, or queue the task",
         Rejection::DispatchLimit => "submit it again as a new task",
-        Rejection::InputClosed | Rejection::AnswerConflict => "list the open inputs",
+        Rejection::InputClosed | Rejection::AnswerConflict => "`baton inbox` lists what is open",
         Rejection::StaleAttempt
         | Rejection::StaleIncarnation
         | Rejection::BadProof

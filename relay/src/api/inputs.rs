@@ -1,25 +1,23 @@
-//! What agents ask and people answer: open inputs of the caller's tenant, and the answer to one of them.
-//!
-//! The relay keeps what the daemon sent as it is; here it is opened for people.
+//! What agents ask and people answer: open inputs of the caller's tenant, page by page or as a stream.
 
-use baton_core::id::{AttemptId, InputId, TaskId, TenantId};
-use baton_core::input::Input;
-use baton_core::record::{Answer, AttemptRecord, InputKind, InputRecord, InputState, TaskRecord};
-use baton_core::spec::TaskSpec;
+use std::collections::HashMap;
+
+use baton_core::id::{InputId, TaskId, TenantId};
+use baton_core::time::Wall;
 use baton_proto::v1;
-use baton_proto::v1::answer_request::Answer as Given;
 use baton_proto::v1::inputs_server::Inputs;
 use prost::Message;
+use tokio::sync::broadcast;
 use tonic::{Request, Response, Status};
+use uuid::Uuid;
 
-use super::fault::{Fault, Thing};
+use super::fault::Fault;
+use super::streams::{Answers, Feed};
 use super::validate::{self, Why, invalid};
-use super::{Api, actor, limits, paging, unary};
+use super::{Api, answering, asked, limits, paging, unary};
 use crate::auth::Principal;
+use crate::inbox::{Heard, Place};
 use crate::reader::{Reader, StoredTask};
-use crate::records;
-use crate::store::{Key, KeyRange, Kind, Page};
-use crate::wire::timestamp;
 
 #[tonic::async_trait]
 impl Inputs for Api {
@@ -28,6 +26,13 @@ impl Inputs for Api {
         request: Request<v1::ListInputsRequest>,
     ) -> Result<Response<v1::ListInputsResponse>, Status> {
         unary(request, |who, request| self.list_inputs_of(who, request)).await
+    }
+
+    async fn watch_inputs(
+        &self,
+        request: Request<v1::WatchInputsRequest>,
+    ) -> Result<Response<Answers<v1::WatchInputsResponse>>, Status> {
+        unary(request, |who, request| self.watch_inputs_of(who, request)).await
     }
 
     async fn answer(
@@ -45,276 +50,250 @@ impl Api {
         request: v1::ListInputsRequest,
     ) -> Result<v1::ListInputsResponse, Fault> {
         let size = paging::page_size(request.page_size)?;
-        let tasks = match request.task_id.as_str() {
-            "" => {
-                let tenant = who.tenant.clone();
-                self.read(move |reader| live_tasks(reader, &tenant)).await?
-            }
-            id => vec![
-                self.stored_task(&who.tenant, validate::id("task_id", id)?)
-                    .await?,
-            ],
-        };
         let conditions = [
             request.task_id.as_bytes(),
             &[u8::from(request.include_closed)],
         ]
         .concat();
         let paging = self.paging(&who, "inputs", &conditions);
-        let after = paging.id(&request.page_token)?;
-        let shown = |(spec, record): &StoredTask| all_of(spec, record);
-        let mut inputs: Vec<v1::Input> = tasks.iter().flat_map(shown).collect();
-        inputs.retain(|input| request.include_closed || input.state() == v1::InputState::Open);
-        inputs.retain(|input| after.is_none_or(|after| input.input_id > after.to_string()));
-        inputs.sort_by(|one, other| one.input_id.cmp(&other.input_id));
-        let more = inputs.len() > size;
-        inputs.truncate(size);
-        let last = inputs
-            .last()
-            .filter(|_| more)
-            .map(|input| input.input_id.parse::<InputId>());
-        let next = last
-            .and_then(Result::ok)
-            .map(|id| paging.token(id.0.as_bytes()));
+        let after = paging.position(&request.page_token)?;
+        let after = after.map(|at| place_of(&at).ok_or_else(paging::bad_token));
+        let after = after.transpose()?;
+        let rows = match request.task_id.as_str() {
+            "" if request.include_closed => {
+                let with = "an empty task_id; closed inputs are listed by task";
+                return Err(invalid("include_closed", Why::Conflict { with }).into());
+            }
+            "" => self.open_inputs(&who.tenant, after, size).await?,
+            id => {
+                let task = validate::id("task_id", id)?;
+                let stored = self.stored_task(&who.tenant, task).await?;
+                of_task(&stored, after, request.include_closed)
+            }
+        };
+        let (inputs, last) = one_page(rows, size);
         Ok(v1::ListInputsResponse {
             inputs,
-            next_page_token: next.unwrap_or_default(),
+            next_page_token: last
+                .map(|at| paging.token(&position(at)))
+                .unwrap_or_default(),
         })
     }
 
-    async fn answer_input(
+    /// One more than a page, if there are so many. What was closed meanwhile leaves its place empty.
+    async fn open_inputs(
+        &self,
+        tenant: &TenantId,
+        after: Option<Place>,
+        size: usize,
+    ) -> Result<Vec<Row>, Fault> {
+        let places = self.inbox.page(tenant, after, size + 1);
+        let tenant = tenant.clone();
+        self.read(move |reader| {
+            let mut tasks = HashMap::new();
+            let rows = places.into_iter().map(|(place, task)| {
+                let stored = tasks
+                    .entry(task)
+                    .or_insert_with(|| reader.newest_task(&tenant, task));
+                let input = stored.as_ref().and_then(|stored| open(stored, place.input));
+                Row { place, input }
+            });
+            rows.collect()
+        })
+        .await
+    }
+
+    async fn watch_inputs_of(
         &self,
         who: Principal,
-        request: v1::AnswerRequest,
-    ) -> Result<v1::AnswerResponse, Fault> {
-        let task: TaskId = validate::id("task_id", &request.task_id)?;
-        let input: InputId = validate::id("input_id", &request.input_id)?;
-        let given = validate::present("answer", request.answer.clone())?;
-        let (approved, payload) = checked(&given, &request.tool_input_sha256)?;
-        let (spec, record) = self.stored_task(&who.tenant, task).await?;
-        let (attempt, asked) = find(&record, input).ok_or(Fault::NotFound(Thing::Input))?;
-        refuse_stale(&request, &given, attempt, asked)?;
-        let already_answered = asked.state != InputState::Open;
-        let (tenant, by) = (who.tenant.clone(), actor(&who));
-        let ask = move |request| Input::Answer {
-            request,
-            tenant,
-            task,
-            input,
-            by,
-            approved,
-            payload: payload.into(),
+        request: v1::WatchInputsRequest,
+    ) -> Result<Answers<v1::WatchInputsResponse>, Fault> {
+        let only: Option<TaskId> = match request.task_id.as_str() {
+            "" => None,
+            id => Some(validate::id("task_id", id)?),
         };
-        let after = self.task_after(ask).await?;
-        let (attempt, answered) = find(&after, input).ok_or(Fault::Internal)?;
-        Ok(v1::AnswerResponse {
-            input: Some(shown(&spec, &after, attempt, answered)),
-            already_answered,
-        })
+        // The ear first, the list second: what happens in between is seen twice and shown once.
+        let changes = self.inbox.listen();
+        if let Some(task) = only {
+            self.stored_task(&who.tenant, task).await?;
+        }
+        let watching = Watching {
+            api: self.clone(),
+            tenant: who.tenant.clone(),
+            only,
+            live: false,
+            shown: HashMap::new(),
+        };
+        self.stream(&who, |feed| watching.run(changes, feed))
     }
 }
 
-/// What the core keeps of an answer: the decision, and the words for the agent as the wire has them.
-fn checked(given: &Given, digest: &[u8]) -> Result<(Option<bool>, Vec<u8>), Fault> {
-    match given {
-        Given::Permission(reply) => {
-            validate::enumeration::<v1::PermissionScope>("permission.scope", reply.scope)?;
-            validate::text("permission.message", &reply.message, limits::REASON)?;
-            let decision = v1::PermissionDecision {
-                scope: reply.scope,
-                message: reply.message.clone(),
-                tool_input_sha256: bytes::Bytes::copy_from_slice(digest),
-                ..v1::PermissionDecision::default()
+/// A place in the list, and what stands there if it is still open.
+struct Row {
+    place: Place,
+    input: Option<v1::Input>,
+}
+
+fn of_task(stored: &StoredTask, after: Option<Place>, closed: bool) -> Vec<Row> {
+    let (spec, record) = stored;
+    let mut rows = Vec::new();
+    for attempt in &record.attempts {
+        for input in &attempt.inputs {
+            let place = Place {
+                asked: input.asked,
+                input: input.id,
             };
-            Ok((Some(reply.allow), decision.encode_to_vec()))
-        }
-        Given::Question(reply) => {
-            validate::count("question.labels", reply.labels.len(), limits::ANSWER_LABELS)?;
-            for label in &reply.labels {
-                validate::not_blank("question.labels", label, limits::NAME)?;
+            let shown = asked::shown(spec, record, attempt, input);
+            let wanted = closed || shown.state() == v1::InputState::Open;
+            if wanted && after.is_none_or(|after| place > after) {
+                rows.push(Row {
+                    place,
+                    input: Some(shown),
+                });
             }
-            validate::text("question.text", &reply.text, limits::ANSWER)?;
-            if reply.labels.is_empty() && reply.text.trim().is_empty() {
-                return Err(invalid("question.text", Why::Blank).into());
-            }
-            let answer = v1::QuestionAnswer {
-                labels: reply.labels.clone(),
-                text: reply.text.clone(),
-                ..v1::QuestionAnswer::default()
-            };
-            Ok((None, answer.encode_to_vec()))
         }
     }
+    rows.sort_by_key(|row| row.place);
+    rows
 }
 
-/// An answer is bound to what the answerer saw: the attempt, the kind and the exact tool input.
-fn refuse_stale(
-    request: &v1::AnswerRequest,
-    given: &Given,
-    attempt: &AttemptRecord,
-    asked: &InputRecord,
-) -> Result<(), Fault> {
-    if !request.attempt_id.is_empty() {
-        let seen: AttemptId = validate::id("attempt_id", &request.attempt_id)?;
-        if seen != attempt.id {
-            return Err(Fault::StaleAnswer);
+/// As many rows as are asked for and fit into a message, and where the next page begins.
+fn one_page(rows: Vec<Row>, size: usize) -> (Vec<v1::Input>, Option<Place>) {
+    let (mut inputs, mut bytes, mut last) = (Vec::new(), 0, None);
+    for (count, Row { place, input }) in rows.into_iter().enumerate() {
+        let length = input.as_ref().map_or(0, Message::encoded_len);
+        let full = count >= size || (count > 0 && bytes + length > limits::PAGE_BYTES);
+        if full {
+            return (inputs, last);
         }
+        bytes += length;
+        inputs.extend(input);
+        last = Some(place);
     }
-    let fits = match (given, asked.kind) {
-        (Given::Permission(_), InputKind::Permission) => {
-            let shown = v1::PermissionRequest::decode(&*asked.payload).unwrap_or_default();
-            request.tool_input_sha256.is_empty()
-                || request.tool_input_sha256 == shown.tool_input_sha256
-        }
-        (Given::Question(_), InputKind::Question) => true,
-        (Given::Permission(_), InputKind::Question)
-        | (Given::Question(_), InputKind::Permission) => {
-            return Err(invalid(
-                "answer",
-                Why::Conflict {
-                    with: "the kind of the input",
-                },
-            )
-            .into());
-        }
-    };
-    if fits {
-        Ok(())
-    } else {
-        Err(Fault::StaleAnswer)
-    }
+    (inputs, None)
 }
 
-fn find(record: &TaskRecord, input: InputId) -> Option<(&AttemptRecord, &InputRecord)> {
-    record.attempts.iter().rev().find_map(|attempt| {
-        let found = attempt.inputs.iter().find(|known| known.id == input)?;
-        Some((attempt, found))
+fn open((spec, record): &StoredTask, input: InputId) -> Option<v1::Input> {
+    let (attempt, found) = answering::find(record, input)?;
+    let shown = asked::shown(spec, record, attempt, found);
+    (shown.state() == v1::InputState::Open).then_some(shown)
+}
+
+fn position(place: Place) -> Vec<u8> {
+    let mut bytes = place.asked.0.to_be_bytes().to_vec();
+    bytes.extend_from_slice(place.input.0.as_bytes());
+    bytes
+}
+
+fn place_of(bytes: &[u8]) -> Option<Place> {
+    let (asked, input) = bytes.split_first_chunk::<8>()?;
+    Some(Place {
+        asked: Wall(u64::from_be_bytes(*asked)),
+        input: InputId(Uuid::from_slice(input).ok()?),
     })
 }
 
-/// Open tasks of the tenant, as many as one list looks at.
-fn live_tasks(reader: &Reader, tenant: &TenantId) -> Vec<StoredTask> {
-    let range = KeyRange::of(&records::tenant_text(tenant), Kind::Live);
-    let Ok(scan) = reader.store().scan(&range, &Page::first(limits::LIST_SCAN)) else {
-        return Vec::new();
-    };
-    let waiting = scan.entries.iter().filter_map(|(key, bytes)| {
-        let Key::Live { .. } = key else { return None };
-        let record = records::decode_task(bytes).ok()?;
-        record
-            .attempts
-            .iter()
-            .any(|attempt| !attempt.inputs.is_empty())
-            .then_some(record)
-    });
-    waiting
-        .filter_map(|record| Some((reader.spec(tenant, record.task)?, record)))
-        .collect()
+/// One watcher of inputs. It remembers what it has shown and what is still open of that; there is no queue of changes
+/// to overflow, and one that was too slow compares again.
+struct Watching {
+    api: Api,
+    tenant: TenantId,
+    only: Option<TaskId>,
+    /// What was open at first is shown. From here on also what is asked and answered in one go, by a rule.
+    live: bool,
+    shown: HashMap<InputId, (TaskId, v1::InputState)>,
 }
 
-/// What waits for a person now.
-pub(super) fn open_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
-    let mut inputs = all_of(spec, record);
-    inputs.retain(|input| input.state() == v1::InputState::Open);
-    inputs
-}
-
-fn all_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
-    let pairs = record
-        .attempts
-        .iter()
-        .flat_map(|a| a.inputs.iter().map(move |input| (a, input)));
-    pairs
-        .map(|(attempt, input)| shown(spec, record, attempt, input))
-        .collect()
-}
-
-fn shown(
-    spec: &TaskSpec,
-    record: &TaskRecord,
-    attempt: &AttemptRecord,
-    input: &InputRecord,
-) -> v1::Input {
-    let (state, outcome, answer) = standing(attempt, input);
-    let (scope, labels, text) = answer
-        .map(|answer| words_of(input.kind, answer))
-        .unwrap_or_default();
-    v1::Input {
-        input_id: input.id.to_string(),
-        task_id: record.task.to_string(),
-        attempt_id: attempt.id.to_string(),
-        attempt_number: attempt.number,
-        kind: kind(input.kind).into(),
-        state: state.into(),
-        outcome: outcome.into(),
-        body: body(input),
-        asked_at: Some(timestamp(input.asked)),
-        expires_at: None,
-        answered_at: answer.map(|answer| timestamp(answer.at)),
-        answered_by: answer
-            .map(|answer| answer.by.to_string())
-            .unwrap_or_default(),
-        scope,
-        labels,
-        text,
-        goal: spec.goal.clone(),
-        agent: spec.agent.clone(),
-    }
-}
-
-fn kind(kind: InputKind) -> v1::InputKind {
-    match kind {
-        InputKind::Permission => v1::InputKind::Permission,
-        InputKind::Question => v1::InputKind::Question,
-    }
-}
-
-fn body(input: &InputRecord) -> Option<v1::input::Body> {
-    let payload = &*input.payload;
-    match input.kind {
-        InputKind::Permission => v1::PermissionRequest::decode(payload)
-            .ok()
-            .map(v1::input::Body::Permission),
-        InputKind::Question => v1::Question::decode(payload)
-            .ok()
-            .map(v1::input::Body::Question),
-    }
-}
-
-/// An input that is open when its attempt ends is nobody's to answer any more.
-fn standing<'a>(
-    attempt: &AttemptRecord,
-    input: &'a InputRecord,
-) -> (v1::InputState, v1::InputOutcome, Option<&'a Answer>) {
-    use v1::{InputOutcome as Outcome, InputState as Standing};
-    let ended = attempt.state.end().is_some();
-    match &input.state {
-        InputState::Open if ended => (Standing::Closed, Outcome::Superseded, None),
-        InputState::Open => (Standing::Open, Outcome::Unspecified, None),
-        InputState::Answered(answer) => (Standing::Answered, outcome(answer), Some(answer)),
-        InputState::Received(answer) => (Standing::Received, outcome(answer), Some(answer)),
-        InputState::Withdrawn => (Standing::Closed, Outcome::Withdrawn, None),
-        InputState::Expired => (Standing::Closed, Outcome::Expired, None),
-    }
-}
-
-fn outcome(answer: &Answer) -> v1::InputOutcome {
-    match answer.approved {
-        Some(true) => v1::InputOutcome::Allowed,
-        Some(false) => v1::InputOutcome::Denied,
-        None => v1::InputOutcome::Answered,
-    }
-}
-
-fn words_of(kind: InputKind, answer: &Answer) -> (i32, Vec<String>, String) {
-    match kind {
-        InputKind::Permission => {
-            let said = v1::PermissionDecision::decode(&*answer.payload).unwrap_or_default();
-            (said.scope, Vec::new(), said.message)
+impl Watching {
+    async fn run(
+        mut self,
+        mut changes: broadcast::Receiver<Heard>,
+        feed: Feed<v1::WatchInputsResponse>,
+    ) -> Result<(), Fault> {
+        self.look_at_all(&feed).await?;
+        self.live = true;
+        loop {
+            match changes.recv().await {
+                Ok(heard) => {
+                    if self.is_mine(&heard) {
+                        self.compare(&(heard.spec, heard.record), &feed).await?;
+                    }
+                }
+                Err(broadcast::error::RecvError::Lagged(_)) => self.look_at_all(&feed).await?,
+                Err(broadcast::error::RecvError::Closed) => return Ok(()),
+            }
         }
-        InputKind::Question => {
-            let said = v1::QuestionAnswer::decode(&*answer.payload).unwrap_or_default();
-            (0, said.labels, said.text)
+    }
+
+    fn is_mine(&self, heard: &Heard) -> bool {
+        let wanted = self.only.is_none_or(|only| only == heard.record.task);
+        heard.record.tenant == self.tenant && wanted
+    }
+
+    /// Everything that is open, and what became of what was.
+    async fn look_at_all(&mut self, feed: &Feed<v1::WatchInputsResponse>) -> Result<(), Fault> {
+        let mut after = None;
+        loop {
+            let page = self
+                .api
+                .inbox
+                .page(&self.tenant, after, limits::PAGE_MAX as usize);
+            let Some((last, _)) = page.last().copied() else {
+                break;
+            };
+            after = Some(last);
+            let tasks = page.into_iter().map(|(_, task)| task);
+            let tasks = tasks.filter(|task| self.only.is_none_or(|only| only == *task));
+            self.look_at(tasks.collect(), feed).await?;
         }
+        let still = self.shown.values().map(|(task, _)| *task).collect();
+        self.look_at(still, feed).await
+    }
+
+    async fn look_at(
+        &mut self,
+        mut tasks: Vec<TaskId>,
+        feed: &Feed<v1::WatchInputsResponse>,
+    ) -> Result<(), Fault> {
+        tasks.sort_unstable();
+        tasks.dedup();
+        for task in tasks {
+            let tenant = self.tenant.clone();
+            let newest = move |reader: &Reader| reader.newest_task(&tenant, task);
+            if let Some(stored) = self.api.read(newest).await? {
+                self.compare(&stored, feed).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is open and was not shown, and what was shown and is no longer as it was.
+    async fn compare(
+        &mut self,
+        (spec, record): &StoredTask,
+        feed: &Feed<v1::WatchInputsResponse>,
+    ) -> Result<(), Fault> {
+        for attempt in &record.attempts {
+            for input in &attempt.inputs {
+                let pending = input.state.is_pending();
+                let known = self.shown.get(&input.id).map(|(_, state)| *state);
+                let form = asked::shown(spec, record, attempt, input);
+                let news = match known {
+                    None => form.state() == v1::InputState::Open || (self.live && pending),
+                    Some(state) => state != form.state(),
+                };
+                if pending && (news || known.is_some()) {
+                    self.shown.insert(input.id, (record.task, form.state()));
+                } else if !pending {
+                    self.shown.remove(&input.id);
+                }
+                if news {
+                    let message = v1::WatchInputsResponse { input: Some(form) };
+                    let sent = feed.send(Ok(message)).await;
+                    sent.map_err(|_| Fault::Stopping)?;
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -49,6 +49,8 @@ pub const IDEMPOTENCY_KEY: Size = Size::Bytes(256);
 pub const PATH: Size = Size::Bytes(4096);
 pub const ARTIFACT_PATH: Size = Size::Bytes(1024);
 pub const CRITERION: Size = Size::Chars(1024);
+/// A label of a question's option.
+pub const OPTION_LABEL: Size = Size::Chars(256);
 pub const ANSWER: Size = Size::Chars(8192);
 pub const PAGE_TOKEN: Size = Size::Bytes(512);
 
@@ -65,6 +67,10 @@ pub const LABEL_VALUE: usize = 256;
 pub const CAPABILITIES: usize = 64;
 pub const SUCCESS_CRITERIA: usize = 50;
 pub const ARTIFACTS: usize = 64;
+/// Rules of one task, and the two halves of each.
+pub const PERMISSION_RULES: usize = 256;
+pub const RULE_TOOL: Size = Size::Bytes(256);
+pub const RULE_PATTERN: Size = Size::Bytes(1024);
 pub const ANSWER_LABELS: usize = 64;
 pub const SUBMIT_MANY: usize = 500;
 pub const FILTER_STATES: usize = 32;
@@ -72,6 +78,8 @@ pub const PROFILES: usize = 1000;
 
 pub const PAGE_DEFAULT: u32 = 50;
 pub const PAGE_MAX: u32 = 200;
+/// Bytes of the rows of one page; the first row is always sent.
+pub const PAGE_BYTES: usize = 1024 * 1024;
 /// Records that one List call looks at before it gives a short page: a filter must not read the whole store.
 pub const LIST_SCAN: usize = 2000;
 /// One piece of read output on the wire.

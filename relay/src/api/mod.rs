@@ -3,6 +3,8 @@
 //! Order in every handler: the principal (from the authentication layer), shape, look-up within the principal's tenant,
 //! one request to the dispatcher. Nothing here decides about tasks, and a refused request writes nothing.
 
+mod answering;
+mod asked;
 mod batch;
 mod caller_trace;
 mod convert;
@@ -41,6 +43,7 @@ use tonic::{Request, Response, Status};
 use crate::auth::{Principal, Role, Tokens};
 use crate::clock::Clock;
 use crate::dispatcher::Dispatcher;
+use crate::inbox::Inbox;
 use crate::mint::Ids;
 use crate::output::OutputLog;
 use crate::reader::Reader;
@@ -57,6 +60,7 @@ pub(crate) struct Api {
     pub(crate) dispatcher: Dispatcher,
     pub(crate) reader: Reader,
     pub(crate) watchers: Watchers,
+    pub(crate) inbox: Inbox,
     pub(crate) output: OutputLog,
     pub(crate) tokens: Tokens,
     pub(crate) clock: Clock,

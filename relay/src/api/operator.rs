@@ -15,7 +15,7 @@ use super::fault::Fault;
 use super::streams::Answers;
 use super::tasks::unexpected;
 use super::validate::{self, Why, invalid};
-use super::{Api, actor, events, inputs, optional_reason, required_reason, unary};
+use super::{Api, actor, asked, events, optional_reason, required_reason, unary};
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
 use crate::wire::{timestamp, words};
@@ -198,7 +198,7 @@ impl Api {
                 .iter()
                 .map(|timer| armed(timer, &attempt_id))
                 .collect(),
-            inputs: inputs::open_of(spec, record),
+            inputs: asked::open_of(spec, record),
             recent_events: events.into_iter().skip(recent).collect(),
             diagnostics: Vec::new(),
             next_action: next_action.into(),

@@ -67,7 +67,7 @@ impl Paging {
     }
 }
 
-fn bad_token() -> super::validate::Invalid {
+pub(super) fn bad_token() -> super::validate::Invalid {
     invalid("page_token", Why::BadPageToken)
 }
 

@@ -71,9 +71,18 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
         retryable,
         retry_after_ms,
         missing: Vec::new(),
-        holder: String::new(),
+        holder: holder(fault),
     };
     (code, detail)
+}
+
+/// Who stands in the way.
+fn holder(fault: &Fault) -> String {
+    if let Fault::AnsweredOtherwise { by, .. } = fault {
+        by.clone()
+    } else {
+        String::new()
+    }
 }
 
 fn field(fault: &Fault) -> &str {
@@ -97,6 +106,7 @@ fn row(fault: &Fault) -> Row {
         Fault::AmbiguousDaemon => (FailedPrecondition, "ambiguous_daemon", Never),
         Fault::ForeignTenant => (PermissionDenied, "foreign_tenant", Never),
         Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
+        Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
         Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
         Fault::UnsafeRetry => (FailedPrecondition, "unsafe_retry", Never),
         Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
@@ -155,6 +165,8 @@ fn invalid_code(why: &Why) -> &'static str {
         Why::UnknownEnumValue { .. } => "unknown_enum_value",
         Why::Conflict { .. } => "conflicting_fields",
         Why::Duplicate => "duplicate",
+        Why::NotOffered => "not_offered",
+        Why::OnceOnly => "once_only",
         Why::BadPageToken => "bad_page_token",
     }
 }
@@ -307,6 +319,8 @@ mod tests {
                 with: "spec.profile",
             },
             Why::Duplicate,
+            Why::NotOffered,
+            Why::OnceOnly,
             Why::BadPageToken,
         ];
         whys.into_iter()
@@ -403,6 +417,23 @@ mod tests {
                 panic!("{fault:?} and {other:?} share a machine code");
             }
         }
+    }
+
+    #[test]
+    fn whoever_was_slower_is_told_who_answered_when_and_what() {
+        let fault = Fault::AnsweredOtherwise {
+            by: "bob".into(),
+            at: baton_core::time::Wall(1_763_427_600_000),
+            decision: baton_core::record::Decision::Denied,
+        };
+        let (code, detail) = explain(&fault);
+        assert_eq!(
+            (code, detail.code.as_str()),
+            (Code::AlreadyExists, "answer_conflict")
+        );
+        assert_eq!(detail.holder, "bob");
+        let told = "bob has answered it at 2025-11-18T01:00:00Z: denied";
+        assert_eq!(detail.message, told);
     }
 
     #[test]

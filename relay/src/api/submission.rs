@@ -9,8 +9,8 @@ use baton_core::config::Config;
 use baton_core::id::DaemonId;
 use baton_core::profile;
 use baton_core::spec::{
-    AgentOptions, CompletionContract, Profile, RequestedProfile, RequiredArtifact, RetryPolicy,
-    Target, TaskSpec, TurnKind,
+    AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RequiredArtifact,
+    RetryPolicy, Target, TaskSpec, TurnKind,
 };
 use baton_proto::{TraceParent, v1};
 
@@ -73,6 +73,7 @@ pub(super) fn draft(
             "spec.on_input_timeout",
             sent.on_input_timeout,
         )?),
+        permission_rules: permission_rules(sent.permission_rules)?,
         dispatch_policy: words::asked_dispatch_policy(validate::enumeration(
             "spec.dispatch_policy",
             sent.dispatch_policy,
@@ -103,7 +104,6 @@ fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
     let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
     let unbuilt = [
         ("spec.workspace", sent.workspace.is_some()),
-        ("spec.permission_rules", !sent.permission_rules.is_empty()),
         ("spec.mcp", sent.mcp),
         ("spec.agent_scope", !sent.agent_scope.is_empty()),
         ("spec.agent_held", sent.agent_held),
@@ -288,6 +288,29 @@ fn priority(given: Option<u32>) -> Checked<u8> {
     let given = given.map_or(limits::DEFAULT_PRIORITY.into(), u64::from);
     let priority = validate::in_range("spec.priority", given, &limits::PRIORITY)?;
     Ok(u8::try_from(priority).expect("the range ends at 100"))
+}
+
+fn permission_rules(given: Vec<v1::PermissionRule>) -> Checked<Vec<PermissionRule>> {
+    validate::count(
+        "spec.permission_rules",
+        given.len(),
+        limits::PERMISSION_RULES,
+    )?;
+    let rules = given.into_iter().map(|rule| {
+        let effect = validate::enumeration("spec.permission_rules.effect", rule.effect)?;
+        validate::title("spec.permission_rules.tool", &rule.tool, limits::RULE_TOOL)?;
+        validate::text(
+            "spec.permission_rules.pattern",
+            &rule.pattern,
+            limits::RULE_PATTERN,
+        )?;
+        Ok(PermissionRule {
+            effect: words::asked_permission_effect(effect),
+            tool: rule.tool,
+            pattern: rule.pattern,
+        })
+    });
+    rules.collect()
 }
 
 fn criteria(given: Vec<String>) -> Checked<Vec<String>> {

@@ -11,7 +11,6 @@ const UNBUILT: &[&str] = &[
     "/baton.v1.Tasks/Resume",
     "/baton.v1.Tasks/ListBlocked",
     "/baton.v1.Tasks/GetBlocked",
-    "/baton.v1.Inputs/WatchInputs",
     "/baton.v1.Fleet/DisconnectDaemon",
     "/baton.v1.Operator/ListAttempts",
     "/baton.v1.Operator/ForceRelease",

@@ -52,6 +52,10 @@ pub enum Why {
     Conflict { with: &'static str },
     #[error("has an item twice")]
     Duplicate,
+    #[error("is not among what the question offers")]
+    NotOffered,
+    #[error("reaches further than this agent can take")]
+    OnceOnly,
     /// Opaque, and not one that this relay gave to this tenant for this list.
     #[error("is not a page token of this list")]
     BadPageToken,

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting};
 use crate::bodies::Bodies;
 use crate::clock::Clock;
+use crate::inbox::Inbox;
 use crate::reader::Reader;
 use crate::records;
 use crate::sealer::Sealer;
@@ -34,6 +35,7 @@ const APPEND_BYTES: usize = 512 * 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Audience {
     pub(crate) watchers: Watchers,
+    pub(crate) inbox: Inbox,
     pub(crate) telemetry: Telemetry,
     pub(crate) sealer: Sealer,
 }
@@ -41,6 +43,7 @@ pub(crate) struct Audience {
 impl Audience {
     fn hear(&self, spec: &Arc<TaskSpec>, record: &Arc<TaskRecord>, events: &[Arc<TimelineEvent>]) {
         self.watchers.publish(record);
+        self.inbox.published(spec, record);
         self.telemetry.published(spec, record, events);
         self.sealer.published(record, events);
     }

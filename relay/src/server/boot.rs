@@ -23,6 +23,7 @@ use crate::auth::{Tokens, bootstrap};
 use crate::bodies::Bodies;
 use crate::config::RelayConfig;
 use crate::dispatcher::{Audience, Dispatcher, Loop, Parts};
+use crate::inbox::Inbox;
 use crate::mint::{Ids, SystemMint};
 use crate::output::{OutputConfig, OutputLog};
 use crate::reader::Reader;
@@ -73,8 +74,10 @@ pub(super) async fn boot(
     let reader = Reader::new(opened.store.clone(), bodies.clone(), unreadables);
     let settings = settings(config, &opened);
     let watchers = Watchers::default();
+    let inbox = Inbox::default();
     let audience = Audience {
         watchers: watchers.clone(),
+        inbox: inbox.clone(),
         telemetry: telemetry.clone(),
         sealer: Sealer::start(output.clone()),
     };
@@ -107,6 +110,7 @@ pub(super) async fn boot(
         dispatcher,
         reader,
         watchers,
+        inbox,
         output: output.clone(),
         tokens,
         clock: config.clock.clone(),
@@ -185,6 +189,9 @@ fn recover(
     audience: Audience,
 ) -> Result<Recovered, RelayError> {
     let records = reader.recover()?;
+    for (_, record) in &records.tasks {
+        audience.inbox.note(record);
+    }
     let newest = reader.newest_task_id().max(records.scheduler.newest_held());
     let ids = Ids::above(newest.map(|task| task.0), config.clock.clone());
     let mut mint = SystemMint { ids: ids.clone() };

@@ -203,7 +203,8 @@ fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> 
     }
     Ok(FrameBody::PermissionRequest {
         input: input_id(&request.input_id)?,
-        tool: text(&request.tool_call_id),
+        tool_name: request.tool_name.as_str().into(),
+        arguments: request.tool_input[..].into(),
         payload: request.encode_to_vec().into(),
     })
 }

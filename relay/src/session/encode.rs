@@ -4,7 +4,7 @@ use baton_core::effects::{
     AttemptRef, CancelKind, CloseReason, Dispatch, Downstream, Renewal, Settlement, Verdict,
 };
 use baton_core::id::{AttemptId, DaemonId, Incarnation, RelayEpoch};
-use baton_core::record::InputKind;
+use baton_core::record::{Decision, InputKind};
 use baton_core::reject::Rejection;
 use baton_proto::codes::features;
 use baton_proto::v1;
@@ -173,15 +173,17 @@ impl Stamp {
                 to,
                 input,
                 kind,
-                approved,
+                decision,
                 payload,
                 by,
+                digest,
             } => {
                 let answer = Answered {
                     input_id: input.to_string(),
-                    approved,
+                    decision,
                     payload: &payload,
                     by: &by,
+                    digest: &digest,
                 };
                 self.command(&to, answer.body(kind))
             }
@@ -243,6 +245,8 @@ impl Stamp {
             total_ms,
             previous,
             agent_session_id,
+            fresh,
+            conversation_key,
         } = dispatch;
         let resume = previous.map(|previous| v1::ResumeContext {
             previous_attempt_id: previous.to_string(),
@@ -273,6 +277,7 @@ impl Stamp {
                 contract: spec.contract.as_ref().map(wire::contract),
                 resume,
                 on_input_timeout: words::on_input_timeout(spec.on_input_timeout).into(),
+                // The relay answers by them.
                 permission_rules: Vec::new(),
                 labels: spec.labels.clone(),
                 goal: spec.goal.clone(),
@@ -280,6 +285,10 @@ impl Stamp {
                 mcp: false,
                 max_output_bytes: LIMITS.max_output_bytes,
                 default_cleanup_term_ms: 2_000,
+                conversation_key: conversation_key
+                    .map(|key| Bytes::copy_from_slice(&key))
+                    .unwrap_or_default(),
+                fresh_conversation: *fresh,
             }),
         )
     }
@@ -288,9 +297,10 @@ impl Stamp {
 /// A person's word on its way to the agent.
 struct Answered<'a> {
     input_id: String,
-    approved: Option<bool>,
+    decision: Decision,
     payload: &'a [u8],
     by: &'a str,
+    digest: &'a [u8],
 }
 
 impl Answered<'_> {
@@ -302,16 +312,13 @@ impl Answered<'_> {
     }
 
     fn decision(self) -> v1::PermissionDecision {
-        let outcome = match self.approved {
-            Some(true) => v1::InputOutcome::Allowed,
-            Some(false) | None => v1::InputOutcome::Denied,
-        };
-        // What was stored with the answer carries its scope and message; who decided is the relay's word.
+        // What was stored with the answer carries its scope and message; who decided, and on what, is the relay's word.
         let stored = v1::PermissionDecision::decode(self.payload).unwrap_or_default();
         v1::PermissionDecision {
             input_id: self.input_id,
-            outcome: outcome.into(),
+            outcome: words::outcome(self.decision).into(),
             decided_by: self.by.to_owned(),
+            tool_input_sha256: Bytes::copy_from_slice(self.digest),
             ..stored
         }
     }
@@ -320,7 +327,7 @@ impl Answered<'_> {
         let stored = v1::QuestionAnswer::decode(self.payload).unwrap_or_default();
         v1::QuestionAnswer {
             input_id: self.input_id,
-            outcome: v1::InputOutcome::Answered.into(),
+            outcome: words::outcome(self.decision).into(),
             answered_by: self.by.to_owned(),
             ..stored
         }

@@ -43,6 +43,7 @@ fn place(kind: &EventKind) -> Place {
         | EventKind::Phase(Phase::FirstVisibleEventSeen) => Place::Attempt,
         EventKind::RetryScheduled { .. }
         | EventKind::RetryStopped
+        | EventKind::ResumeFallback
         | EventKind::RetryAsked
         | EventKind::Attention(_)
         | EventKind::Paused
@@ -78,6 +79,7 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::CancelDelivered
         | EventKind::CancelConfirmed
         | EventKind::RetryStopped
+        | EventKind::ResumeFallback
         | EventKind::RetryAsked
         | EventKind::Paused
         | EventKind::Unpaused

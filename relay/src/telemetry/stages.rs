@@ -119,6 +119,7 @@ pub(super) fn append(
             | EventKind::Ended { .. }
             | EventKind::RetryScheduled { .. }
             | EventKind::RetryStopped
+            | EventKind::ResumeFallback
             | EventKind::RetryAsked
             | EventKind::Attention(_)
             | EventKind::Paused

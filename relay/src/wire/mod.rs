@@ -5,7 +5,9 @@
 mod spec;
 pub(crate) mod words;
 
-pub(crate) use spec::{asked_deadlines, contract, deadlines, inline, named, options, spec};
+pub(crate) use spec::{
+    asked_deadlines, contract, deadlines, inline, named, options, permission_rule, spec,
+};
 
 use baton_core::time::Wall;
 

@@ -1,7 +1,8 @@
 //! What a client submitted, put on the wire: to clients that ask for it, and in parts to the daemon that runs it.
 
 use baton_core::spec::{
-    AgentOptions, CompletionContract, Profile, RequestedProfile, RetryPolicy, Target, TaskSpec,
+    AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RetryPolicy,
+    Target, TaskSpec,
 };
 use baton_proto::v1;
 
@@ -33,9 +34,18 @@ pub(crate) fn spec(spec: &TaskSpec) -> v1::TaskSpec {
         retry: Some(retry(&spec.retry)),
         contract: spec.contract.as_ref().map(contract),
         on_input_timeout: words::on_input_timeout(spec.on_input_timeout).into(),
+        permission_rules: spec.permission_rules.iter().map(permission_rule).collect(),
         success_criteria: spec.success_criteria.clone(),
         env: spec.env.clone(),
         ..v1::TaskSpec::default()
+    }
+}
+
+pub(crate) fn permission_rule(rule: &PermissionRule) -> v1::PermissionRule {
+    v1::PermissionRule {
+        effect: words::permission_effect(rule.effect).into(),
+        tool: rule.tool.clone(),
+        pattern: rule.pattern.clone(),
     }
 }
 

@@ -1,9 +1,11 @@
 //! The core's words in the protocol's spelling, and back. One exhaustive match per enum: a new word cannot be forgotten.
 
 use baton_core::record::{
-    AttemptState, AttentionCause, EndedBy, Phase, Receipt, TaskState, TimerKind,
+    AttemptState, AttentionCause, Decision, EndedBy, Phase, Receipt, TaskState, TimerKind,
 };
-use baton_core::spec::{DispatchPolicy, MissingPolicy, OnInputTimeout, TurnKind, WhenUnsafe};
+use baton_core::spec::{
+    DispatchPolicy, MissingPolicy, OnInputTimeout, PermissionEffect, TurnKind, WhenUnsafe,
+};
 use baton_proto::v1;
 
 pub(crate) fn task_state(state: TaskState) -> v1::TaskState {
@@ -234,5 +236,30 @@ mod tests {
             attention(AttentionCause::UnsafeLoss).short_name(),
             "unsafe_loss"
         );
+    }
+}
+
+pub(crate) fn outcome(decision: Decision) -> v1::InputOutcome {
+    match decision {
+        Decision::Allowed => v1::InputOutcome::Allowed,
+        Decision::Denied => v1::InputOutcome::Denied,
+        Decision::Replied => v1::InputOutcome::Answered,
+        Decision::Expired => v1::InputOutcome::Expired,
+    }
+}
+
+pub(crate) fn permission_effect(effect: PermissionEffect) -> v1::PermissionEffect {
+    match effect {
+        PermissionEffect::Allow => v1::PermissionEffect::Allow,
+        PermissionEffect::Deny => v1::PermissionEffect::Deny,
+        PermissionEffect::Ask => v1::PermissionEffect::Ask,
+    }
+}
+
+pub(crate) fn asked_permission_effect(effect: v1::PermissionEffect) -> PermissionEffect {
+    match effect {
+        v1::PermissionEffect::Unspecified | v1::PermissionEffect::Ask => PermissionEffect::Ask,
+        v1::PermissionEffect::Allow => PermissionEffect::Allow,
+        v1::PermissionEffect::Deny => PermissionEffect::Deny,
     }
 }

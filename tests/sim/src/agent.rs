@@ -12,6 +12,7 @@ use baton_core::time::Mint;
 
 use crate::daemon::Kill;
 use crate::links::Up;
+use crate::ruled::CASES;
 use crate::world::{Event, World};
 
 /// What this attempt will come to, if nobody interferes.
@@ -191,14 +192,16 @@ impl World {
         if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
             held.asked = Some(input);
         }
-        let payload = Arc::from(*b"may I?");
+        let (tool, arguments, _) = CASES[self.rng.index(CASES.len())];
+        let arguments: Arc<[u8]> = arguments.as_bytes().into();
         self.say(
             index,
             attempt,
             FrameBody::PermissionRequest {
                 input,
-                tool: None,
-                payload,
+                tool_name: tool.into(),
+                arguments: Arc::clone(&arguments),
+                payload: arguments,
             },
         );
     }
@@ -213,6 +216,7 @@ impl World {
         };
         let body = match plan {
             Plan::Complete | Plan::Flood => completed(termination),
+            Plan::Fail { .. } if self.rng.chance(20) => unresumed(termination),
             Plan::Fail { retryable } => failed(termination, retryable, self.rng.below(3)),
             Plan::Release => FrameBody::Released {
                 reason: None,
@@ -377,6 +381,14 @@ fn failed(termination: Termination, retryable: bool, exit: u64) -> FrameBody {
             ..termination
         },
     ))
+}
+
+/// The conversation that it should go on with is gone.
+fn unresumed(termination: Termination) -> FrameBody {
+    FrameBody::Errored(Errored {
+        agent_session_id: Some("gone".into()),
+        ..errored(FailureCode::ResumeFailed, termination)
+    })
 }
 
 fn errored(code: FailureCode, termination: Termination) -> Errored {

@@ -1,19 +1,22 @@
 //! What one change of a task may do to it: budgets, pauses, answers, cancels and retries.
 
 use baton_core::record::{
-    AttemptRecord, EndState, EndedBy, FailureCode, InputRecord, InputState, Pending, State,
-    TaskRecord, TimerKind,
+    AttemptRecord, EndState, EndedBy, FailureCode, InputRecord, Pending, State, TaskRecord,
+    TimerKind,
 };
 use baton_core::spec::{RetryPolicy, TaskSpec, WhenUnsafe};
 
 use crate::checks::pairs;
+use crate::ruled;
 use crate::store::State as Stored;
 
 pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
     counted(new);
+    begun_anew(new);
     within_budget(&before.specs[&new.task].retry, old, new);
     for (was, is) in pairs(old, new) {
         same_answers(was, is);
+        ruled::check(&before.specs[&new.task], is);
         let (from, to) = (&was.state, &is.state);
         if *from == State::Queued && *to == State::Offered {
             offered(before, old, is);
@@ -41,7 +44,15 @@ fn counted(task: &TaskRecord) {
         let ends = task.attempts.iter().filter(|a| which(a)).count();
         u32::try_from(ends).unwrap_or(u32::MAX)
     };
-    let (failures, losses) = (ends(is_failure), ends(is_loss));
+    let next = task.attempts.iter().skip(1);
+    let anew = task
+        .attempts
+        .iter()
+        .zip(next)
+        .filter(|(was, is)| is.fresh && is_failure(was))
+        .count();
+    let anew = u32::try_from(anew).unwrap_or(u32::MAX);
+    let (failures, losses) = (ends(is_failure) - anew, ends(is_loss));
     let counters = &task.counters;
     assert_eq!(
         (counters.failures, counters.losses),
@@ -49,6 +60,22 @@ fn counted(task: &TaskRecord) {
         "S12: the ends of {} are counted wrong",
         task.task
     );
+}
+
+/// A conversation begins anew once, after a resume that failed; what was then given back without a try stays so.
+fn begun_anew(task: &TaskRecord) {
+    let next = task.attempts.iter().skip(1);
+    for (was, is) in task.attempts.iter().zip(next).filter(|(_, is)| is.fresh) {
+        let end = was.state.end();
+        let failed = end.is_some_and(|end| end.failure_code == Some(FailureCode::ResumeFailed));
+        let given_back = end.is_some_and(|end| end.state == EndState::Released);
+        assert!(
+            (failed && !was.fresh) || (given_back && was.fresh),
+            "resume: {} begins anew after {}",
+            is.id,
+            was.id
+        );
+    }
 }
 
 fn is_failure(attempt: &AttemptRecord) -> bool {
@@ -158,16 +185,14 @@ fn unsafe_loss(spec: &TaskSpec, is: &AttemptRecord, task: &TaskRecord) {
 
 /// S8: of an answered input only what happens to the answer changes, and what is closed takes none.
 fn same_answers(was: &AttemptRecord, is: &AttemptRecord) {
-    let given = |input: &InputRecord| match &input.state {
-        InputState::Answered(answer) | InputState::Received(answer) => {
-            Some((answer.approved, answer.by.clone(), answer.at))
-        }
-        InputState::Open | InputState::Withdrawn | InputState::Expired => None,
+    let given = |input: &InputRecord| {
+        let answer = input.state.answer()?;
+        Some((answer.decision, answer.by.clone(), answer.at))
     };
     for old in &was.inputs {
         let new = is.inputs.iter().find(|new| new.id == old.id);
         let (old_answer, new_answer) = (given(old), new.and_then(given));
-        let closed = !matches!(old.state, InputState::Open | InputState::Answered(_));
+        let closed = !old.state.is_pending();
         assert!(
             old_answer == new_answer || new_answer.is_none() || (old_answer.is_none() && !closed),
             "S8: the answer to {} changed",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_core::effects::Reply;
 use baton_core::id::{InputId, RequestId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Actor, Input, Submit};
-use baton_core::record::{InputState, TaskRecord, TaskState};
+use baton_core::record::{Decision, TaskRecord, TaskState};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
@@ -37,7 +37,7 @@ pub(crate) enum Asked {
     /// Something about another tenant's task.
     Foreign,
     Cancel(TaskId),
-    Answer(InputId, Option<bool>),
+    Answer(InputId, Decision),
     Daemons,
     Other,
 }
@@ -297,9 +297,7 @@ impl World {
         let view = &self.relay.store.view;
         let open = view.live.values().filter_map(|record| {
             let inputs = &record.newest()?.inputs;
-            let input = inputs
-                .iter()
-                .find(|i| matches!(i.state, InputState::Open | InputState::Answered(_)))?;
+            let input = inputs.iter().find(|i| i.state.is_pending())?;
             Some((record.tenant.clone(), record.task, input.id))
         });
         let open: Vec<_> = open.collect();
@@ -321,18 +319,24 @@ impl World {
     }
 
     fn answer(&mut self, tenant: TenantId, task: TaskId, input: InputId) {
-        let (by, approved, payload) = (actor(), Some(self.rng.chance(60)), Arc::from(*b"ok"));
+        let (by, payload) = (actor(), Arc::from(*b"ok"));
+        let decision = if self.rng.chance(60) {
+            Decision::Allowed
+        } else {
+            Decision::Denied
+        };
         let request = self.ask(|request| Input::Answer {
             request,
             tenant,
             task,
             input,
             by,
-            approved,
+            decision,
             payload,
+            finished: None,
         });
         self.counts.answers += 1;
-        self.remember(request, Asked::Answer(input, approved));
+        self.remember(request, Asked::Answer(input, decision));
     }
 
     /// In healing nothing stays paused, drained or unanswered.
@@ -390,8 +394,8 @@ impl World {
                 }
             }
             (Asked::Other, Ok(Reply::Removed(tasks))) => self.counts.removals += tasks.len() as u64,
-            (Asked::Answer(input, approved), Ok(Reply::Task(record))) => {
-                answer_acked(input, approved, &record);
+            (Asked::Answer(input, decision), Ok(Reply::Task(record))) => {
+                answer_acked(input, decision, &record);
             }
             (Asked::Answer(..), Err(_)) => self.counts.refused_answers += 1,
             (Asked::Foreign, outcome) => self.foreign_answered(outcome),
@@ -467,13 +471,11 @@ impl World {
     }
 }
 
-/// S8: an answer that was taken is the answer, of an attempt that could still hear it.
-fn answer_acked(input: InputId, approved: Option<bool>, record: &TaskRecord) {
-    let newest = record.newest().map(|attempt| &attempt.inputs);
-    let asked = newest.and_then(|inputs| inputs.iter().find(|known| known.id == input));
-    let given = asked.and_then(|asked| match &asked.state {
-        InputState::Answered(given) | InputState::Received(given) => Some(given.approved),
-        InputState::Open | InputState::Withdrawn | InputState::Expired => None,
-    });
-    assert_eq!(given, Some(approved), "S8: the answer to {input} was taken");
+/// S8: an answer that was taken is the answer, whatever became of it since.
+fn answer_acked(input: InputId, decision: Decision, record: &TaskRecord) {
+    let mut inputs = record.attempts.iter().flat_map(|attempt| &attempt.inputs);
+    let asked = inputs.find(|known| known.id == input);
+    let given = asked.and_then(|asked| asked.state.answer());
+    let given = given.map(|given| given.decision);
+    assert_eq!(given, Some(decision), "S8: the answer to {input} was taken");
 }

@@ -8,6 +8,7 @@ use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TenantId, TenantS
 use baton_core::input::{
     ActiveAttempt, ActiveState, FrameBody, FrameRef, Heartbeat, Hello, Input, LeaseToken,
 };
+use baton_core::record::Decision;
 use baton_core::spec::TaskSpec;
 use baton_core::time::{Mint, Wall};
 use uuid::Uuid;
@@ -46,7 +47,7 @@ pub(crate) struct Daemon {
     pub(crate) past: Past,
     pub(crate) ghosts: BTreeSet<(AttemptId, u64)>,
     /// What it was told for each input.
-    pub(crate) answers: BTreeMap<InputId, Option<bool>>,
+    pub(crate) answers: BTreeMap<InputId, Decision>,
 }
 
 /// A restart on purpose: asked at a time, begun when it is granted.

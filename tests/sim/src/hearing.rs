@@ -65,11 +65,11 @@ impl World {
             Downstream::Answer {
                 to,
                 input,
-                approved,
+                decision,
                 ..
             } => {
-                let given = *self.daemons[index].answers.entry(input).or_insert(approved);
-                assert_eq!(given, approved, "S8: {input} was answered twice");
+                let given = *self.daemons[index].answers.entry(input).or_insert(decision);
+                assert_eq!(given, decision, "S8: {input} was answered twice");
                 let held = self.daemons[index].held.get_mut(&to.attempt);
                 if let Some(held) = held.filter(|h| h.asked == Some(input) && !h.ended && h.alive) {
                     held.asked = None;

@@ -24,6 +24,7 @@ mod options;
 mod relay;
 mod removals;
 mod rng;
+mod ruled;
 mod sent;
 mod shown;
 mod stopped;

@@ -87,6 +87,11 @@ fn ordered(durable: &State, message: &Downstream) {
                 "S5: {} was offered and has no lease",
                 stored.id
             );
+            assert!(
+                !stored.fresh || (dispatch.fresh && dispatch.agent_session_id.is_none()),
+                "resume: {} goes on with what is gone",
+                stored.id
+            );
         }
         Downstream::LeaseConfirmed { to, .. } => {
             let stored = attempt(durable, to.task, to.attempt);
@@ -108,16 +113,18 @@ fn ordered(durable: &State, message: &Downstream) {
                 stored.state.name()
             );
         }
-        Downstream::Answer { to, input, .. } => {
+        Downstream::Answer {
+            to, input, digest, ..
+        } => {
             let stored = attempt(durable, to.task, to.attempt);
-            let answered = stored
-                .inputs
-                .iter()
-                .any(|i| i.id == *input && !matches!(i.state, InputState::Open));
+            let asked = stored.inputs.iter().find(|asked| asked.id == *input);
+            let answered = asked.filter(|asked| asked.state != InputState::Open);
             assert!(
-                answered,
+                answered.is_some(),
                 "S5: an answer to {input} was sent and is not durable"
             );
+            let bound = answered.is_some_and(|asked| asked.digest == *digest);
+            assert!(bound, "S8: the answer to {input} is not bound to it");
         }
         Downstream::Welcome { .. }
         | Downstream::HeartbeatAck { .. }

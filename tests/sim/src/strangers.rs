@@ -5,6 +5,7 @@ use std::sync::Arc;
 use baton_core::effects::Reply;
 use baton_core::id::{InputId, RequestId, TaskId, TenantId};
 use baton_core::input::Input;
+use baton_core::record::Decision;
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
@@ -72,8 +73,9 @@ fn foreign(kind: u64, request: RequestId, tenant: TenantId, task: TaskId, input:
             task,
             input,
             by,
-            approved: Some(true),
+            decision: Decision::Allowed,
             payload: Arc::from(*b"ok"),
+            finished: None,
         },
         3 => Input::PauseTask {
             request,

@@ -10,6 +10,7 @@ use baton_core::spec::{
 
 use crate::options::LONGEST_TTL_MS;
 use crate::rng::Rng;
+use crate::ruled;
 use crate::world::World;
 
 impl World {
@@ -62,6 +63,11 @@ impl World {
                     OnInputTimeout::Park,
                 ])
                 .unwrap_or_default(),
+            permission_rules: if rng.chance(50) {
+                ruled::rules()
+            } else {
+                Vec::new()
+            },
             dispatch_policy: if rng.chance(5) {
                 DispatchPolicy::FailFast
             } else {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use baton_proto::v1::{InputOutcome, PermissionDecision};
+use baton_proto::v1::{InputOutcome, PermissionDecision, PermissionRequest};
 use proptest::prelude::*;
 
 use super::super::super::talk::{Said, Word};
@@ -85,7 +85,7 @@ struct World {
     phases: Vec<OncePhase>,
     stdin: BTreeMap<u64, String>,
     /// Permissions that were asked and not received.
-    open: Vec<String>,
+    open: Vec<PermissionRequest>,
 }
 
 impl World {
@@ -98,8 +98,10 @@ impl World {
             }
             AttemptEvent::Said { said, .. } if !self.said.contains(&said) => {
                 match &said {
-                    Said::Permission(request) => self.open.push(request.input_id.clone()),
-                    Said::InputReceived { input_id } => self.open.retain(|open| open != input_id),
+                    Said::Permission(request) => self.open.push(request.clone()),
+                    Said::InputReceived { input_id } => {
+                        self.open.retain(|open| open.input_id != *input_id);
+                    }
                     _ => {}
                 }
                 self.said.push(said);
@@ -124,9 +126,10 @@ impl World {
     }
 
     fn answer(&mut self, fold: &mut Fold) {
-        for input_id in self.open.clone() {
+        for asked in self.open.clone() {
             let decision = PermissionDecision {
-                input_id,
+                input_id: asked.input_id,
+                tool_input_sha256: asked.tool_input_sha256,
                 outcome: InputOutcome::Allowed.into(),
                 ..PermissionDecision::default()
             };

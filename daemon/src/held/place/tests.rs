@@ -29,6 +29,7 @@ fn offer() -> (AttemptId, Offer) {
         boot_id: String::new(),
         deadlines: Deadlines::default(),
         cleanup_term: Duration::ZERO,
+        conversation_key: Bytes::new(),
     };
     let offer = Offer {
         attempt,
@@ -50,6 +51,7 @@ fn offer() -> (AttemptId, Offer) {
             cleanup_term: Duration::ZERO,
         },
         accept: Duration::from_secs(10),
+        conversing: None,
     };
     (id, offer)
 }

@@ -162,6 +162,7 @@ fn meta() -> AttemptMeta {
         boot_id: String::new(),
         deadlines: Deadlines::default(),
         cleanup_term: Duration::ZERO,
+        conversation_key: Bytes::new(),
     }
 }
 

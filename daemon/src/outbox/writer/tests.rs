@@ -46,6 +46,7 @@ impl Bench {
             boot_id: String::new(),
             deadlines: Deadlines::default(),
             cleanup_term: Duration::ZERO,
+            conversation_key: Bytes::new(),
         };
         let (id, meta) = (place.id, Box::new(meta));
         self.job(Job::Begin { id, meta }).await;

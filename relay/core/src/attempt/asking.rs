@@ -6,14 +6,51 @@ use super::{Machine, Outcome};
 use crate::bounds;
 use crate::id::InputId;
 use crate::record::{
-    Answer, EventKind, InputRecord, InputState, ParkCause, Pending, Phase, TimerKind,
+    Answer, Decision, EventKind, InputRecord, InputState, ParkCause, Pending, Phase, TimerKind,
 };
 use crate::reject::Rejection;
-use crate::spec::OnInputTimeout;
+use crate::spec::{OnInputTimeout, PermissionEffect, TaskSpec};
+use crate::time::Wall;
 use crate::timers::Fact;
 
+/// What a rule of the task says to a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Ruled {
+    number: u32,
+    decision: Decision,
+    /// The rule as people write it.
+    pub(crate) words: Arc<str>,
+}
+
+impl Ruled {
+    /// None where the rule wants a person asked.
+    pub(crate) fn of(spec: &TaskSpec, (number, effect): (u32, PermissionEffect)) -> Option<Self> {
+        let decision = match effect {
+            PermissionEffect::Allow => Decision::Allowed,
+            PermissionEffect::Deny => Decision::Denied,
+            PermissionEffect::Ask => return None,
+        };
+        let rule = spec.permission_rules.get(number as usize - 1)?;
+        Some(Self {
+            number,
+            decision,
+            words: rule.to_string().into(),
+        })
+    }
+
+    fn answer(self, at: Wall) -> Answer {
+        Answer {
+            by: format!("rule:{}", self.number).into(),
+            at,
+            decision: self.decision,
+            rule: Some(self.number),
+            payload: Arc::from([]),
+        }
+    }
+}
+
 impl Machine<'_> {
-    pub(super) fn input_asked(&mut self, input: InputRecord) -> Outcome {
+    pub(super) fn input_asked(&mut self, input: InputRecord, ruled: Option<Ruled>) -> Outcome {
         let inputs = &mut self.attempt.inputs;
         if inputs.iter().any(|known| known.id == input.id) {
             return Outcome::Refused(Rejection::DuplicateInput);
@@ -24,9 +61,7 @@ impl Machine<'_> {
         }
         if inputs.len() >= self.config.max_inputs {
             // Closed ones are history: the oldest makes room.
-            let closed = |known: &InputRecord| {
-                !matches!(known.state, InputState::Open | InputState::Answered(_))
-            };
+            let closed = |known: &InputRecord| !known.state.is_pending();
             let Some(oldest) = inputs.iter().position(closed) else {
                 return Outcome::Refused(Rejection::TooManyInputs);
             };
@@ -36,8 +71,12 @@ impl Machine<'_> {
         self.attempt.phase = Some(Phase::WaitingInput);
         self.tell(&Fact::InputAsked(input.id));
         self.notes.push(EventKind::InputAsked { input: input.id });
+        let id = input.id;
         self.attempt.inputs.push(input);
         self.attempt.state = self.running_state();
+        if let Some(ruled) = ruled.filter(|_| !mutant!(RuleUnheard)) {
+            self.answered(id, ruled.answer(self.now.wall));
+        }
         Outcome::Applied
     }
 
@@ -57,27 +96,42 @@ impl Machine<'_> {
             }
             InputState::Open => {}
             InputState::Answered(_) if mutant!(AnswerReplaced) => {}
-            InputState::Withdrawn | InputState::Expired | InputState::Received(_)
+            InputState::Withdrawn
+            | InputState::Expired
+            | InputState::Superseded(_)
+            | InputState::Received(_)
                 if mutant!(LateAnswerTaken) => {}
-            InputState::Answered(given) | InputState::Received(given) => {
+            InputState::Answered(given)
+            | InputState::Received(given)
+            | InputState::Superseded(Some(given)) => {
                 return if bounds::is_same(given, &answer) {
                     Outcome::Ignored
                 } else {
                     Outcome::Refused(Rejection::AnswerConflict)
                 };
             }
-            InputState::Withdrawn | InputState::Expired => {
+            InputState::Withdrawn | InputState::Expired | InputState::Superseded(None) => {
                 return Outcome::Refused(Rejection::InputClosed);
             }
         }
         bounds::clip_actor(&mut answer);
-        let approved = answer.approved == Some(true);
+        let approved = answer.decision == Decision::Allowed;
         input.state = InputState::Answered(answer);
         // What a person let through may have had effects.
         self.attempt.retry_safe &= !approved;
         self.tell(&Fact::InputAnswered(id));
         self.notes.push(EventKind::InputAnswered { input: id });
         Outcome::Applied
+    }
+
+    /// Nothing reaches the agent any more; what was said before is still what was said.
+    pub(super) fn answered_late(&self, id: InputId, answer: &Answer) -> Outcome {
+        let asked = self.attempt.inputs.iter().find(|input| input.id == id);
+        match asked.and_then(|input| input.state.answer()) {
+            Some(given) if bounds::is_same(given, answer) => Outcome::Ignored,
+            Some(_) => Outcome::Refused(Rejection::AnswerConflict),
+            None => Outcome::Refused(Rejection::InputClosed),
+        }
     }
 
     pub(super) fn input_received(&mut self, id: InputId) -> Outcome {
@@ -98,7 +152,7 @@ impl Machine<'_> {
         let Some(input) = self.input_mut(id) else {
             return Outcome::Refused(Rejection::UnknownInput);
         };
-        if !matches!(input.state, InputState::Open | InputState::Answered(_)) {
+        if !input.state.is_pending() {
             return Outcome::Refused(Rejection::InputClosed);
         }
         input.state = InputState::Withdrawn;
@@ -140,7 +194,8 @@ impl Machine<'_> {
                 let refusal = Answer {
                     by: "relay".into(),
                     at: wall,
-                    approved: Some(false),
+                    decision: Decision::Expired,
+                    rule: None,
                     payload: Arc::from([]),
                 };
                 self.answered(id, refusal)

@@ -47,8 +47,8 @@ impl Machine<'_> {
             | Event::InputWithdrawn(_)
             | Event::InputReceived(_)
             | Event::Accepted => Outcome::Applied,
-            Event::InputAsked(_) => Outcome::Refused(Rejection::WrongOrder),
-            Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
+            Event::InputAsked(..) => Outcome::Refused(Rejection::WrongOrder),
+            Event::Answered(id, answer) => self.answered_late(id, &answer),
             Event::Expired(_)
             | Event::Offer { .. }
             | Event::DeliveryFailed

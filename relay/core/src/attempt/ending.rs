@@ -80,8 +80,9 @@ impl Machine<'_> {
     fn close_open(&mut self) {
         self.attempt.tools.clear();
         for input in &mut self.attempt.inputs {
-            if matches!(input.state, InputState::Open | InputState::Answered(_)) {
-                input.state = InputState::Withdrawn;
+            if input.state.is_pending() {
+                let answer = input.state.answer().cloned().map(bounds::received);
+                input.state = InputState::Superseded(answer);
                 input.payload = Arc::from([]);
             }
         }
@@ -326,6 +327,7 @@ fn explain(code: &FailureCode) -> Option<&'static str> {
         | FailureCode::ProviderError
         | FailureCode::ProviderAuth
         | FailureCode::ProviderQuota
+        | FailureCode::ResumeFailed
         | FailureCode::OutputInvalid
         | FailureCode::ReceiptsMissing
         | FailureCode::RelayUnreachable
@@ -367,6 +369,7 @@ fn state_of(code: &FailureCode) -> EndState {
         | FailureCode::ProviderError
         | FailureCode::ProviderAuth
         | FailureCode::ProviderQuota
+        | FailureCode::ResumeFailed
         | FailureCode::OutputInvalid
         | FailureCode::ReceiptsMissing
         | FailureCode::CanceledByUser

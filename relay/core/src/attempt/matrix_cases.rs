@@ -8,9 +8,9 @@ use super::Event;
 use crate::id::{AttemptId, DaemonId, InputId, InstanceId};
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
-    Answer, AttemptRecord, End, EndState, EndedBy, FailureCode, Holder, InputKind, InputRecord,
-    InputState, Lease, OpenTool, ParkCause, Parked, Pending, Phase, Receipt, RejectCode, State,
-    TimerKind, Usage,
+    Answer, AttemptRecord, Decision, End, EndState, EndedBy, FailureCode, Holder, InputKind,
+    InputRecord, InputState, Lease, OpenTool, ParkCause, Parked, Pending, Phase, Receipt,
+    RejectCode, State, TimerKind, Usage,
 };
 use crate::samples;
 use crate::spec::TaskSpec;
@@ -55,7 +55,7 @@ fn input(id: InputId) -> InputRecord {
         kind: InputKind::Permission,
         state: InputState::Open,
         payload: Arc::from([]),
-        tool: None,
+        tool_name: None,
         asked: Wall(0),
         digest: [0; 32],
     }
@@ -191,7 +191,8 @@ fn relay_events() -> Vec<(String, Event)> {
     let answer = Answer {
         by: "p".into(),
         at: Wall(0),
-        approved: Some(true),
+        decision: Decision::Allowed,
+        rule: None,
         payload: Arc::from([]),
     };
     named(vec![
@@ -284,7 +285,10 @@ fn frame_events() -> Vec<(String, Event)> {
         ),
         ("tool started", Event::ToolStarted(tool)),
         ("tool finished", Event::ToolFinished("t".into())),
-        ("input asked", Event::InputAsked(Box::new(input(other)))),
+        (
+            "input asked",
+            Event::InputAsked(Box::new(input(other)), None),
+        ),
         ("input withdrawn", Event::InputWithdrawn(input_id())),
         ("input received", Event::InputReceived(input_id())),
         ("output", output(false)),

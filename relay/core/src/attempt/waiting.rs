@@ -28,7 +28,7 @@ impl Machine<'_> {
             | Event::Phase(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
-            | Event::InputAsked(_)
+            | Event::InputAsked(..)
             | Event::InputWithdrawn(_)
             | Event::InputReceived(_)
             | Event::Output { .. }
@@ -64,7 +64,7 @@ impl Machine<'_> {
             Event::Phase(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
-            | Event::InputAsked(_)
+            | Event::InputAsked(..)
             | Event::InputWithdrawn(_)
             | Event::InputReceived(_)
             | Event::Output { .. }
@@ -97,7 +97,7 @@ impl Machine<'_> {
             | Event::Phase(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
-            | Event::InputAsked(_)
+            | Event::InputAsked(..)
             | Event::InputWithdrawn(_)
             | Event::InputReceived(_)
             | Event::Output { .. } => Outcome::Refused(Rejection::NotLeased),

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::{Event, Machine, Outcome};
 use crate::record::{
-    EndState, EndedBy, EventKind, FailureCode, InputRecord, InputState, OpenTool, Pending, Phase,
-    State, TimerKind,
+    EndState, EndedBy, EventKind, FailureCode, OpenTool, Pending, Phase, State, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::timers::{Fact, TimerKey};
@@ -27,7 +26,7 @@ impl Machine<'_> {
             | Event::Phase(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
-            | Event::InputAsked(_)
+            | Event::InputAsked(..)
             | Event::InputWithdrawn(_)
             | Event::InputReceived(_)
             | Event::Output { .. }
@@ -49,7 +48,7 @@ impl Machine<'_> {
             Event::Phase(phase) => self.phase(phase),
             Event::ToolStarted(tool) => self.tool_started(tool),
             Event::ToolFinished(id) => self.tool_finished(&id),
-            Event::InputAsked(input) => self.input_asked(*input),
+            Event::InputAsked(input, ruled) => self.input_asked(*input, ruled),
             Event::InputWithdrawn(id) => self.input_withdrawn(id),
             Event::InputReceived(id) => self.input_received(id),
             Event::Answered(id, answer) => self.answered(id, answer),
@@ -81,9 +80,12 @@ impl Machine<'_> {
 
     /// The state that the open things and the phases add up to.
     pub(super) fn running_state(&self) -> State {
-        let open =
-            |input: &InputRecord| matches!(input.state, InputState::Open | InputState::Answered(_));
-        if self.attempt.inputs.iter().any(open) {
+        if self
+            .attempt
+            .inputs
+            .iter()
+            .any(|input| input.state.is_pending())
+        {
             return State::WaitingInput;
         }
         if !self.attempt.tools.is_empty() {

@@ -190,3 +190,14 @@ fn turns_of_one_conversation_go_one_at_a_time_in_their_order() {
     assert_eq!(drain(&mut queue), [2, 3].map(task));
     assert!(queue.conversations.is_empty());
 }
+
+#[test]
+fn a_turn_that_is_tried_again_goes_before_the_turns_that_were_submitted_after_it() {
+    let mut queue = Queue::default();
+    queue.push(talking(2, 50));
+    queue.push(talking(3, 50));
+    queue.push(talking(1, 50));
+    assert_eq!(first(&queue), Some(task(1)));
+    assert!(queue.is_behind(task(2)));
+    assert_eq!(drain(&mut queue), [1, 2, 3].map(task));
+}

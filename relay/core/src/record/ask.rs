@@ -14,10 +14,12 @@ pub struct InputRecord {
     pub kind: InputKind,
     pub state: InputState,
     /// Opaque to the relay: the tool's input, or the question with its options, as the daemon sent it.
+    /// Empty once it is closed.
     pub payload: Arc<[u8]>,
-    pub tool: Option<Arc<str>>,
+    /// Which tool a permission is for.
+    pub tool_name: Option<Arc<str>>,
     pub asked: Wall,
-    /// SHA-256 of kind, tool and payload: an answer is bound to what was shown.
+    /// SHA-256 of the tool's arguments, or of the question: an answer is bound to what was shown.
     pub digest: [u8; 32],
 }
 
@@ -34,15 +36,58 @@ pub enum InputState {
     Answered(Answer),
     /// The daemon has the answer.
     Received(Answer),
+    /// The agent no longer wanted it.
     Withdrawn,
+    /// Nobody answered in time, and that ended the attempt.
     Expired,
+    /// The attempt ended first. An answer that was given had not reached the agent.
+    Superseded(Option<Answer>),
+}
+
+impl InputState {
+    /// Whether the agent still waits for it.
+    pub fn is_pending(&self) -> bool {
+        match self {
+            InputState::Open | InputState::Answered(_) => true,
+            InputState::Received(_)
+            | InputState::Withdrawn
+            | InputState::Expired
+            | InputState::Superseded(_) => false,
+        }
+    }
+
+    /// What somebody said to it, whatever became of that.
+    pub fn answer(&self) -> Option<&Answer> {
+        match self {
+            InputState::Answered(answer)
+            | InputState::Received(answer)
+            | InputState::Superseded(Some(answer)) => Some(answer),
+            InputState::Open
+            | InputState::Withdrawn
+            | InputState::Expired
+            | InputState::Superseded(None) => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     pub by: Arc<str>,
     pub at: Wall,
-    /// For a permission: granted or not. A question has none.
-    pub approved: Option<bool>,
+    pub decision: Decision,
+    /// The task's own rule that answered: its place, from 1.
+    pub rule: Option<u32>,
     pub payload: Arc<[u8]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Decision {
+    /// A permission was given.
+    Allowed,
+    /// A permission was refused.
+    Denied,
+    /// A question was answered.
+    Replied,
+    /// Nobody answered in time, and the agent goes on without.
+    Expired,
 }

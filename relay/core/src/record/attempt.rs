@@ -41,6 +41,8 @@ pub struct AttemptRecord {
     pub budgets_at_ms: u64,
     pub usage: Usage,
     pub agent_session_id: Option<Arc<str>>,
+    /// It begins a conversation anew, because the one before it could not be resumed.
+    pub fresh: bool,
     pub result: Option<Arc<[u8]>>,
     pub artifacts: Vec<Artifact>,
     /// A terminal frame that came too late was kept as evidence (one is enough).
@@ -78,6 +80,7 @@ impl AttemptRecord {
             budgets_at_ms: 0,
             usage: Usage::default(),
             agent_session_id: None,
+            fresh: false,
             result: None,
             artifacts: Vec::new(),
             late_terminal: false,

@@ -72,6 +72,7 @@ codes! {
         ProviderError = "provider_error",
         ProviderAuth = "provider_auth",
         ProviderQuota = "provider_quota",
+        ResumeFailed = "resume_failed",
         OutputInvalid = "output_invalid",
         ReceiptsMissing = "receipts_missing",
         RelayUnreachable = "relay_unreachable",

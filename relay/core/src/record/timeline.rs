@@ -100,6 +100,8 @@ pub enum EventKind {
         after_ms: u64,
     },
     RetryStopped,
+    /// The conversation could not be resumed; this attempt begins a fresh one.
+    ResumeFallback,
     /// An operator or client asked for another attempt.
     RetryAsked,
     Attention(AttentionCause),
@@ -136,6 +138,7 @@ impl EventKind {
             EventKind::Ended { .. } => "ended",
             EventKind::RetryScheduled { .. } => "retry_scheduled",
             EventKind::RetryStopped => "retry_stopped",
+            EventKind::ResumeFallback => "resume_fallback",
             EventKind::RetryAsked => "retry_asked",
             EventKind::Attention(_) => "attention",
             EventKind::Paused => "paused",

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::world::{Machine, Work, World, actor, errored, spec};
 use crate::id::{InputId, TaskId};
 use crate::input::{FrameBody, Input};
-use crate::record::{AttemptState, FailureCode, InputState};
+use crate::record::{AttemptState, Decision, FailureCode, InputState};
 use crate::reject::Rejection;
 use crate::samples::tenant;
 use crate::spec::{Profile, TaskSpec};
@@ -36,7 +36,8 @@ fn words(n: u128, bytes: usize) -> Arc<str> {
 fn permission(n: u128, bytes: usize) -> FrameBody {
     FrameBody::PermissionRequest {
         input: InputId(Uuid::from_u128(n)),
-        tool: Some(words(n, 4096)),
+        tool_name: words(n, 4096),
+        arguments: Arc::from([]),
         payload: vec![7; bytes].into(),
     }
 }
@@ -48,8 +49,9 @@ fn answer(world: &mut World, task: TaskId, n: u128, bytes: usize) -> Result<(), 
         task,
         input: InputId(Uuid::from_u128(n)),
         by: actor(),
-        approved: None,
+        decision: Decision::Replied,
         payload: vec![8; bytes].into(),
+        finished: None,
     });
     answered.map(|_| ())
 }

@@ -1,24 +1,29 @@
 //! Permission requests and questions: single use, bound to their attempt, answered once, sent until confirmed.
 
-use std::sync::Arc;
-
 use super::world::{SLACK, Work, World, spec};
 use crate::effects::Downstream;
 use crate::id::InputId;
 use crate::input::{ActiveState, FrameBody};
-use crate::record::{AttemptState, AttentionCause, FailureCode, InputState, Phase, TaskState};
+use crate::record::{
+    AttemptState, AttentionCause, Decision, EventKind, FailureCode, InputState, Phase, TaskState,
+};
 use crate::reject::Rejection;
-use crate::spec::{OnInputTimeout, TaskSpec};
+use crate::spec::{OnInputTimeout, PermissionEffect, PermissionRule, TaskSpec};
 
 fn input(n: u128) -> InputId {
     InputId(uuid::Uuid::from_u128(n))
 }
 
 fn permission(n: u128) -> FrameBody {
+    asks(n, "Bash", "rm -rf")
+}
+
+fn asks(n: u128, tool: &str, arguments: &str) -> FrameBody {
     FrameBody::PermissionRequest {
         input: input(n),
-        tool: None,
-        payload: Arc::from(*b"rm -rf"),
+        tool_name: tool.into(),
+        arguments: arguments.as_bytes().into(),
+        payload: arguments.as_bytes().into(),
     }
 }
 
@@ -52,7 +57,7 @@ fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
     work.session = machine.session;
     let told = world.told(&machine);
     assert!(told.iter().any(
-        |m| matches!(m, Downstream::Answer { input: i, approved: Some(true), .. } if *i == input(1))
+        |m| matches!(m, Downstream::Answer { input: i, decision: Decision::Allowed, .. } if *i == input(1))
     ));
     world.frame(&mut work, FrameBody::InputReceived { input: input(1) });
     assert_eq!(world.attempt_state(task), AttemptState::Streaming);
@@ -101,7 +106,7 @@ fn nobody_answers_and_the_task_fails_parks_or_hears_a_no() {
     assert!(world.told(&machine).iter().any(|m| matches!(
         m,
         Downstream::Answer {
-            approved: Some(false),
+            decision: Decision::Expired,
             ..
         }
     )));
@@ -191,4 +196,101 @@ fn open_tools_and_inputs_are_bounded() {
     world.frame(&mut work, permission(4));
     let ids: Vec<InputId> = world.newest(task).inputs.iter().map(|i| i.id).collect();
     assert_eq!(ids, [input(2), input(4)], "a closed one made room");
+}
+
+fn rule(effect: PermissionEffect, tool: &str, pattern: &str) -> PermissionRule {
+    PermissionRule {
+        effect,
+        tool: tool.into(),
+        pattern: pattern.into(),
+    }
+}
+
+#[test]
+fn a_rule_of_the_task_answers_by_itself_is_named_and_binds_what_was_asked() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let rules = vec![
+        rule(PermissionEffect::Deny, "Bash", "*rm *"),
+        rule(PermissionEffect::Allow, "Bash", "git *"),
+    ];
+    let task = world.submit(TaskSpec {
+        permission_rules: rules,
+        ..spec()
+    });
+    let mut work = world.started();
+    for (n, command, decision, by) in [
+        (1, "git log", Decision::Allowed, "rule:2"),
+        (2, "rm -r .", Decision::Denied, "rule:1"),
+    ] {
+        world.told(&machine);
+        let arguments = format!(r#"{{"command":"{command}"}}"#);
+        world.frame(&mut work, asks(n, "Bash", &arguments));
+        assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+        let asked = world.newest(task).inputs.last().unwrap().clone();
+        let told = world
+            .told(&machine)
+            .into_iter()
+            .find_map(|message| match message {
+                Downstream::Answer {
+                    decision,
+                    digest,
+                    by,
+                    ..
+                } => Some((decision, digest, by)),
+                _other => None,
+            });
+        assert_eq!(told, Some((decision, asked.digest, by.into())));
+        let mut events = world.task(task).timeline.events.clone();
+        let answered = events.pop().unwrap();
+        assert_eq!(answered.kind, EventKind::InputAnswered { input: input(n) });
+        assert!(answered.message.as_deref().unwrap().contains("Bash:"));
+        assert_eq!(
+            world
+                .answer(task, input(n), decision != Decision::Allowed)
+                .unwrap_err(),
+            Rejection::AnswerConflict
+        );
+        world.frame(&mut work, FrameBody::InputReceived { input: input(n) });
+        assert_eq!(world.attempt_state(task), AttemptState::Streaming);
+    }
+    assert!(
+        !world.newest(task).retry_safe,
+        "a rule lets through like a person"
+    );
+    world.frame(&mut work, asks(3, "Write", "{}"));
+    assert_eq!(world.newest(task).inputs[2].state, InputState::Open);
+}
+
+#[test]
+fn the_same_answer_is_taken_again_when_its_attempt_and_its_task_are_over() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let (task, mut work) = asked(&mut world, spec());
+    world.answer(task, input(1), false).unwrap();
+    world.frame(&mut work, permission(2));
+    world.cancel(task).unwrap();
+    world
+        .answer(task, input(1), false)
+        .expect("said again while it is being ended");
+    let late = world.answer(task, input(2), false);
+    assert_eq!(late.unwrap_err(), Rejection::InputClosed);
+    world.frame(&mut work, super::world::canceled());
+    let over = world
+        .answer(task, input(1), false)
+        .expect("said again when it is over");
+    let states: Vec<&InputState> = over.attempts[0].inputs.iter().map(|i| &i.state).collect();
+    let said =
+        matches!(states[0], InputState::Superseded(Some(a)) if a.decision == Decision::Denied);
+    assert!(
+        said && *states[1] == InputState::Superseded(None),
+        "{states:?}"
+    );
+    for (n, code) in [
+        (1, Rejection::AnswerConflict),
+        (2, Rejection::InputClosed),
+        (9, Rejection::UnknownInput),
+    ] {
+        assert_eq!(world.answer(task, input(n), true).unwrap_err(), code);
+    }
 }

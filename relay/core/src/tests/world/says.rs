@@ -15,7 +15,7 @@ use crate::input::{
     ActiveAttempt, ActiveState, Frame, FrameBody, Heartbeat, Hello, Input, Prior, Submit,
 };
 use crate::record::{
-    AttemptRecord, AttemptState, FailureCode, Phase, State, TaskRecord, TaskState,
+    AttemptRecord, AttemptState, Decision, FailureCode, Phase, State, TaskRecord, TaskState,
 };
 use crate::reject::Rejection;
 use crate::samples;
@@ -109,14 +109,21 @@ impl World {
     ) -> Result<Arc<TaskRecord>, Rejection> {
         let request = self.request();
         let (tenant, by, payload) = (samples::tenant("acme"), actor(), Arc::from([]));
+        let decision = if approved {
+            Decision::Allowed
+        } else {
+            Decision::Denied
+        };
+        let finished = self.store.finished(task);
         self.say(Input::Answer {
             request,
             tenant,
             task,
             input,
             by,
-            approved: Some(approved),
+            decision,
             payload,
+            finished,
         });
         self.task_reply(request)
     }

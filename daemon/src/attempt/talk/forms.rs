@@ -1,0 +1,70 @@
+//! What an agent asks, in the words of the relay, and whether it can be put to people at all.
+
+use std::collections::BTreeSet;
+
+use baton_proto::v1::{PermissionRequest, QuestionOption};
+use bytes::Bytes;
+
+use crate::agents::{self, Permission, Question};
+
+/// What the wire takes of a tool's id or name.
+const ID_MAX: usize = 256;
+const OPTIONS_MAX: usize = 64;
+const QUESTION_MAX: usize = 8192;
+
+pub(super) fn can_be_asked(question: &Question) -> bool {
+    let labels: BTreeSet<&str> = question
+        .options
+        .iter()
+        .map(|option| option.label.as_str())
+        .collect();
+    let fits = |label: &&str| !label.trim().is_empty() && label.chars().count() <= ID_MAX;
+    !question.text.trim().is_empty()
+        && question.text.chars().count() <= QUESTION_MAX
+        && question.options.len() <= OPTIONS_MAX
+        && labels.len() == question.options.len()
+        && labels.iter().all(fits)
+}
+
+pub(super) fn permission_request(
+    input_id: String,
+    tool: String,
+    asked: &Permission,
+) -> PermissionRequest {
+    PermissionRequest {
+        input_id,
+        tool_name: asked.tool_name.clone(),
+        tool_input: Bytes::copy_from_slice(asked.arguments.as_bytes()),
+        tool_call_id: tool,
+        description: asked.description.clone(),
+        tool_input_sha256: Bytes::copy_from_slice(&asked.digest),
+        can_allow_for_attempt: asked.can_allow_for_attempt,
+    }
+}
+
+pub(super) fn question_frame(
+    input_id: String,
+    tool: &str,
+    asked: &Question,
+) -> baton_proto::v1::Question {
+    let option = |choice: &agents::Choice| QuestionOption {
+        label: choice.label.clone(),
+        description: choice.description.clone(),
+        preview: String::new(),
+    };
+    baton_proto::v1::Question {
+        input_id,
+        question: asked.text.clone(),
+        header: asked.header.clone(),
+        multi_select: asked.multi_select,
+        options: asked.options.iter().map(option).collect(),
+        group_id: String::new(),
+        allow_free_text: asked.allow_free_text,
+        tool_call_id: tool.to_owned(),
+        group_size: 0,
+    }
+}
+
+pub(super) fn clip(text: &str) -> String {
+    text[..text.floor_char_boundary(ID_MAX.min(text.len()))].to_owned()
+}

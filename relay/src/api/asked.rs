@@ -1,0 +1,146 @@
+//! Inputs as people see them. The relay keeps what the daemon sent as it is; here it is opened.
+
+use baton_core::record::{Answer, AttemptRecord, InputKind, InputRecord, InputState, TaskRecord};
+use baton_core::spec::TaskSpec;
+use baton_core::time::Wall;
+use baton_proto::v1;
+use bytes::Bytes;
+use prost::Message;
+
+use crate::wire::{self, timestamp, words};
+
+/// What waits for a person now.
+pub(super) fn open_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
+    let mut inputs = all_of(spec, record);
+    inputs.retain(|input| input.state() == v1::InputState::Open);
+    inputs
+}
+
+/// Every input that is kept, oldest first.
+pub(super) fn all_of(spec: &TaskSpec, record: &TaskRecord) -> Vec<v1::Input> {
+    let mut kept: Vec<(&AttemptRecord, &InputRecord)> = record
+        .attempts
+        .iter()
+        .flat_map(|attempt| attempt.inputs.iter().map(move |input| (attempt, input)))
+        .collect();
+    kept.sort_by_key(|(_, input)| (input.asked, input.id));
+    let shown = kept
+        .into_iter()
+        .map(|(attempt, input)| shown(spec, record, attempt, input));
+    shown.collect()
+}
+
+pub(super) fn shown(
+    spec: &TaskSpec,
+    record: &TaskRecord,
+    attempt: &AttemptRecord,
+    input: &InputRecord,
+) -> v1::Input {
+    let (state, outcome) = standing(input);
+    let answer = input.state.answer();
+    let said = answer.map(|answer| words_of(input.kind, answer));
+    let said = said.unwrap_or_default();
+    v1::Input {
+        input_id: input.id.to_string(),
+        task_id: record.task.to_string(),
+        attempt_id: attempt.id.to_string(),
+        attempt_number: attempt.number,
+        kind: kind(input.kind).into(),
+        state: state.into(),
+        outcome: outcome.into(),
+        body: Some(body(input)),
+        asked_at: Some(timestamp(input.asked)),
+        expires_at: expires(spec, input).map(timestamp),
+        answered_at: answer.map(|answer| timestamp(answer.at)),
+        answered_by: answer
+            .map(|answer| answer.by.to_string())
+            .unwrap_or_default(),
+        scope: said.scope,
+        labels: said.labels,
+        text: said.text,
+        goal: spec.goal.clone(),
+        agent: spec.agent.clone(),
+        rule: answer.and_then(|answer| rule_of(spec, answer)),
+    }
+}
+
+/// For display: the timer itself is the core's.
+fn expires(spec: &TaskSpec, input: &InputRecord) -> Option<Wall> {
+    let limit = spec.effective_profile.user_input_ms.filter(|ms| *ms > 0)?;
+    let open = input.state == InputState::Open;
+    open.then(|| Wall(input.asked.0.saturating_add(limit)))
+}
+
+fn rule_of(spec: &TaskSpec, answer: &Answer) -> Option<v1::PermissionRule> {
+    let place = usize::try_from(answer.rule?.checked_sub(1)?).ok()?;
+    spec.permission_rules.get(place).map(wire::permission_rule)
+}
+
+fn kind(kind: InputKind) -> v1::InputKind {
+    match kind {
+        InputKind::Permission => v1::InputKind::Permission,
+        InputKind::Question => v1::InputKind::Question,
+    }
+}
+
+/// What was asked, word for word while it matters; of a closed one only which tool, and what the answer was bound to.
+fn body(input: &InputRecord) -> v1::input::Body {
+    match input.kind {
+        InputKind::Permission => {
+            let asked = v1::PermissionRequest::decode(&*input.payload).unwrap_or_default();
+            v1::input::Body::Permission(v1::PermissionRequest {
+                input_id: input.id.to_string(),
+                tool_name: input.tool_name.as_deref().unwrap_or_default().to_owned(),
+                tool_input_sha256: Bytes::copy_from_slice(&input.digest),
+                ..asked
+            })
+        }
+        InputKind::Question => {
+            let asked = v1::Question::decode(&*input.payload).unwrap_or_default();
+            v1::input::Body::Question(v1::Question {
+                input_id: input.id.to_string(),
+                ..asked
+            })
+        }
+    }
+}
+
+fn standing(input: &InputRecord) -> (v1::InputState, v1::InputOutcome) {
+    use v1::{InputOutcome as Outcome, InputState as Standing};
+    match &input.state {
+        InputState::Open => (Standing::Open, Outcome::Unspecified),
+        InputState::Answered(answer) => (Standing::Answered, words::outcome(answer.decision)),
+        InputState::Received(answer) => (Standing::Received, words::outcome(answer.decision)),
+        InputState::Withdrawn => (Standing::Closed, Outcome::Withdrawn),
+        InputState::Expired => (Standing::Closed, Outcome::Expired),
+        InputState::Superseded(_) => (Standing::Closed, Outcome::Superseded),
+    }
+}
+
+#[derive(Default)]
+struct Said {
+    scope: i32,
+    labels: Vec<String>,
+    text: String,
+}
+
+fn words_of(kind: InputKind, answer: &Answer) -> Said {
+    match kind {
+        InputKind::Permission => {
+            let said = v1::PermissionDecision::decode(&*answer.payload).unwrap_or_default();
+            Said {
+                scope: said.scope,
+                text: said.message,
+                ..Said::default()
+            }
+        }
+        InputKind::Question => {
+            let said = v1::QuestionAnswer::decode(&*answer.payload).unwrap_or_default();
+            Said {
+                labels: said.labels,
+                text: said.text,
+                ..Said::default()
+            }
+        }
+    }
+}

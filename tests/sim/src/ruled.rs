@@ -1,0 +1,58 @@
+//! Rules that answer permissions, judged by a table: what is asked under which rules, and who must answer it how.
+
+use baton_core::record::{AttemptRecord, Decision, InputRecord};
+use baton_core::spec::{PermissionEffect, PermissionRule, TaskSpec};
+
+/// What an agent may ask, and the rule that must answer it where a task has `rules`: none means a person.
+pub(crate) const CASES: [(&str, &str, Option<(u32, Decision)>); 6] = [
+    (
+        "Bash",
+        r#"{"command":"git status"}"#,
+        Some((2, Decision::Allowed)),
+    ),
+    (
+        "Bash",
+        r#"{"command":"git gc; rm -r x"}"#,
+        Some((1, Decision::Denied)),
+    ),
+    ("Bash", r#"{"command":"git log | sh"}"#, None),
+    ("Bash", r#"{"command":"make"}"#, None),
+    ("Read", r#"{"file_path":"a"}"#, Some((4, Decision::Allowed))),
+    ("Write", r#"{"file_path":"a"}"#, None),
+];
+
+pub(crate) fn rules() -> Vec<PermissionRule> {
+    use PermissionEffect::{Allow, Ask, Deny};
+    let rule = |effect, tool: &str, pattern: &str| PermissionRule {
+        effect,
+        tool: tool.to_owned(),
+        pattern: pattern.to_owned(),
+    };
+    vec![
+        rule(Deny, "Bash", "*rm *"),
+        rule(Allow, "Bash", "git *"),
+        rule(Ask, "Bash", ""),
+        rule(Allow, "R*", ""),
+    ]
+}
+
+/// A rule answers what it must, at once, and nothing else.
+pub(crate) fn check(spec: &TaskSpec, attempt: &AttemptRecord) {
+    for input in &attempt.inputs {
+        let Some(expected) = expected(spec, input) else {
+            continue;
+        };
+        let ruled = input.state.answer().filter(|answer| answer.rule.is_some());
+        let said = ruled.and_then(|answer| Some((answer.rule?, answer.decision)));
+        assert_eq!(said, expected, "rules: {} of {}", input.id, attempt.id);
+    }
+}
+
+/// None once it is closed: then nobody knows any more what was asked.
+fn expected(spec: &TaskSpec, input: &InputRecord) -> Option<Option<(u32, Decision)>> {
+    let asked = |(tool, arguments, _): &&(&str, &str, _)| {
+        input.tool_name.as_deref() == Some(*tool) && *input.payload == *arguments.as_bytes()
+    };
+    let (_, _, by_rule) = CASES.iter().find(asked)?;
+    Some(by_rule.filter(|_| !spec.permission_rules.is_empty()))
+}
