@@ -73,6 +73,7 @@ macro_rules! clients {
 
 clients! {
     tasks: tasks_client::TasksClient,
+    inputs: inputs_client::InputsClient,
     fleet: fleet_client::FleetClient,
     operator: operator_client::OperatorClient,
     link: daemon_link_client::DaemonLinkClient,

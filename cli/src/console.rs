@@ -52,6 +52,18 @@ impl Console {
         drop(writeln!(stderr, "{text}"));
     }
 
+    /// A question that is answered on the same line.
+    pub(crate) fn ask(&self, text: &str) {
+        let mut stderr = self.stderr.lock();
+        drop(write!(stderr, "{text}").and_then(|()| stderr.flush()));
+    }
+
+    /// What was printed is seen now, also at the other end of a pipe.
+    pub(crate) fn flush(&self) -> Result<(), CliError> {
+        self.stdout.lock().flush()?;
+        Ok(())
+    }
+
     /// A word that the next one replaces, for a person who watches.
     pub(crate) fn passing(&self, text: &str) {
         let mut stderr = self.stderr.lock();

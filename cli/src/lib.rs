@@ -2,6 +2,7 @@
 //! about tasks live in the relay, decisions about processes in the daemon.
 
 mod again;
+mod answers;
 mod bench;
 mod client;
 mod clock;
@@ -13,12 +14,15 @@ mod duration;
 mod errors;
 pub mod exit;
 mod follow;
+mod input_view;
 mod inspect;
 mod logging;
 mod open_files;
 mod output_reader;
 mod pairs;
 mod progress;
+mod prompting;
+mod rules;
 mod sanitize;
 #[cfg(test)]
 mod scripted_relay;

@@ -90,6 +90,31 @@ pub(crate) fn one_line(text: &str) -> String {
     out.replace(['\n', '\t'], " ")
 }
 
+/// For what must be seen whole before somebody allows it: nothing is removed, and what a terminal would hide, obey or
+/// turn around is spelled out.
+pub(crate) fn spelled_out(bytes: &[u8]) -> String {
+    let mut out = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            let plain = c == '\n' || !(c.is_control() || is_bidi_control(c) || is_invisible(c));
+            if plain {
+                out.push(c);
+            } else {
+                out.extend(c.escape_unicode());
+            }
+        }
+        for byte in chunk.invalid() {
+            out += &format!("\\x{byte:02x}");
+        }
+    }
+    out
+}
+
+/// Characters without a width that can hide a difference.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2028}' | '\u{2029}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
+}
+
 fn ground(c: char, out: &mut String) -> State {
     if let Some(state) = introducer(c) {
         return state;

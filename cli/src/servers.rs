@@ -1,5 +1,6 @@
 //! The only file that touches the two servers' libraries: from what the command line says to what they are started with.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -10,8 +11,8 @@ use std::time::Duration;
 pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, Checkup, Daemon, DaemonConfig, KERNEL_BOOT_ID, ShimProgram,
-    check_health, read_agents,
+    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, KERNEL_BOOT_ID,
+    ShimProgram, check_health, read_agents,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
@@ -20,6 +21,7 @@ use baton_relay::server::{self, Relay, RelayError};
 use tokio_util::sync::CancellationToken;
 
 use crate::again::Again;
+use crate::commands::demo;
 use crate::discovery::RELAY_URL_FILE;
 use crate::errors::{CliError, Story};
 use crate::open_files;
@@ -83,6 +85,8 @@ pub(crate) struct DaemonPlan {
     pub labels: Vec<(String, String)>,
     pub capabilities: Vec<String>,
     pub allow_command: bool,
+    /// The agent of the demo is there, too.
+    pub demo: bool,
     pub ca: Option<PathBuf>,
     pub drain: Duration,
     pub config: Option<PathBuf>,
@@ -253,6 +257,18 @@ impl ReadyDaemon {
     }
 }
 
+/// This very program, in another role.
+fn demo_agent() -> Result<AgentConfig, CliError> {
+    let program = std::env::current_exe()
+        .map_err(|error| CliError::local("find the program that runs", error))?;
+    Ok(AgentConfig::Coding {
+        wire: AgentWire::Acp,
+        program: program.into(),
+        args: vec!["demo-agent".into()],
+        env: BTreeMap::new(),
+    })
+}
+
 fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliError> {
     let agents = plan.config.as_deref().map(read_agents).transpose();
     let mut agents = agents
@@ -262,6 +278,9 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         .unwrap_or_default();
     if plan.allow_command {
         agents.insert(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand);
+    }
+    if plan.demo {
+        agents.insert(demo::AGENT.to_owned(), demo_agent()?);
     }
     let work_dir = plan.work_dir.unwrap_or_else(|| plan.data.join("work"));
     fs::create_dir_all(&work_dir)

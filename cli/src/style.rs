@@ -24,6 +24,11 @@ impl Style {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn none() -> Self {
+        Self { colour: false }
+    }
+
     pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
         let code = match tone {
             Tone::Good => "32",

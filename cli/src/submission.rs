@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use baton_proto::v1::{
-    AgentOptions, CommandSpec, ContextRef, DeadlineProfile, DispatchPolicy, Placement, RetryPolicy,
-    TaskSpec, TurnKind, WhenUnsafe,
+    AgentOptions, CommandSpec, ContextRef, DeadlineProfile, DispatchPolicy, OnInputTimeout,
+    Placement, RetryPolicy, TaskSpec, TurnKind, WhenUnsafe,
 };
 
 use crate::duration;
 use crate::errors::CliError;
 use crate::pairs::DeadlineName;
+use crate::rules;
 use crate::task_flags::{DeadlineArgs, OptionArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs};
 
 impl SubmissionArgs {
@@ -43,6 +44,12 @@ impl SubmissionArgs {
             profile_name: self.deadlines.profile.unwrap_or_default(),
             lease_ttl_ms: self.deadlines.lease.map(duration::millis),
             retry: self.retry.policy(),
+            on_input_timeout: self
+                .asking
+                .on_input_timeout
+                .map_or(OnInputTimeout::Unspecified, OnInputTimeout::from)
+                .into(),
+            permission_rules: rules::in_order(self.asking.deny, self.asking.ask, self.asking.allow),
             ..TaskSpec::default()
         })
     }
@@ -180,6 +187,7 @@ pub(crate) fn map(pairs: Vec<(String, String)>) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use baton_proto::v1::PermissionEffect;
     use clap::Parser;
 
     use super::*;
@@ -269,6 +277,34 @@ mod tests {
             .map(|c| c.kind.as_str())
             .collect();
         assert_eq!(kinds, ["folder", "file"]);
+    }
+
+    #[test]
+    fn the_most_careful_rules_come_first_whatever_the_order_of_the_flags() {
+        let spec = spec(&[
+            "--agent",
+            "a",
+            "--allow",
+            "Bash:git *",
+            "--ask",
+            "Bash:git push*",
+            "--deny",
+            "Bash:*rm *",
+            "--allow",
+            "Read",
+            "--on-input-timeout",
+            "park",
+        ]);
+        let rules = spec.permission_rules.iter();
+        let rules = rules.map(|rule| (rule.effect(), rule.tool.as_str(), rule.pattern.as_str()));
+        let expected = [
+            (PermissionEffect::Deny, "Bash", "*rm *"),
+            (PermissionEffect::Ask, "Bash", "git push*"),
+            (PermissionEffect::Allow, "Bash", "git *"),
+            (PermissionEffect::Allow, "Read", ""),
+        ];
+        assert_eq!(rules.collect::<Vec<_>>(), expected);
+        assert_eq!(spec.on_input_timeout, i32::from(OnInputTimeout::Park));
     }
 
     #[test]

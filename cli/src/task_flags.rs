@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
-use baton_proto::v1::{TurnKind, WhenUnsafe};
+use baton_proto::v1::{OnInputTimeout, TurnKind, WhenUnsafe};
 use clap::{Args, ValueEnum};
 
 use crate::duration;
 use crate::pairs::{self, Deadline};
+use crate::rules::{self, ToolPattern};
 
 /// What the task is.
 #[derive(Args, Clone, Debug, Default)]
@@ -91,6 +92,30 @@ pub(crate) struct OptionArgs {
     /// File or, with a trailing slash, folder that the agent should look at, by path in its workspace. May be repeated.
     #[arg(long, value_name = "PATH")]
     pub context: Vec<String>,
+}
+
+/// What becomes of what the agent asks.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Permissions and questions")]
+pub(crate) struct AskingArgs {
+    /// Let the agent use this tool without asking anybody, for example 'Bash:git *'. The pattern is compared with what
+    /// says what the tool does; * stands for any characters. May be repeated. --deny is looked at first, then --ask,
+    /// then --allow.
+    #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = rules::parse)]
+    pub allow: Vec<ToolPattern>,
+
+    /// Refuse this tool without asking anybody. The pattern is compared with every text that it is called with.
+    #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = rules::parse)]
+    pub deny: Vec<ToolPattern>,
+
+    /// Ask about this tool, also where --allow would let it through.
+    #[arg(long, value_name = "TOOL[:PATTERN]", value_parser = rules::parse)]
+    pub ask: Vec<ToolPattern>,
+
+    /// What happens when nobody answers within user_input: the attempt fails, the agent goes on without, or the task
+    /// waits for a person. The default is fail.
+    #[arg(long, value_enum, value_name = "CHOICE")]
+    pub on_input_timeout: Option<OnInputTimeoutName>,
 }
 
 /// Where and when it may run.
@@ -185,6 +210,13 @@ pub(crate) enum WhenUnsafeName {
     Fail,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnInputTimeoutName {
+    Fail,
+    Deny,
+    Park,
+}
+
 /// All flags that shape a task.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SubmissionArgs {
@@ -192,6 +224,8 @@ pub(crate) struct SubmissionArgs {
     pub task: TaskArgs,
     #[command(flatten)]
     pub options: OptionArgs,
+    #[command(flatten)]
+    pub asking: AskingArgs,
     #[command(flatten)]
     pub placement: PlacementArgs,
     #[command(flatten)]
@@ -208,6 +242,16 @@ impl From<TurnKindName> for TurnKind {
             TurnKindName::ContextStats => TurnKind::ContextStats,
             TurnKindName::Compact => TurnKind::Compact,
             TurnKindName::Control => TurnKind::Control,
+        }
+    }
+}
+
+impl From<OnInputTimeoutName> for OnInputTimeout {
+    fn from(name: OnInputTimeoutName) -> Self {
+        match name {
+            OnInputTimeoutName::Fail => OnInputTimeout::Fail,
+            OnInputTimeoutName::Deny => OnInputTimeout::Deny,
+            OnInputTimeoutName::Park => OnInputTimeout::Park,
         }
     }
 }

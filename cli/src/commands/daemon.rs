@@ -115,6 +115,7 @@ fn plan(args: DaemonArgs) -> DaemonPlan {
         slots: args.slots,
         labels: args.labels,
         capabilities: args.capabilities,
+        demo: false,
         allow_command: args.allow_command,
         ca: args.ca,
         drain: args.drain,

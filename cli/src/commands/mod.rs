@@ -1,15 +1,18 @@
 //! The verbs of `baton`: one file each, which holds the flags, the call and the printing, and nothing that decides.
 
+pub(crate) mod answer;
 pub(crate) mod bench;
 pub(crate) mod cancel;
 pub(crate) mod daemon;
 pub(crate) mod daemons;
 pub(crate) mod demo;
+pub(crate) mod demo_agent;
 pub(crate) mod drain;
 pub(crate) mod export;
 pub(crate) mod forget;
 pub(crate) mod health;
 pub(crate) mod import;
+pub(crate) mod inbox;
 pub(crate) mod info;
 pub(crate) mod output;
 pub(crate) mod profile;
@@ -53,6 +56,10 @@ pub(crate) enum Command {
     Tasks(tasks::TasksArgs),
     /// Show one task with its attempts, deadlines and what to do next.
     Show(show::ShowArgs),
+    /// List what agents ask and nobody has answered yet.
+    Inbox(inbox::InboxArgs),
+    /// Answer a permission request or a question of an agent.
+    Answer(answer::AnswerArgs),
     /// Ask for the end of a task.
     Cancel(cancel::CancelArgs),
     /// Try a failed, timed out or lost task again.
@@ -80,6 +87,9 @@ pub(crate) enum Command {
     /// Measure this machine with load.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// The agent of the demo, which knows one trick and asks before it does it.
+    #[command(hide = true)]
+    DemoAgent,
 }
 
 impl Command {
@@ -102,6 +112,8 @@ impl Command {
             Command::Output(args) => output::run(args, console).await,
             Command::Tasks(args) => tasks::run(args, console).await,
             Command::Show(args) => show::run(args, console).await,
+            Command::Inbox(args) => inbox::run(args, console).await,
+            Command::Answer(args) => answer::run(args, console).await,
             Command::Cancel(args) => cancel::run(args, console).await,
             Command::Retry(args) => retry::run(args, console).await,
             Command::Daemons(args) => daemons::run(args, console).await,
@@ -114,6 +126,7 @@ impl Command {
             Command::Import(args) => import::run(args, console).await,
             Command::Verify(args) => verify::run(args, console).await,
             Command::Bench(command) => bench::run(command, console).await,
+            Command::DemoAgent => demo_agent::run(console),
         }
     }
 }

@@ -6,11 +6,13 @@ use clap::Args;
 
 use crate::client::Relay;
 use crate::clock;
+use crate::commands::inbox;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::input_view;
 use crate::inspect::{self, Insight};
 
 #[derive(Args, Debug)]
@@ -45,8 +47,17 @@ pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliEr
         return Ok(Exit::Done);
     }
     let insight = insight(&relay, args.task_id).await;
-    for line in inspect::lines(&task, &insight, clock::wall_ms(), console.data_style()) {
+    let (now_ms, style) = (clock::wall_ms(), console.data_style());
+    for line in inspect::lines(&task, &insight, now_ms, style) {
         console.line(&line)?;
+    }
+    if task.pending_inputs > 0 {
+        console.line("waits for an answer to:")?;
+        for input in inbox::list(&relay, &task.task_id, false).await? {
+            for line in input_view::lines(&input, now_ms, style) {
+                console.line(&format!("  {line}"))?;
+            }
+        }
     }
     Ok(Exit::Done)
 }

@@ -51,7 +51,7 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
 
-    /// Run a small task, show its output, and then stay up.
+    /// Run a small task and one that asks for a permission, show what they do, and then stay up.
     #[arg(long)]
     demo: bool,
 
@@ -184,6 +184,7 @@ fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
         capabilities: Vec::new(),
         // Only who can read the token files of this user can submit, and that is this user.
         allow_command: true,
+        demo: args.demo,
         ca: None,
         drain: DRAIN,
         config: args.config.clone(),
@@ -216,7 +217,7 @@ async fn stay(
             return Ok(exit);
         }
     }
-    console.note(&demo::where_to_look(args.data.as_deref()));
+    console.note(&demo::where_to_look(args.data.as_deref(), args.demo));
     stop.cancelled().await;
     Ok(Exit::Done)
 }

@@ -1,7 +1,7 @@
 //! `baton watch`: the events of one task until it ends. Also what `submit --wait` and `--follow` wait with.
 
 use baton_proto::to_json;
-use baton_proto::v1::{OutputCut, Task, WatchTaskRequest};
+use baton_proto::v1::{OutputCut, Task, TaskEvent, TaskEventKind, TaskState, WatchTaskRequest};
 use baton_proto::{ShortName, v1::CutReason};
 use clap::Args;
 
@@ -12,6 +12,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::{self, Follow, Step};
 use crate::output_reader::{OutputReader, Piece, is_for_people};
+use crate::prompting::Prompting;
 use crate::stop::Interrupt;
 use crate::task_view::{self, Progress};
 
@@ -54,7 +55,10 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
         match &step {
             Step::Event(event) if args.json => console.json(&to_json(&**event))?,
             Step::Event(event) => {
-                console.line(&task_view::event_line(event, console.data_style()))?
+                console.line(&task_view::event_line(event, console.data_style()))?;
+                if event.task_state() == TaskState::Running && !args.history {
+                    say_how_to_answer(event, console);
+                }
             }
             Step::HistoryCut { from, to } => console.note(&history_cut_text(*from, *to)),
             Step::CaughtUp(_) | Step::Output(_) => {}
@@ -72,8 +76,10 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
 pub(crate) enum Show {
     /// State changes, on stderr.
     Progress,
-    /// State changes on stderr, output of the attempts on stdout.
+    /// State changes on stderr, output of the attempts on stdout; what is asked is asked the person at the terminal.
     Output,
+    /// The same, with nobody there who could answer.
+    Unattended,
     /// Events as JSON lines on stdout.
     Events,
 }
@@ -122,7 +128,7 @@ pub(crate) async fn settle(
         ..WatchTaskRequest::default()
     };
     let mut follow = Follow::new(relay, request);
-    if show == Show::Output {
+    if matches!(show, Show::Output | Show::Unattended) {
         follow = follow.with_output();
     }
     let mut printer = Printer {
@@ -131,9 +137,30 @@ pub(crate) async fn settle(
         progress: Progress::default(),
         sink: OutputSink::new(console),
     };
+    let mut person = match show {
+        Show::Output => Prompting::begin(console),
+        Show::Unattended | Show::Progress | Show::Events => None,
+    };
     loop {
-        let step = follow.next().await?;
+        let step = tokio::select! {
+            step = follow.next() => step?,
+            line = typed(&mut person) => {
+                if let Some(person) = &mut person {
+                    person.take(&line, relay, console).await?;
+                }
+                continue;
+            }
+        };
         printer.step(&step)?;
+        if let Step::Event(event) = &step {
+            match &mut person {
+                Some(person) => person.hear(relay, event, console).await?,
+                None if matches!(show, Show::Output | Show::Progress) => {
+                    say_how_to_answer(event, console);
+                }
+                None => {}
+            }
+        }
         let settled = match follow.settled(&step) {
             // Who reads events wants all of them, and the last one of a finished task is still to come.
             Some(exit) => show != Show::Events || exit == Exit::NeedsAttention,
@@ -147,6 +174,23 @@ pub(crate) async fn settle(
     let task = follow::get(relay, task_id).await?;
     console.note(&task_view::ending(&task, console.note_style()));
     Ok(task)
+}
+
+async fn typed(person: &mut Option<Prompting>) -> String {
+    match person {
+        Some(person) => person.typed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Nobody sees a task wait without being told what for.
+fn say_how_to_answer(event: &TaskEvent, console: &Console) {
+    if event.kind() == TaskEventKind::InputAsked {
+        let task = &event.task_id;
+        console.note(&format!(
+            "it asks something; see it with: baton inbox --task {task}"
+        ));
+    }
 }
 
 struct Printer<'a> {

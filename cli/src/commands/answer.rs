@@ -1,0 +1,115 @@
+//! `baton answer`: a word to something that an agent asked.
+
+use baton_proto::to_json;
+use baton_proto::v1::{Input, InputState};
+use clap::Args;
+
+use crate::answers::{self, Words};
+use crate::client::Relay;
+use crate::commands::inbox;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::{CliError, Story};
+use crate::exit::Exit;
+use crate::input_view;
+
+#[derive(Args, Debug)]
+pub(crate) struct AnswerArgs {
+    /// Id of the input, as `baton inbox` shows it.
+    #[arg(value_name = "INPUT")]
+    input_id: String,
+
+    /// Let the tool run, with exactly what was shown.
+    #[arg(long, conflicts_with_all = ["deny", "option", "text"])]
+    allow: bool,
+
+    /// Do not let the tool run.
+    #[arg(long, conflicts_with_all = ["option", "text"])]
+    deny: bool,
+
+    /// With --allow: not only this once, but as long as the attempt lasts, where the agent can take that.
+    #[arg(long, requires = "allow")]
+    for_attempt: bool,
+
+    /// With --allow or --deny: a word to the agent.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true,
+          conflicts_with_all = ["option", "text"])]
+    message: String,
+
+    /// Choose this option of a question, by its label or its number. May be repeated where several may be chosen.
+    #[arg(long, value_name = "OPTION")]
+    option: Vec<String>,
+
+    /// Answer a question in words.
+    #[arg(long, value_name = "TEXT")]
+    text: Option<String>,
+
+    /// The task that asks. Needed only to ask what became of an input that is no longer open.
+    #[arg(
+        long,
+        value_name = "TASK",
+        default_value = "",
+        hide_default_value = true
+    )]
+    task: String,
+
+    /// Print the input after the answer as JSON.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+impl AnswerArgs {
+    fn words(&mut self) -> Result<Words, CliError> {
+        let allow = (self.allow || self.deny).then_some(self.allow);
+        if allow.is_none() && self.option.is_empty() && self.text.is_none() {
+            return Err(CliError::usage(
+                "there is no answer in this",
+                "say --allow or --deny to a permission, --option or --text to a question",
+            ));
+        }
+        Ok(Words {
+            allow,
+            for_attempt: self.for_attempt,
+            message: std::mem::take(&mut self.message),
+            options: std::mem::take(&mut self.option),
+            text: self.text.take(),
+        })
+    }
+}
+
+pub(crate) async fn run(mut args: AnswerArgs, console: &Console) -> Result<Exit, CliError> {
+    let words = args.words()?;
+    let relay = Relay::discover(&args.relay).await?;
+    let input = find(&relay, &args.input_id, &args.task).await?;
+    let request = answers::request(&input, words)?;
+    let response = relay.inputs().answer(request).await?.into_inner();
+    let after = response.input.unwrap_or(input);
+    if args.json {
+        console.json(&to_json(&after))?;
+        return Ok(Exit::Done);
+    }
+    if response.already_answered {
+        console.note("this had been answered so before");
+    }
+    console.line(&input_view::became(&after))?;
+    if after.state() == InputState::Answered {
+        console.note("the agent gets it as soon as its daemon is there");
+    }
+    Ok(Exit::Done)
+}
+
+async fn find(relay: &Relay, input_id: &str, task_id: &str) -> Result<Input, CliError> {
+    let listed = inbox::list(relay, task_id, !task_id.is_empty()).await?;
+    let found = listed.into_iter().find(|input| input.input_id == input_id);
+    found.ok_or_else(|| {
+        CliError::Usage(Story {
+            what: format!("nothing with the id {input_id:?} waits for an answer"),
+            why: "it was answered, withdrawn or expired, its attempt has ended, or it never was".to_owned(),
+            hint: "`baton inbox` lists what is open; with --task TASK this tells what became of one that is not"
+                .to_owned(),
+        })
+    })
+}
