@@ -18,7 +18,7 @@ use tonic::Streaming;
 
 use crate::BATON;
 
-const CLAUDE: &str = r#"
+pub(crate) const CLAUDE: &str = r#"
 read -r prompt
 say() { printf '%s\n' "$1"; }
 say '{"type":"system","subtype":"init","session_id":"talk-1","model":"opus"}'
@@ -76,7 +76,7 @@ say '"id":2,"result":{"stopReason":"end_turn","usage":{"inputTokens":3,"outputTo
 while read -r more; do printf '%s\n' "$more" >&2; done
 "#;
 
-const KINDS: [(AgentWire, &str); 3] = [
+pub(crate) const KINDS: [(AgentWire, &str); 3] = [
     (AgentWire::Claude, CLAUDE),
     (AgentWire::CodexAppServer, CODEX),
     (AgentWire::Acp, ACP),
@@ -133,7 +133,7 @@ impl Stage {
     }
 }
 
-async fn asked(client: &Client, task: &Task) -> Input {
+pub(crate) async fn asked(client: &Client, task: &Task) -> Input {
     let mut watch = client.watch(&task.task_id).await;
     loop {
         let event = within("the agent to ask", watch.next()).await;
@@ -154,7 +154,7 @@ async fn asked(client: &Client, task: &Task) -> Input {
     open.remove(0)
 }
 
-async fn answer(client: &Client, input: &Input, allow: bool) {
+pub(crate) async fn answer(client: &Client, input: &Input, allow: bool) {
     let reply = PermissionReply {
         allow,
         message: "because".to_owned(),
@@ -346,7 +346,7 @@ async fn an_answer_reaches_the_agent_once_when_its_daemon_is_killed_while_it_ask
     }
 }
 
-fn named(wire: AgentWire) -> (&'static str, &'static str) {
+pub(crate) fn named(wire: AgentWire) -> (&'static str, &'static str) {
     match wire {
         AgentWire::Claude => ("a", "claude"),
         AgentWire::CodexAppServer | AgentWire::CodexExec => ("b", "codex"),
@@ -359,7 +359,11 @@ async fn visible(client: &Client, task: &Task) -> String {
     output(client, task, |chunk| chunk.visible).await
 }
 
-async fn output(client: &Client, task: &Task, wanted: impl Fn(&OutputChunk) -> bool) -> String {
+pub(crate) async fn output(
+    client: &Client,
+    task: &Task,
+    wanted: impl Fn(&OutputChunk) -> bool,
+) -> String {
     let request = ReadOutputRequest {
         task_id: task.task_id.clone(),
         ..ReadOutputRequest::default()

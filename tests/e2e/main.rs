@@ -2,12 +2,14 @@
 
 mod admission;
 mod agents;
+mod asking;
 mod bad_frames;
 mod bad_requests;
 mod broken_streams;
 mod cancel;
 mod clocks;
 mod command_line;
+mod conversations;
 mod crash;
 mod damage;
 mod disk_full;
@@ -17,6 +19,7 @@ mod forgetting;
 mod handing_over;
 mod holding_on;
 mod import;
+mod inbox;
 mod inherited;
 mod late;
 mod life;

@@ -29,6 +29,17 @@ async fn up_with_demo_and_exit_prints_task_output_and_completed_and_leaves_nothi
         stdout.contains("the prompt was: hello from Baton"),
         "{stdout}"
     );
+    for word in [
+        "permission for ",
+        "greeting.txt",
+        "baton answer ",
+        "allowed by ",
+        "It was allowed.",
+    ] {
+        assert!(stdout.contains(word), "{word} in {stdout}");
+    }
+    let completed = stdout.lines().filter(|line| *line == "completed");
+    assert_eq!(completed.count(), 2, "{stdout}");
     assert_eq!(lines.next_back(), Some("completed"), "{stdout}");
     let left: Vec<_> = std::fs::read_dir(home.path()).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");

@@ -1,0 +1,258 @@
+//! Conversations: the next turn goes on with what the agent remembers, also after its daemon was killed; one that the agent
+//! has forgotten begins anew once, and says so. The agents are scripts that keep what they know beside themselves.
+
+use std::path::Path;
+
+use baton_proto::v1::{Role, Task, TaskEventKind, TaskSpec, TaskState, TurnKind};
+use baton_tests::{Client, DaemonProcess, RelayProcess, command, for_agent};
+use tempfile::TempDir;
+
+use crate::BATON;
+
+/// `known` holds the agent's own id of the conversation it remembers, `next` the one that it would begin. Each says what
+/// it did: `began ID` or `went on with ID`.
+const CLAUDE: &str = r#"
+here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
+read -r prompt
+resume=; for arg in "$@"; do case "$arg" in --resume=*) resume=${arg#--resume=} ;; esac; done
+if [ -n "$resume" ] && [ "$resume" != "$known" ]; then
+  echo "No conversation found with session ID: $resume" >&2; exit 1
+fi
+if [ -n "$resume" ]; then id=$resume; did="went on with"; else id=$next; did=began; echo "$id" > "$here/known"; fi
+printf '%s\n' '{"type":"system","subtype":"init","session_id":"'$id'"}'
+printf '%s\n' '{"type":"result","subtype":"success","is_error":false,"result":"'"$did $id"'","session_id":"'$id'"}'
+while read -r more; do :; done
+"#;
+
+const CODEX: &str = r#"
+here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
+say() { printf '%s\n' "$1"; }
+read -r initialize; say '{"id":0,"result":{}}'
+read -r initialized; read -r open
+id=$next; did=began
+case "$open" in
+  *thread/resume*'"'$known'"'*) id=$known; did="went on with" ;;
+  *thread/resume*) say '{"id":1,"error":{"code":-32600,"message":"no rollout found for thread"}}'; read -r more; exit 1 ;;
+  *) echo "$id" > "$here/known" ;;
+esac
+say '{"id":1,"result":{"thread":{"id":"'$id'"}}}'
+read -r turn; say '{"id":2,"result":{"turn":{"id":"u1"}}}'
+say '{"method":"turn/started","params":{"threadId":"'$id'","turn":{"id":"u1"}}}'
+say '{"method":"item/completed","params":{"threadId":"'$id'","item":{"type":"agentMessage","id":"n","text":"'"$did $id"'"}}}'
+say '{"method":"turn/completed","params":{"threadId":"'$id'","turn":{"id":"u1","status":"completed"}}}'
+while read -r more; do :; done
+"#;
+
+const CODEX_EXEC: &str = r#"
+here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
+say() { printf '%s\n' "$1"; }
+id=$next; did=began
+case "$*" in *" resume $known "*) id=$known; did="went on with" ;; *) echo "$id" > "$here/known.new" ;; esac
+say '{"type":"thread.started","thread_id":"'$id'"}'
+case "$*" in *" resume "*) [ "$did" = began ] && exit 0 ;; esac
+[ "$did" = began ] && mv "$here/known.new" "$here/known"
+cat > /dev/null
+say '{"type":"turn.started"}'
+say '{"type":"item.completed","item":{"id":"n","type":"agent_message","text":"'"$did $id"'"}}'
+say '{"type":"turn.completed","usage":{"input_tokens":5,"output_tokens":2}}'
+"#;
+
+const ACP: &str = r#"
+here=$(dirname "$0"); known=$(cat "$here/known"); next=$(cat "$here/next")
+say() { printf '%s\n' '{"jsonrpc":"2.0",'"$1"; }
+read -r initialize; say '"id":0,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true}}}'
+read -r open
+id=$next; did=began
+case "$open" in
+  *session/load*'"'$known'"'*) id=$known; did="went on with"; say '"id":1,"result":{}}' ;;
+  *session/load*) say '"id":1,"error":{"code":-32002,"message":"Resource not found"}}'; read -r more; exit 1 ;;
+  *) echo "$id" > "$here/known"; say '"id":1,"result":{"sessionId":"'$id'"}}' ;;
+esac
+read -r prompt
+say '"method":"session/update","params":{"sessionId":"'$id'","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"'"$did $id"'"}}}}'
+say '"id":2,"result":{"stopReason":"end_turn"}}'
+while read -r more; do :; done
+"#;
+
+/// Name, what the configuration says of it, and the script.
+const KINDS: [(&str, &str, &str); 4] = [
+    ("claude", "kind = \"claude\"", CLAUDE),
+    ("codex", "kind = \"codex\"", CODEX),
+    ("exec", "kind = \"codex\"\nprotocol = \"exec\"", CODEX_EXEC),
+    ("acp", "kind = \"acp\"", ACP),
+];
+
+struct Stage {
+    relay: RelayProcess,
+    client: Client,
+    daemon: DaemonProcess,
+    secret: String,
+    dir: TempDir,
+}
+
+async fn stage() -> Stage {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let (_, secret) = client.make_token("", Role::Daemon).await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = String::new();
+    for (name, kind, script) in KINDS {
+        let place = dir.path().join(name);
+        std::fs::create_dir(&place).unwrap();
+        let path = place.join("agent.sh");
+        std::fs::write(&path, script).unwrap();
+        set(&place, "known", "none");
+        config += &format!("[agents.{name}]\n{kind}\nprogram = \"sh\"\nargs = [{path:?}]\n");
+    }
+    std::fs::write(dir.path().join("daemon.toml"), config).unwrap();
+    let daemon = start(dir.path(), client.url(), &secret).await;
+    Stage {
+        relay,
+        client,
+        daemon,
+        secret,
+        dir,
+    }
+}
+
+async fn start(dir: &Path, url: &str, secret: &str) -> DaemonProcess {
+    let file = dir.join("daemon.toml");
+    let more = ["--config", file.to_str().unwrap()];
+    DaemonProcess::start_with(BATON, dir, "d", (url, secret), &more).await
+}
+
+fn set(place: &Path, name: &str, text: &str) {
+    std::fs::write(place.join(name), text).unwrap();
+}
+
+impl Stage {
+    fn agent(&self, name: &str, file: &str, text: &str) {
+        set(&self.dir.path().join(name), file, text);
+    }
+
+    async fn turn(&self, agent: &str) -> Task {
+        self.turn_of(agent, "our talk").await
+    }
+
+    async fn turn_of(&self, agent: &str, conversation: &str) -> Task {
+        let spec = TaskSpec {
+            conversation_id: format!("{conversation} with {agent}"),
+            ..for_agent(agent)
+        };
+        let task = self.client.submit(spec).await;
+        self.client.watch(&task.task_id).await.to_end().await;
+        let task = self.client.get(&task.task_id).await;
+        assert_eq!(task.state(), TaskState::Completed, "{agent}: {task:?}");
+        task
+    }
+
+    async fn restart_daemon(&mut self) {
+        self.daemon.kill().await;
+        self.daemon = start(self.dir.path(), self.client.url(), &self.secret).await;
+    }
+}
+
+fn said(task: &Task) -> String {
+    String::from_utf8_lossy(&task.result).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_turn_goes_on_and_one_that_the_agent_forgot_begins_anew_once() {
+    let mut stage = stage().await;
+    for (agent, _, _) in KINDS {
+        let (first, second) = (
+            uuid::Uuid::now_v7().to_string(),
+            uuid::Uuid::now_v7().to_string(),
+        );
+        stage.agent(agent, "next", &first);
+        let begun = stage.turn(agent).await;
+        assert_eq!(said(&begun), format!("began {first}"), "{agent}");
+        let goes_on = format!("went on with {first}");
+        assert_eq!(said(&stage.turn(agent).await), goes_on, "{agent}");
+        stage.restart_daemon().await;
+        assert_eq!(
+            said(&stage.turn(agent).await),
+            goes_on,
+            "{agent}: its daemon was killed"
+        );
+        let other = stage.turn_of(agent, "another talk").await;
+        assert_eq!(
+            said(&other),
+            format!("began {first}"),
+            "{agent}: another conversation"
+        );
+
+        // The agent loses its memory.
+        stage.agent(agent, "known", "none");
+        stage.agent(agent, "next", &second);
+        let anew = stage.turn(agent).await;
+        assert_eq!(said(&anew), format!("began {second}"), "{agent}");
+        assert_eq!(anew.conversation_id, format!("our talk with {agent}"));
+        let attempts: Vec<_> = anew
+            .attempts
+            .iter()
+            .map(|a| (a.failure_code.as_str(), a.resume_fallback))
+            .collect();
+        assert_eq!(attempts, [("resume_failed", false), ("", true)], "{agent}");
+        assert_eq!(anew.attempts[1].agent_session_id, second, "{agent}");
+        let events = stage.client.watch(&anew.task_id).await.to_end().await;
+        let fallbacks = events
+            .iter()
+            .filter(|event| event.kind() == TaskEventKind::ResumeFallback);
+        assert_eq!(fallbacks.count(), 1, "{agent}");
+        let goes_on = format!("went on with {second}");
+        assert_eq!(
+            said(&stage.turn(agent).await),
+            goes_on,
+            "{agent}: the new one took its place"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_of_one_conversation_run_one_at_a_time_and_in_order() {
+    let stage = stage().await;
+    let log = stage.dir.path().join("log");
+    let script = format!("echo \"+$0\" >> {log:?}; sleep 0.1; echo \"-$0\" >> {log:?}");
+    let mut turns = Vec::new();
+    for number in 0..5 {
+        let spec = TaskSpec {
+            conversation_id: "one talk".to_owned(),
+            ..command("sh", &["-c", &script, &number.to_string()], "turns")
+        };
+        turns.push(stage.client.submit(spec).await);
+    }
+    for turn in &turns {
+        stage.client.watch(&turn.task_id).await.to_end().await;
+    }
+    let log = std::fs::read_to_string(log).unwrap();
+    let expected: Vec<String> = (0..5)
+        .flat_map(|n| [format!("+{n}"), format!("-{n}")])
+        .collect();
+    assert_eq!(log.lines().collect::<Vec<_>>(), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_control_turn_shows_nothing_to_users_and_has_deadlines_of_its_own() {
+    let stage = stage().await;
+    stage.agent("acp", "next", "talk");
+    for (kind, visible) in [(TurnKind::User, true), (TurnKind::Control, false)] {
+        let spec = TaskSpec {
+            turn_kind: kind.into(),
+            ..for_agent("acp")
+        };
+        let task = stage.client.submit(spec).await;
+        stage.client.watch(&task.task_id).await.to_end().await;
+        let done = stage.client.get(&task.task_id).await;
+        assert_eq!(said(&done), "began talk", "{kind:?}");
+        let data = stage.relay.data();
+        let shown = BATON.run(data, &["output", &task.task_id]).await;
+        assert_eq!(
+            shown.stdout.contains("began talk"),
+            visible,
+            "{kind:?}: {shown:?}"
+        );
+        let idle = done.effective_profile.unwrap().stream_idle_ms;
+        assert_eq!(idle, Some(if visible { 120_000 } else { 30_000 }));
+    }
+}
