@@ -2,7 +2,7 @@
 
 use baton_proto::v1::{
     ArmedTimer, Attempt, AttemptState, DeadlineProfile, EndedBy, LifecyclePhase, OutputView, Task,
-    Termination, TimerKind,
+    Termination, TimerKind, WorkspaceMode, WorkspaceReport,
 };
 use baton_proto::{ShortName, short_name_of};
 
@@ -173,10 +173,38 @@ fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
             ),
         );
     }
+    if let Some(workspace) = &attempt.workspace {
+        workspace_lines(page, workspace);
+    }
     page.sub(
         "output",
         &attempt.output.as_ref().map(output_text).unwrap_or_default(),
     );
+}
+
+/// Where its work is, so that the work of a lost run can be found.
+fn workspace_lines(page: &mut Page, workspace: &WorkspaceReport) {
+    let mode = match workspace.mode() {
+        WorkspaceMode::Unspecified => String::new(),
+        mode => format!(", {}", mode.short_name()),
+    };
+    let gone = if workspace.kept { "" } else { ", removed" };
+    page.sub("workspace", &format!("{}{mode}{gone}", workspace.path));
+    page.sub("branch", &workspace.branch);
+    let commits = match (&*workspace.base_commit, &*workspace.head_commit) {
+        (base, head) if base == head || head.is_empty() => base.to_owned(),
+        ("", head) => head.to_owned(),
+        (base, head) => format!("{base} to {head}"),
+    };
+    page.sub("commits", &commits);
+    if workspace.changed_files > 0 {
+        let files = workspace.changed_files;
+        let digest = match &*workspace.dirty_digest {
+            "" => String::new(),
+            digest => format!(", {digest}"),
+        };
+        page.sub("uncommitted", &format!("{files} files{digest}"));
+    }
 }
 
 fn attempt_end(page: &mut Page, attempt: &Attempt) {

@@ -11,8 +11,8 @@ use std::time::Duration;
 pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, KERNEL_BOOT_ID,
-    ShimProgram, check_health, read_agents,
+    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, FileConfig, Finding,
+    KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
@@ -220,6 +220,9 @@ pub(crate) struct ReadyDaemon(Daemon);
 impl ReadyDaemon {
     pub(crate) fn open(plan: DaemonPlan, clocks: &Clocks) -> Result<Self, CliError> {
         let config = daemon_config(plan, clocks)?;
+        let work = &config.work_dir;
+        fs::create_dir_all(work)
+            .map_err(|error| CliError::local(format!("make {}", work.display()), error))?;
         let daemon = Daemon::open(config).map_err(|error| {
             CliError::usage(
                 format!("start the daemon: {error}"),
@@ -270,12 +273,11 @@ fn demo_agent() -> Result<AgentConfig, CliError> {
 }
 
 fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliError> {
-    let agents = plan.config.as_deref().map(read_agents).transpose();
-    let mut agents = agents
-        .map_err(|error| {
-            CliError::usage(error.to_string(), "correct the file named with --config")
-        })?
-        .unwrap_or_default();
+    let FileConfig {
+        mut agents,
+        roots,
+        limits,
+    } = read_daemon_toml(plan.config.as_deref())?;
     if plan.allow_command {
         agents.insert(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand);
     }
@@ -283,8 +285,6 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         agents.insert(demo::AGENT.to_owned(), demo_agent()?);
     }
     let work_dir = plan.work_dir.unwrap_or_else(|| plan.data.join("work"));
-    fs::create_dir_all(&work_dir)
-        .map_err(|error| CliError::local(format!("make {}", work_dir.display()), error))?;
     Ok(DaemonConfig {
         relay: plan.relay,
         token_file: plan.token_file,
@@ -295,7 +295,9 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         labels: plan.labels.into_iter().collect(),
         capabilities: plan.capabilities,
         agents,
+        roots,
         work_dir,
+        limits,
         drain: plan.drain,
         hold: plan.hold,
         health: plan.health,
@@ -307,6 +309,38 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
         adopt_orphans: true,
         clock: clocks.daemon.clone(),
     })
+}
+
+/// What the file named with --config says; nothing without one.
+pub(crate) fn read_daemon_toml(path: Option<&Path>) -> Result<FileConfig, CliError> {
+    let read = path.map(read_config).transpose();
+    let read = read.map_err(|error| {
+        CliError::usage(
+            error.to_string(),
+            "correct the file named with --config; docs/daemon.md says what it may hold",
+        )
+    });
+    read.map(Option::unwrap_or_default)
+}
+
+/// Whether a daemon would do well with this plan. A file that cannot be read is the first finding, and the last.
+pub(crate) async fn examine_daemon(plan: DaemonPlan, clocks: &Clocks) -> Vec<Finding> {
+    let file = plan.config.clone();
+    match daemon_config(plan, clocks) {
+        Ok(config) => {
+            let mut findings = examine(&config).await;
+            if let Some(file) = file {
+                let read = Finding::new("configuration", Verdict::Good, file.display().to_string());
+                findings.insert(0, read);
+            }
+            findings
+        }
+        Err(error) => vec![Finding::new(
+            "configuration",
+            Verdict::Bad,
+            error.to_string(),
+        )],
+    }
 }
 
 /// Asks the daemon that runs on `data`.

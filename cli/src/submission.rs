@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 
 use baton_proto::v1::{
     AgentOptions, CommandSpec, ContextRef, DeadlineProfile, DispatchPolicy, OnInputTimeout,
-    Placement, RetryPolicy, TaskSpec, TurnKind, WhenUnsafe,
+    Placement, RetryPolicy, TaskSpec, TurnKind, WhenUnsafe, WorkspaceMode, WorkspaceSpec,
 };
 
 use crate::duration;
 use crate::errors::CliError;
 use crate::pairs::DeadlineName;
 use crate::rules;
-use crate::task_flags::{DeadlineArgs, OptionArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs};
+use crate::task_flags::{
+    DeadlineArgs, OptionArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs, WorkspaceArgs,
+};
 
 impl SubmissionArgs {
     /// `prompt` and `instructions` were read from files or flags by the caller.
@@ -27,6 +29,7 @@ impl SubmissionArgs {
             options: self.options.options(instructions),
             command: (!command.is_empty()).then_some(CommandSpec { argv: command }),
             cwd: self.task.cwd,
+            workspace: self.workspace.workspace(),
             turn_kind: self
                 .task
                 .turn_kind
@@ -100,6 +103,18 @@ fn context_ref(path: String) -> ContextRef {
         kind: kind.to_owned(),
         path,
         ..ContextRef::default()
+    }
+}
+
+impl WorkspaceArgs {
+    fn workspace(self) -> Option<WorkspaceSpec> {
+        let mode = self.workspace_mode.map(WorkspaceMode::from);
+        let wanted = WorkspaceSpec {
+            root: self.workspace,
+            mode: mode.unwrap_or(WorkspaceMode::Unspecified).into(),
+            keep: self.workspace_keep,
+        };
+        (wanted != WorkspaceSpec::default()).then_some(wanted)
     }
 }
 

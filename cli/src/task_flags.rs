@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use baton_proto::v1::{OnInputTimeout, TurnKind, WhenUnsafe};
+use baton_proto::v1::{OnInputTimeout, TurnKind, WhenUnsafe, WorkspaceMode};
 use clap::{Args, ValueEnum};
 
 use crate::duration;
@@ -27,7 +27,7 @@ pub(crate) struct TaskArgs {
     )]
     pub goal: String,
 
-    /// Working directory on the worker. Without it the daemon's workspace is used.
+    /// Working directory on the worker, inside its workspace. Without it the workspace itself.
     #[arg(
         long,
         value_name = "DIR",
@@ -148,6 +148,47 @@ pub(crate) struct PlacementArgs {
     pub fail_fast: bool,
 }
 
+/// Which directory of the worker it works in.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Workspace")]
+pub(crate) struct WorkspaceArgs {
+    /// Name of a root in the daemon's daemon.toml. Only daemons that have it take the task. Without it the task runs in the daemon's
+    /// work directory.
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub workspace: String,
+
+    /// How the workspace is shared: shared is the directory itself, one attempt at a time; scratch a new directory and worktree a git
+    /// worktree with a branch of its own, for each attempt. The default is the root's.
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub workspace_mode: Option<WorkspaceModeName>,
+
+    /// Whether a directory that was made for an attempt stays after it. The default is the root's policy.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pub workspace_keep: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WorkspaceModeName {
+    Shared,
+    Scratch,
+    Worktree,
+}
+
+impl From<WorkspaceModeName> for WorkspaceMode {
+    fn from(name: WorkspaceModeName) -> Self {
+        match name {
+            WorkspaceModeName::Shared => WorkspaceMode::Shared,
+            WorkspaceModeName::Scratch => WorkspaceMode::Scratch,
+            WorkspaceModeName::Worktree => WorkspaceMode::Worktree,
+        }
+    }
+}
+
 /// How long things may take.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Deadlines")]
@@ -226,6 +267,8 @@ pub(crate) struct SubmissionArgs {
     pub options: OptionArgs,
     #[command(flatten)]
     pub asking: AskingArgs,
+    #[command(flatten)]
+    pub workspace: WorkspaceArgs,
     #[command(flatten)]
     pub placement: PlacementArgs,
     #[command(flatten)]

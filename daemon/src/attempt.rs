@@ -7,25 +7,28 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon_core::lease::LeaseClock;
-use baton_proto::v1::LeaseToken;
+use baton_proto::v1::{LeaseToken, WorkspaceReport};
 use baton_proto::worker::{Report, Stdin};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::warn;
 
+use crate::cgroups::Groups;
 use crate::clock::{Clock, Moment};
 use crate::phases::OncePhase;
 use crate::process::{ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_family, kill_marked};
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
 use crate::timers::Deadlines;
+use crate::workspace;
 
 mod coalesce;
 mod ending;
 mod fold;
 mod follow;
 mod lease_file;
+mod place;
 mod seek;
 mod tail;
 mod talk;
@@ -36,6 +39,7 @@ pub(crate) use ending::{Cause, Ending};
 pub(crate) use fold::{Fold, Progress};
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
+pub(crate) use place::leave_unused;
 pub(crate) use seek::{Contacted, Found, contact};
 pub(crate) use talk::{Said, Spoken, Talk, Word};
 use transcript::Transcript;
@@ -47,6 +51,9 @@ const PROMPT: u64 = 1;
 #[derive(Clone, Debug)]
 pub(crate) struct AttemptPlan {
     pub(crate) attempt_id: String,
+    pub(crate) task_id: String,
+    pub(crate) workspace: workspace::Plan,
+    /// Its working directory is the agent's word for it; what it is started in is found when the workspace is.
     pub(crate) child: ChildSpec,
     pub(crate) words: Words,
     pub(crate) deadlines: Deadlines,
@@ -97,6 +104,12 @@ pub(crate) enum AttemptEvent {
         token: Option<LeaseToken>,
         lease: Option<LeaseClock>,
     },
+    /// It cannot start yet, and why.
+    Waits {
+        message: String,
+    },
+    /// Where it works.
+    Placed(Box<WorkspaceReport>),
     /// Every process is gone, or cannot be killed; the rest of the output is still to come.
     Over,
     /// The last event.
@@ -111,7 +124,11 @@ impl AttemptEvent {
             | Self::Output { progress, .. }
             | Self::Said { progress, .. }
             | Self::Missed { progress, .. } => Some(progress),
-            Self::Reached { .. } | Self::Over | Self::Ended(_) => None,
+            Self::Reached { .. }
+            | Self::Waits { .. }
+            | Self::Placed(_)
+            | Self::Over
+            | Self::Ended(_) => None,
         }
     }
 
@@ -121,7 +138,11 @@ impl AttemptEvent {
             | Self::Output { progress, .. }
             | Self::Said { progress, .. }
             | Self::Missed { progress, .. } => Some(progress),
-            Self::Reached { .. } | Self::Over | Self::Ended(_) => None,
+            Self::Reached { .. }
+            | Self::Waits { .. }
+            | Self::Placed(_)
+            | Self::Over
+            | Self::Ended(_) => None,
         }
     }
 }
@@ -154,6 +175,11 @@ pub(crate) struct Workshop {
     pub(crate) shim: ShimProgram,
     pub(crate) daemon_id: String,
     pub(crate) instance_id: String,
+    pub(crate) boot_id: String,
+    /// The daemon's name, for people.
+    pub(crate) name: String,
+    /// Where attempts have control groups.
+    pub(crate) groups: Option<Groups>,
     pub(crate) clock: Clock,
 }
 
@@ -161,6 +187,9 @@ pub(crate) struct Workshop {
 #[derive(Debug)]
 pub(crate) struct Errand {
     pub(crate) attempt_id: String,
+    pub(crate) task_id: String,
+    /// Where it works; none for the daemon's own work directory.
+    pub(crate) workspace: Option<workspace::Plan>,
     pub(crate) cleanup_term: Duration,
     /// The attempt's own directory.
     pub(crate) directory: PathBuf,
@@ -191,6 +220,8 @@ pub(crate) enum Contact {
 pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
     let Errand {
         attempt_id,
+        task_id,
+        workspace,
         cleanup_term,
         directory,
         mut fold,
@@ -206,6 +237,8 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
     let mut attempt = Attempt {
         transcript: Transcript::open(spool, position),
         id: attempt_id,
+        task_id,
+        place: workspace,
         cleanup_term,
         directory,
         lines,
@@ -218,7 +251,9 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         kill_at: None,
         pending: None,
     };
-    let ending = attempt.live(contact).await;
+    let mut ending = attempt.live(contact).await;
+    attempt.end_group().await;
+    ending.workspace = attempt.move_out(ending.cleared).await;
     attempt.tell(AttemptEvent::Ended(ending)).await;
 }
 
@@ -248,6 +283,8 @@ fn unproved(killed: u32) -> Cleared {
 
 struct Attempt {
     id: String,
+    task_id: String,
+    place: Option<workspace::Plan>,
     cleanup_term: Duration,
     directory: PathBuf,
     lines: Lines,
@@ -281,16 +318,13 @@ enum Parting {
 impl Attempt {
     async fn live(&mut self, contact: Contact) -> Ending {
         let parting = match contact {
-            Contact::Launch { plan, token } => {
-                self.enter(OncePhase::Started, None);
-                match self.launch(*plan, token).await {
-                    Ok(mut connection) => self.follow(&mut connection).await,
-                    Err(ending) => {
-                        self.deliver_all().await;
-                        return ending;
-                    }
+            Contact::Launch { plan, token } => match self.launch(*plan, token).await {
+                Ok(mut connection) => self.follow(&mut connection).await,
+                Err(ending) => {
+                    self.deliver_all().await;
+                    return ending;
                 }
-            }
+            },
             Contact::Adopted(found) => self.adopt(*found).await,
             Contact::Unreachable => match self.seek().await {
                 Some(found) => {
@@ -311,8 +345,14 @@ impl Attempt {
     }
 
     /// The lease is on disk before the child may run, so that the next daemon knows how long a shim that does
-    /// not answer may have.
-    async fn launch(&mut self, plan: AttemptPlan, token: LeaseToken) -> Result<Connection, Ending> {
+    /// not answer may have. Without it there was nothing but a workspace.
+    async fn launch(
+        &mut self,
+        mut plan: AttemptPlan,
+        token: LeaseToken,
+    ) -> Result<Connection, Ending> {
+        plan.child.cwd = self.move_in(&plan.workspace).await?;
+        self.enter(OncePhase::Started, None);
         if let Err(error) = self.store_lease().await {
             return Err(Ending::not_started("note the lease", &error));
         }
@@ -324,6 +364,8 @@ impl Attempt {
         let mut connection =
             started.map_err(|error| Ending::not_started("start the attempt's shim", &error))?;
         self.own_shim = connection.shim();
+        self.hand_over_lock().await?;
+        plan.child.group = self.make_group();
         let first = match &plan.words {
             Words::Prompt(prompt) => Stdin {
                 id: PROMPT,

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::shim::{REPORT, SOCKET, SPOOL};
 use crate::spool::is_segment;
+use crate::workspace::RECORD;
 
 mod meta;
 
@@ -27,7 +28,7 @@ const OUTBOX: &str = "outbox";
 /// How long the shim may have, for when it cannot be asked.
 pub(crate) const LEASE: &str = "lease";
 /// Half-written successors of the files above.
-const DRAFTS: [&str; 2] = ["attempt.new", "outbox.new"];
+const DRAFTS: [&str; 3] = ["attempt.new", "outbox.new", "workspace.new"];
 
 /// An attempt's id in the one spelling that may become a name on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -149,7 +150,10 @@ impl AttemptDir {
     pub(crate) fn remove(&self) -> io::Result<()> {
         // First of all: without it the rest is nobody's any more, wherever the removal is interrupted.
         unlink(&self.path.join(META))?;
-        for name in [OUTBOX, REPORT, SOCKET, LEASE].into_iter().chain(DRAFTS) {
+        for name in [OUTBOX, REPORT, SOCKET, LEASE, RECORD]
+            .into_iter()
+            .chain(DRAFTS)
+        {
             unlink(&self.path.join(name))?;
         }
         self.remove_spool()?;

@@ -1,16 +1,22 @@
-//! What a daemon is told at its start: flags become a [`DaemonConfig`], `daemon.toml` names its agents.
-//! Checks shapes; touches nothing but the file it reads.
+//! What a daemon is told at its start: flags become a [`DaemonConfig`], and `daemon.toml` (`file`) names its agents,
+//! roots and limits. Checks shapes; touches nothing but the file it reads and the roots that it names.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::clock::Clock;
 use crate::shim::client::ShimProgram;
+use crate::workspace::Mode;
+
+mod file;
+
+pub use file::{FileConfig, UnknownKey, read_config};
 
 /// Name of the agent that runs whatever command a task brings. Off unless it is allowed.
 pub const ANY_COMMAND: &str = "command";
@@ -37,8 +43,11 @@ pub struct DaemonConfig {
     pub labels: BTreeMap<String, String>,
     pub capabilities: Vec<String>,
     pub agents: BTreeMap<String, AgentConfig>,
-    /// Where a child runs when its task names no directory.
+    /// Directories that tasks can ask for by name.
+    pub roots: BTreeMap<String, RootConfig>,
+    /// Where a child runs when its task asks for no workspace.
     pub work_dir: PathBuf,
+    pub limits: Limits,
     /// From the order to stop to the end of the daemon. Running attempts may finish in most of it.
     pub drain: Duration,
     /// How long attempts that outlast the drain may go on until the next daemon takes them over; at most [`HOLD_MAX`].
@@ -53,6 +62,64 @@ pub struct DaemonConfig {
     /// Orphans of attempts become children of this process. Only for a process that has no other children.
     pub adopt_orphans: bool,
     pub clock: Clock,
+}
+
+/// A directory that tasks can ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RootConfig {
+    /// Absolute and without links.
+    pub path: PathBuf,
+    /// For tasks that do not say.
+    pub(crate) mode: Mode,
+    pub keep: Keep,
+    /// Where scratch directories and worktrees are made, if not in the data directory.
+    pub made_in: Option<PathBuf>,
+}
+
+/// What becomes of a scratch directory or a worktree after its attempt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Keep {
+    Always,
+    /// It stays if something in it would be lost.
+    #[default]
+    Changed,
+    Never,
+}
+
+impl Keep {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Changed => "changed",
+            Self::Never => "never",
+        }
+    }
+
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        let all = [Self::Always, Self::Changed, Self::Never];
+        all.into_iter().find(|keep| keep.as_str() == word)
+    }
+}
+
+/// What the machine and each attempt may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Below this share of available memory new work is refused. 0: never.
+    pub memory_floor_percent: u32,
+    /// Of each attempt, where the system lets the daemon set it.
+    pub attempt_memory_mib: Option<NonZeroU32>,
+    pub attempt_processes: Option<NonZeroU32>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            memory_floor_percent: 10,
+            attempt_memory_mib: None,
+            attempt_processes: None,
+        }
+    }
 }
 
 /// One agent that this daemon can run.
@@ -97,6 +164,21 @@ pub enum ConfigError {
         path: PathBuf,
         source: Box<toml::de::Error>,
     },
+    #[error("{}: {unknown}", path.display())]
+    UnknownKey { path: PathBuf, unknown: UnknownKey },
+    #[error(
+        "the root {name:?} cannot be used: {}: {source}; it must be a directory that exists",
+        path.display()
+    )]
+    Root {
+        name: String,
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("a root's name has 1 to 128 bytes, which {0:?} has not")]
+    RootName(String),
+    #[error("a daemon has 64 roots at most, not {0}")]
+    TooManyRoots(usize),
     #[error("agent {0:?} is reserved; it is what --allow-command switches on")]
     ReservedName(String),
     #[error("slots must be 1 to 4096, not {0}")]
@@ -116,180 +198,5 @@ impl DaemonConfig {
             return Err(ConfigError::Hold(self.hold));
         }
         Ok(())
-    }
-}
-
-/// The agents of a `daemon.toml`: `[agents.NAME]` with `kind`, `program`, `args`, `env`.
-pub fn read_agents(path: &Path) -> Result<BTreeMap<String, AgentConfig>, ConfigError> {
-    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
-        path: path.to_owned(),
-        source,
-    })?;
-    parse_agents(&text, path)
-}
-
-fn parse_agents(text: &str, path: &Path) -> Result<BTreeMap<String, AgentConfig>, ConfigError> {
-    let file: ConfigFile = toml::from_str(text).map_err(|source| ConfigError::Malformed {
-        path: path.to_owned(),
-        source: Box::new(source),
-    })?;
-    if file.agents.contains_key(ANY_COMMAND) {
-        return Err(ConfigError::ReservedName(ANY_COMMAND.to_owned()));
-    }
-    Ok(file
-        .agents
-        .into_iter()
-        .map(|(name, entry)| (name, entry.into()))
-        .collect())
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigFile {
-    #[serde(default)]
-    agents: BTreeMap<String, AgentEntry>,
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-enum AgentEntry {
-    Command {
-        program: String,
-        #[serde(default)]
-        args: Vec<String>,
-        #[serde(default)]
-        env: BTreeMap<String, String>,
-    },
-    Claude {
-        #[serde(default = "claude")]
-        program: String,
-        #[serde(default)]
-        args: Vec<String>,
-        #[serde(default)]
-        env: BTreeMap<String, String>,
-    },
-    Codex {
-        #[serde(default = "codex")]
-        program: String,
-        #[serde(default)]
-        args: Vec<String>,
-        #[serde(default)]
-        env: BTreeMap<String, String>,
-        #[serde(default)]
-        protocol: CodexProtocol,
-    },
-    Acp {
-        program: String,
-        #[serde(default)]
-        args: Vec<String>,
-        #[serde(default)]
-        env: BTreeMap<String, String>,
-    },
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum CodexProtocol {
-    #[default]
-    AppServer,
-    Exec,
-}
-
-fn claude() -> String {
-    "claude".to_owned()
-}
-
-fn codex() -> String {
-    "codex".to_owned()
-}
-
-impl From<AgentEntry> for AgentConfig {
-    fn from(entry: AgentEntry) -> Self {
-        let (wire, program, args, env) = match entry {
-            AgentEntry::Command { program, args, env } => {
-                return Self::Command {
-                    program: program.into(),
-                    args: args.into_iter().map(OsString::from).collect(),
-                    env,
-                };
-            }
-            AgentEntry::Claude { program, args, env } => (AgentWire::Claude, program, args, env),
-            AgentEntry::Codex {
-                program,
-                args,
-                env,
-                protocol,
-            } => {
-                let wire = match protocol {
-                    CodexProtocol::AppServer => AgentWire::CodexAppServer,
-                    CodexProtocol::Exec => AgentWire::CodexExec,
-                };
-                (wire, program, args, env)
-            }
-            AgentEntry::Acp { program, args, env } => (AgentWire::Acp, program, args, env),
-        };
-        Self::Coding {
-            wire,
-            program: program.into(),
-            args: args.into_iter().map(OsString::from).collect(),
-            env,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn agents_are_read_by_name_and_mistakes_are_named() {
-        let text = "[agents.lint]\nkind = \"command\"\nprogram = \"lint\"\nargs = [\"-q\"]\n";
-        let agents = parse_agents(text, Path::new("daemon.toml")).unwrap();
-        let lint = AgentConfig::Command {
-            program: "lint".into(),
-            args: vec!["-q".into()],
-            env: BTreeMap::new(),
-        };
-        assert_eq!(agents, BTreeMap::from([("lint".to_owned(), lint)]));
-        let text = "[agents.a]\nkind = \"claude\"\n[agents.b]\nkind = \"codex\"\nprotocol = \"exec\"\n\
-                    [agents.c]\nkind = \"acp\"\nprogram = \"gemini\"\nargs = [\"--acp\"]\n";
-        let agents = parse_agents(text, Path::new("daemon.toml")).unwrap();
-        let wires = agents.into_values().map(|agent| match agent {
-            AgentConfig::Coding { wire, program, .. } => (wire, program),
-            other => panic!("{other:?}"),
-        });
-        let expected = [
-            (AgentWire::Claude, "claude".into()),
-            (AgentWire::CodexExec, "codex".into()),
-            (AgentWire::Acp, "gemini".into()),
-        ];
-        assert_eq!(wires.collect::<Vec<_>>(), expected);
-        for (broken, word) in [
-            ("[agents.x]\nkind = \"magic\"\n", "magic"),
-            ("[agents.x]\nkind = \"command\"\n", "program"),
-            ("[agents.x]\nkind = \"acp\"\n", "program"),
-            (
-                "[agents.x]\nkind = \"codex\"\nprotocol = \"morse\"\n",
-                "morse",
-            ),
-            (
-                "[agents.x]\nkind = \"claude\"\nprotocol = \"exec\"\n",
-                "protocol",
-            ),
-            (
-                "[agents.x]\nkind = \"command\"\nprogram = \"x\"\ncolour = 1\n",
-                "colour",
-            ),
-            ("[other]\n", "other"),
-            (
-                "[agents.command]\nkind = \"command\"\nprogram = \"x\"\n",
-                "--allow-command",
-            ),
-        ] {
-            let error = parse_agents(broken, Path::new("daemon.toml"))
-                .unwrap_err()
-                .to_string();
-            assert!(error.contains(word), "{error}");
-        }
     }
 }

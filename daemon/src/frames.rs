@@ -7,7 +7,7 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     AttemptFrame, AttemptRef, CancelReason, CutReason, DaemonFrame, LeaseToken, LifecyclePhase,
     OutputCut, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError, TaskLifecycle,
-    TaskRejected, TaskStarted, TerminationReceipt, TimerKind, daemon_frame,
+    TaskRejected, TaskStarted, TerminationReceipt, TimerKind, WorkspaceReport, daemon_frame,
 };
 use prost_types::Timestamp;
 
@@ -100,6 +100,15 @@ impl Control {
 pub(crate) struct Closing {
     pub(crate) final_offset: u64,
     pub(crate) receipt: TerminationReceipt,
+}
+
+impl Closing {
+    /// Terminal frames have a place of their own for what is left of the workspace.
+    fn parts(self) -> (u64, Option<WorkspaceReport>, TerminationReceipt) {
+        let mut receipt = self.receipt;
+        let workspace = receipt.workspace.take();
+        (self.final_offset, workspace, receipt)
+    }
 }
 
 /// A frame as it goes over the wire. One whose token did not outlive the daemon that had it carries none.
@@ -236,14 +245,24 @@ pub(crate) struct PhaseReport {
     pub(crate) deadline_at: Option<SystemTime>,
     pub(crate) elapsed: Duration,
     pub(crate) wall: SystemTime,
+    pub(crate) workspace: Option<WorkspaceReport>,
 }
 
-pub(crate) fn phase(report: &PhaseReport) -> Body {
+/// It waits for something on this machine.
+pub(crate) fn waits(message: String) -> Body {
+    Body::Lifecycle(TaskLifecycle {
+        phase: LifecyclePhase::Queued.into(),
+        message,
+        ..TaskLifecycle::default()
+    })
+}
+
+pub(crate) fn phase(report: PhaseReport) -> Body {
     if report.phase == OncePhase::Started {
         let started_at = Some(Timestamp::from(report.wall));
         return Body::Started(TaskStarted {
             started_at,
-            workspace: None,
+            workspace: report.workspace,
         });
     }
     Body::Lifecycle(TaskLifecycle {
@@ -312,6 +331,7 @@ pub(crate) fn receipt(ending: &Ending, wall: SystemTime) -> TerminationReceipt {
         process_started: ending.process_started,
         ended_at: Some(Timestamp::from(wall)),
         cleanup: cleanup(ending.cleared).to_owned(),
+        workspace: ending.workspace.clone(),
     }
 }
 
@@ -328,10 +348,7 @@ fn cleanup(cleared: Cleared) -> &'static str {
 
 /// The terminal frame of an attempt that ended by itself or at a deadline; none when it was ordered to.
 pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -> Option<Body> {
-    let Closing {
-        final_offset,
-        receipt,
-    } = closing;
+    let (final_offset, workspace, receipt) = closing.parts();
     match verdict {
         Verdict::Complete(done) => Some(Body::Complete(TaskComplete {
             final_offset,
@@ -340,6 +357,7 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
             agent_session_id: done.used.conversation.clone(),
             usage: said::usage(&done.used),
             killed_after_result: done.killed_after_result,
+            workspace,
             ..TaskComplete::default()
         })),
         Verdict::Failed(failed) => Some(Body::Error(TaskError {
@@ -355,6 +373,7 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
                 .deadline
                 .map_or(TimerKind::Unspecified, wire_timer)
                 .into(),
+            workspace,
             ..TaskError::default()
         })),
         Verdict::Stopped => None,
@@ -362,24 +381,19 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
 }
 
 pub(crate) fn canceled(reason: CancelReason, closing: Closing) -> Body {
-    let Closing {
-        final_offset,
-        receipt,
-    } = closing;
+    let (final_offset, workspace, receipt) = closing.parts();
     Body::Canceled(TaskCanceled {
         final_offset,
         receipt: Some(receipt),
         reason: reason.into(),
+        workspace,
         ..TaskCanceled::default()
     })
 }
 
 /// The worker's disk takes no more of what the attempt has to say.
 pub(crate) fn disk_full(stderr_tail: &str, closing: Closing) -> Body {
-    let Closing {
-        final_offset,
-        receipt,
-    } = closing;
+    let (final_offset, workspace, receipt) = closing.parts();
     Body::Error(TaskError {
         final_offset,
         receipt: Some(receipt),
@@ -388,22 +402,21 @@ pub(crate) fn disk_full(stderr_tail: &str, closing: Closing) -> Body {
             .to_owned(),
         user_message: "the worker's disk is full".to_owned(),
         stderr_tail: redact(stderr_tail),
+        workspace,
         ..TaskError::default()
     })
 }
 
 /// The relay refused a completion because of its contract. The process is gone, so it cannot try again.
 pub(crate) fn contract_unmet(message: &str, closing: Closing) -> Body {
-    let Closing {
-        final_offset,
-        receipt,
-    } = closing;
+    let (final_offset, workspace, receipt) = closing.parts();
     Body::Error(TaskError {
         final_offset,
         receipt: Some(receipt),
         failure_code: baton_proto::codes::RECEIPTS_MISSING.to_owned(),
         message: message.to_owned(),
         user_message: "a required file is missing".to_owned(),
+        workspace,
         ..TaskError::default()
     })
 }

@@ -1,13 +1,14 @@
 //! One attempt as the supervisor holds it: its stage, its lease, its outbox, and what each order and event
 //! does to them. No I/O: frames go into the outbox, orders into the attempt's watch channel.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_daemon_core::lease::LeaseClock;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase,
-    TerminationReceipt,
+    TerminationReceipt, WorkspaceReport,
 };
 use bytes::Bytes;
 
@@ -56,6 +57,10 @@ pub(crate) struct Held {
     snapshot: Bytes,
     /// Its id waits in the supervisor's queue of attempts with something to send.
     pub(crate) is_queued: bool,
+    /// The directory that it has to itself.
+    exclusive: Option<PathBuf>,
+    /// Where it works, as it was said last.
+    workspace: Option<WorkspaceReport>,
 }
 
 enum Stage {
@@ -130,6 +135,7 @@ impl Held {
         } = offer;
         let now = clock.now();
         let cleanup_term = plan.cleanup_term;
+        let exclusive = plan.workspace.exclusive().map(Path::to_owned);
         let stage = Stage::Accepted {
             plan: Box::new(plan),
             accepted_at: now,
@@ -139,6 +145,7 @@ impl Held {
             outbox: Outbox::new(OUTPUT_LIMIT),
             place,
             conversing,
+            exclusive,
             ..Self::new(attempt, Some(token), stage, cleanup_term)
         };
         held.say(frames::accepted(), clock);
@@ -185,7 +192,14 @@ impl Held {
             replayed_at: None,
             snapshot: Bytes::new(),
             is_queued: false,
+            exclusive: None,
+            workspace: None,
         }
+    }
+
+    /// Whether it is in this directory, or will be, and nobody else may.
+    pub(crate) fn occupies(&self, root: &Path) -> bool {
+        !self.is_finished() && self.exclusive.as_deref() == Some(root)
     }
 
     /// Whether it takes up one of the daemon's slots: something runs, or may.

@@ -10,7 +10,9 @@
 mod agents;
 mod attempt;
 mod attempt_dir;
+mod cgroups;
 mod checked;
+mod checkup;
 mod clock;
 mod config;
 mod conversations;
@@ -21,6 +23,7 @@ mod health;
 mod held;
 mod identity;
 mod link;
+mod memory;
 mod outbox;
 mod phases;
 mod process;
@@ -33,6 +36,7 @@ mod storage;
 mod supervisor;
 mod timers;
 mod whole_file;
+mod workspace;
 
 use std::io;
 
@@ -40,10 +44,11 @@ use baton_daemon_core::stake::Stake;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+pub use checkup::{Finding, Verdict, examine};
 pub use clock::{Clock, Moment};
 pub use config::{
-    ANY_COMMAND, AgentConfig, AgentWire, ConfigError, DaemonConfig, HOLD_MAX, KERNEL_BOOT_ID,
-    read_agents,
+    ANY_COMMAND, AgentConfig, AgentWire, ConfigError, DaemonConfig, FileConfig, HOLD_MAX,
+    KERNEL_BOOT_ID, Keep, Limits, RootConfig, UnknownKey, read_config,
 };
 pub use disk::DiskState;
 pub use health::{Checkup, HealthError, check as check_health};
@@ -54,6 +59,7 @@ pub use status::{Ailment, DaemonStatus, Heard};
 pub use storage::StorageError;
 
 use attempt::Workshop;
+use cgroups::Groups;
 use health::HealthChecks;
 use identity::Identity;
 use link::Link;
@@ -148,10 +154,17 @@ impl Daemon {
             shim: config.shim.clone(),
             daemon_id: identity.daemon_id().to_owned(),
             instance_id: identity.instance_id.clone(),
+            boot_id: identity.boot_id.clone(),
+            name: config.name.clone(),
+            groups: groups(&config.limits),
             clock: config.clock.clone(),
         };
         let attempts = storage.attempts.clone();
-        let adopted = adoption::take_over(attempts, &identity.boot_id, &workshop).await?;
+        let (adopted, found) = tokio::join!(
+            adoption::take_over(attempts, &identity.boot_id, &workshop),
+            agents::look_for_versions(config.agents.clone()),
+        );
+        let adopted = adopted?;
         let (events, link_events) = mpsc::channel(LINK_EVENTS);
         let (at_stake, stake) = watch::channel(Stake::default());
         let finish = CancellationToken::new();
@@ -167,6 +180,7 @@ impl Daemon {
         };
         let mut supervisor =
             Supervisor::new(&config, identity, storage, workshop, at_stake, status)?;
+        supervisor.know_agents(found);
         supervisor.adopt_all(adopted);
         let supervised = async {
             let result = supervisor.run(link_events, stop).await;
@@ -180,4 +194,20 @@ impl Daemon {
             failed = health.answer(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
         }
     }
+}
+
+/// Said once: without groups everything works but the limits of attempts.
+fn groups(limits: &Limits) -> Option<Groups> {
+    let found = Groups::find(limits);
+    if let Err(why) = &found {
+        if limits.attempt_memory_mib.is_some() || limits.attempt_processes.is_some() {
+            tracing::warn!(
+                why,
+                "attempts have no control groups; their limits are not enforced"
+            );
+        } else {
+            tracing::info!(why, "attempts have no control groups");
+        }
+    }
+    found.ok()
 }

@@ -25,6 +25,8 @@ pub struct DaemonStatus {
     pub unknown: u64,
     /// The disk under the data directory.
     pub disk: DiskState,
+    /// Less memory is available than must be before new work is taken.
+    pub low_memory: bool,
     /// The relay on the present stream; none without one.
     pub heard: Option<Heard>,
     /// Why there is no stream; empty while there is one.
@@ -51,6 +53,10 @@ pub enum Ailment {
     Deaf(Duration),
     #[error("new work is refused: {0}; free some space")]
     Disk(DiskState),
+    #[error(
+        "new work is refused: too little memory is available; see memory_floor_percent in daemon.toml"
+    )]
+    Memory,
 }
 
 impl DaemonStatus {
@@ -63,6 +69,7 @@ impl DaemonStatus {
             draining: false,
             unknown: 0,
             disk: DiskState::Fine,
+            low_memory: false,
             heard: None,
             trouble: "it has not connected yet".to_owned(),
             turned_at: now,
@@ -87,7 +94,10 @@ impl DaemonStatus {
         if silent > heard.every * 2 + LATE {
             return Some(Ailment::Deaf(silent));
         }
-        (self.disk != DiskState::Fine).then_some(Ailment::Disk(self.disk))
+        if self.disk != DiskState::Fine {
+            return Some(Ailment::Disk(self.disk));
+        }
+        self.low_memory.then_some(Ailment::Memory)
     }
 }
 

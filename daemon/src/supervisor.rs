@@ -10,12 +10,12 @@ use baton_daemon_core::heartbeats::Heartbeats;
 use baton_daemon_core::stake::Stake;
 use baton_proto::v1::{Hello, RelayFrame};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::DaemonError;
-use crate::agents::Agents;
+use crate::agents::{Agents, Found};
 use crate::attempt::{AttemptEvent, Workshop};
 use crate::attempt_dir::{AttemptId, Attempts};
 use crate::clock::{Clock, Moment};
@@ -26,11 +26,13 @@ use crate::epoch::RelayEpochs;
 use crate::held::Held;
 use crate::identity::Identity;
 use crate::link::LinkError;
+use crate::memory::Memory;
 use crate::outbox::Writer;
 use crate::process::reap_orphans;
 use crate::session::Session;
 use crate::status::{DaemonStatus, Heard};
 use crate::storage::Storage;
+use crate::workspace::Roots;
 
 pub(crate) mod adoption;
 mod course;
@@ -53,6 +55,8 @@ const EVENTS: usize = 256;
 const REMEMBERED: usize = 1024;
 /// Orphans that died unnoticed are waited for this often.
 const REAP_EVERY: Duration = Duration::from_secs(5);
+/// How often it is looked whether the agents' programs are still there, for the next Hello.
+const PROGRAMS_EVERY: Duration = Duration::from_secs(30);
 /// The loop turns at least this often, whatever happens.
 const TURN_EVERY: Duration = Duration::from_secs(5);
 /// How long after its start a daemon counts on a relay that is there.
@@ -116,6 +120,7 @@ pub(crate) struct Supervisor {
     conversations: Conversations,
     writer: Writer,
     disk: Disk,
+    memory: Memory,
     /// Directories that nobody needs any more and that are still there.
     removals: VecDeque<AttemptId>,
     look_at: Moment,
@@ -133,6 +138,9 @@ pub(crate) struct Supervisor {
     /// Until then the relay counts as about to come: nothing is cut because it is not there yet.
     awaited_until: Option<Moment>,
     reap_at: Moment,
+    /// When the agents' programs are looked for again, and the look that is under way.
+    programs_at: Moment,
+    looking: Option<JoinHandle<()>>,
     /// For the link's backoff.
     stake: watch::Sender<Stake>,
     status: watch::Sender<DaemonStatus>,
@@ -159,12 +167,15 @@ impl Supervisor {
                 drain: config.drain,
                 hold: config.hold,
             },
-            agents: Agents::new(config.agents.clone(), config.work_dir.clone()),
+            agents: Agents::new(config.agents.clone(), Roots::new(config)),
+            memory: Memory::new(config.limits.memory_floor_percent),
             identity,
             workshop,
             attempts: storage.attempts.clone(),
             awaited_until: Some(config.clock.now().after(AWAITED)),
             reap_at: config.clock.now().after(REAP_EVERY),
+            programs_at: config.clock.now().after(PROGRAMS_EVERY),
+            looking: None,
             clock: config.clock.clone(),
             held: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -316,7 +327,23 @@ impl Supervisor {
             self.reap_at = now.after(REAP_EVERY);
             self.tasks.spawn_blocking(reap_orphans);
         }
+        if self.programs_at <= now {
+            self.programs_at = now.after(PROGRAMS_EVERY);
+            self.look_for_programs();
+        }
         self.move_on(now);
+    }
+
+    /// What was found of the agents' programs before the first Hello.
+    pub(crate) fn know_agents(&mut self, found: BTreeMap<String, Found>) {
+        self.agents.on_look(found);
+    }
+
+    /// One look at a time: a disk that hangs takes one thread and not all there are.
+    fn look_for_programs(&mut self) {
+        if self.looking.as_ref().is_none_or(JoinHandle::is_finished) {
+            self.looking = Some(tokio::task::spawn_blocking(self.agents.look_again()));
+        }
     }
 
     fn next_wake(&self) -> Option<Moment> {
@@ -326,7 +353,7 @@ impl Supervisor {
         let attempts = self.held.values().filter_map(Held::next_wake).min();
         // Whoever asks how the daemon is must see that the loop turns.
         let turn = Some(now.after(TURN_EVERY));
-        let rounds = Some(self.reap_at.min(self.look_at));
+        let rounds = Some(self.reap_at.min(self.look_at).min(self.programs_at));
         [
             course,
             heartbeat,
@@ -361,6 +388,7 @@ impl Supervisor {
             running: u32::try_from(running).unwrap_or(u32::MAX),
             draining: !self.course.takes_work(),
             disk: self.disk.state(),
+            low_memory: self.memory.is_low(),
             unknown: self.unknown,
         };
         self.status.send_if_modified(|old| {

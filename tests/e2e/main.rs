@@ -31,6 +31,7 @@ mod restart;
 mod results_survive;
 mod retention;
 mod storm;
+mod surroundings;
 mod suspend;
 mod systemd;
 mod tenancy;
@@ -40,6 +41,7 @@ mod tracing;
 mod up;
 mod upgrade;
 mod wire;
+mod workspaces;
 
 use baton_tests::Baton;
 

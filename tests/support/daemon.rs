@@ -5,7 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus, KERNEL_BOOT_ID,
+    ANY_COMMAND, AgentConfig, Clock, Daemon, DaemonConfig, DaemonStatus, KERNEL_BOOT_ID, Limits,
     ShimProgram,
 };
 use tempfile::TempDir;
@@ -70,7 +70,9 @@ impl RealDaemon {
             labels: BTreeMap::new(),
             capabilities: Vec::new(),
             agents: [(ANY_COMMAND.to_owned(), AgentConfig::AnyCommand)].into(),
+            roots: BTreeMap::new(),
             work_dir: dir.path().to_owned(),
+            limits: Limits::default(),
             drain: Duration::from_secs(5),
             hold: Duration::ZERO,
             health: None,

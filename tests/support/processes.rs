@@ -279,13 +279,25 @@ impl DaemonProcess {
         (url, token): (&str, &str),
         more: &[&str],
     ) -> Self {
+        Self::start_under(baton, dir, name, (url, token), &[], more).await
+    }
+
+    /// The same by way of another program, which becomes it.
+    pub async fn start_under(
+        baton: Baton,
+        dir: &Path,
+        name: &str,
+        (url, token): (&str, &str),
+        wrapper: &[&str],
+        more: &[&str],
+    ) -> Self {
         let data = dir.join(name);
         std::fs::create_dir_all(&data).expect("a directory can be made");
         let token_file = data.join("credential");
         std::fs::write(&token_file, token).expect("a file can be written");
         let usual = [["--slots", "4"], ["--drain", "5s"], ["--hold", "0s"]];
         let usual = usual.iter().filter(|[flag, _]| !more.contains(flag));
-        Self::start_in(baton, &data, &[], |command| {
+        Self::start_in(baton, &data, wrapper, |command| {
             command
                 .args(["daemon", "--relay", url, "--name", name])
                 .args(usual.flatten())

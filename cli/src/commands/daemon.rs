@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use crate::console::Console;
 use crate::discovery::{self, DEFAULT_RELAY};
@@ -14,15 +14,40 @@ use crate::logging::LogArgs;
 use crate::servers::{Clocks, DaemonPlan, ReadyDaemon};
 use crate::{duration, pairs, stop};
 
+mod check;
+
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct DaemonArgs {
+    #[command(subcommand)]
+    verb: Option<DaemonVerb>,
+
+    #[command(flatten)]
+    server: DaemonServerArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum DaemonVerb {
+    /// See whether a daemon would do well on this machine: agents, git, limits, directories, the relay.
+    Check(check::CheckArgs),
+}
+
+impl DaemonArgs {
+    /// Only the server itself handles signals by itself.
+    pub(crate) fn is_server(&self) -> bool {
+        self.verb.is_none()
+    }
+}
+
+#[derive(Args, Debug)]
+struct DaemonServerArgs {
     /// Address of the relay.
     #[arg(long, env = "BATON_RELAY", value_name = "URL", default_value = DEFAULT_RELAY)]
     relay: String,
 
     /// File that holds this daemon's own token; make one with `baton token create --role daemon --out FILE`.
-    #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE")]
-    token_file: PathBuf,
+    #[arg(long, env = "BATON_TOKEN_FILE", value_name = "FILE", required = true)]
+    token_file: Option<PathBuf>,
 
     /// Directory for the daemon's identity and its attempts. The default is $XDG_DATA_HOME/baton/daemon or
     /// ~/.local/share/baton/daemon.
@@ -63,11 +88,11 @@ pub(crate) struct DaemonArgs {
     #[arg(long, env = "BATON_HOLD", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
     hold: Duration,
 
-    /// TOML file that names the agents this daemon can run.
+    /// TOML file with the agents, roots and limits of this daemon; see docs/daemon.md.
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Directory in which an agent runs if its task names none. The default is `work` in the data directory.
+    /// Directory in which an agent runs if its task asks for no workspace. The default is `work` in the data directory.
     #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
     work_dir: Option<PathBuf>,
 
@@ -84,6 +109,17 @@ pub(crate) const DEFAULT_SLOTS: u32 = 4;
 
 pub(crate) async fn run(
     args: DaemonArgs,
+    console: &Console,
+    clocks: &Clocks,
+) -> Result<Exit, CliError> {
+    match args.verb {
+        Some(DaemonVerb::Check(check)) => check::run(check, console, clocks).await,
+        None => serve(args.server, console, clocks).await,
+    }
+}
+
+async fn serve(
+    args: DaemonServerArgs,
     console: &Console,
     clocks: &Clocks,
 ) -> Result<Exit, CliError> {
@@ -106,10 +142,11 @@ pub(crate) async fn run(
     Ok(Exit::Done)
 }
 
-fn plan(args: DaemonArgs) -> DaemonPlan {
+fn plan(args: DaemonServerArgs) -> DaemonPlan {
     DaemonPlan {
         relay: args.relay,
-        token_file: args.token_file,
+        // Required: the command line has none without it.
+        token_file: args.token_file.unwrap_or_default(),
         data: args.data.unwrap_or_else(default_data),
         name: args.name.unwrap_or_else(machine_name),
         slots: args.slots,

@@ -1,7 +1,10 @@
 //! `baton daemons`: the fleet.
 
-use baton_proto::v1::{Daemon, ListDaemonsRequest, ListDaemonsResponse};
-use baton_proto::{ShortName, to_json};
+use baton_proto::v1::{
+    AgentInfo, AttemptState, Daemon, DaemonLoad, HeldAttempt, LifecyclePhase, ListDaemonsRequest,
+    ListDaemonsResponse,
+};
+use baton_proto::{ShortName, short_name_of, to_json};
 use clap::Args;
 
 use crate::client::Relay;
@@ -12,7 +15,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::sanitize::one_line;
 use crate::table::Table;
-use crate::{inspect, task_view};
+use crate::{duration, inspect, task_view};
 
 #[derive(Args, Debug)]
 pub(crate) struct DaemonsArgs {
@@ -40,7 +43,9 @@ pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, Cl
     }
     let daemons = listed.daemons;
     let now = clock::wall_ms();
-    let mut table = Table::new(["NAME", "STATE", "FREE", "AGENTS", "LABELS", "SEEN", "ID"]);
+    let mut table = Table::new([
+        "NAME", "STATE", "FREE", "LOAD", "AGENTS", "LABELS", "SEEN", "ID",
+    ]);
     for daemon in &daemons {
         table.row(row(daemon, now));
     }
@@ -51,7 +56,41 @@ pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, Cl
     for line in table.lines() {
         console.line(&line)?;
     }
+    show_attempts(&daemons, console)
+}
+
+/// What each attempt is doing.
+fn show_attempts(daemons: &[Daemon], console: &Console) -> Result<Exit, CliError> {
+    let mut table = Table::new(["DAEMON", "DOING", "AGENT", "AGE", "TASK", "ATTEMPT"]);
+    for daemon in daemons {
+        for held in &daemon.attempts {
+            table.row([
+                one_line(&daemon.name),
+                one_line(&doing(held)),
+                one_line(&held.agent),
+                duration::short(held.age_ms),
+                one_line(&held.task_id),
+                held.attempt_number.to_string(),
+            ]);
+        }
+    }
+    if !table.is_empty() {
+        console.line("")?;
+        for line in table.lines() {
+            console.line(&line)?;
+        }
+    }
     Ok(Exit::Done)
+}
+
+/// Its phase says more than its state, and an open tool more than both.
+fn doing(held: &HeldAttempt) -> String {
+    let state = short_name_of::<AttemptState>(held.state);
+    match (held.tool_name.as_str(), held.phase()) {
+        ("", LifecyclePhase::Unspecified) => state,
+        ("", phase) => format!("{state} ({})", phase.short_name()),
+        (tool, _) => format!("{state} ({tool})"),
+    }
 }
 
 fn show_forgotten(listed: &ListDaemonsResponse, console: &Console) -> Result<Exit, CliError> {
@@ -100,24 +139,46 @@ async fn list(relay: &Relay, include_forgotten: bool) -> Result<ListDaemonsRespo
     }
 }
 
-fn row(daemon: &Daemon, now_ms: u64) -> [String; 7] {
-    let agents: Vec<&str> = daemon
-        .agents
-        .iter()
-        .map(|agent| agent.name.as_str())
-        .collect();
+fn row(daemon: &Daemon, now_ms: u64) -> [String; 8] {
+    let agents: Vec<String> = daemon.agents.iter().map(agent).collect();
     let mut labels = inspect::pairs(&daemon.labels);
     for capability in &daemon.capabilities {
         labels.push_str(" +");
         labels.push_str(capability);
     }
+    for workspace in &daemon.workspaces {
+        labels.push_str(" /");
+        labels.push_str(workspace);
+    }
     [
         one_line(&daemon.name),
         daemon.state().short_name().to_owned(),
         format!("{}/{}", daemon.free_slots, daemon.slots),
+        daemon.load.as_ref().map(load).unwrap_or_default(),
         one_line(&agents.join(",")),
         one_line(labels.trim()),
         task_view::age(daemon.last_heartbeat_at.as_ref(), now_ms),
         one_line(&daemon.daemon_id),
     ]
+}
+
+/// `claude 2.1.325`, or why it does not run.
+fn agent(agent: &AgentInfo) -> String {
+    match (agent.problem.as_str(), agent.version.as_str()) {
+        ("", "") => agent.name.clone(),
+        ("", version) => format!("{} {version}", agent.name),
+        (problem, _) => format!("{} ({problem})", agent.name),
+    }
+}
+
+/// Load average, and what is free of memory and disk.
+fn load(load: &DaemonLoad) -> String {
+    let parts = [
+        load.load_1m.map(|load| format!("{load:.1}")),
+        load.memory_available_percent
+            .map(|percent| format!("mem {percent}%")),
+        load.disk_free_percent
+            .map(|percent| format!("disk {percent}%")),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }

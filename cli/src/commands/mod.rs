@@ -94,10 +94,13 @@ pub(crate) enum Command {
 
 impl Command {
     pub(crate) fn is_server(&self) -> bool {
-        matches!(
-            self,
-            Command::Up(_) | Command::Relay(_) | Command::Daemon(_) | Command::Bench(_)
-        )
+        match self {
+            Command::Daemon(args) => args.is_server(),
+            command => matches!(
+                command,
+                Command::Up(_) | Command::Relay(_) | Command::Bench(_)
+            ),
+        }
     }
 
     pub(crate) async fn run(self, console: &Console, clocks: &Clocks) -> Result<Exit, CliError> {

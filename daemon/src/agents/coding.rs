@@ -34,7 +34,8 @@ pub(super) struct Desk<'a> {
     pub(super) wire: AgentWire,
     pub(super) config: &'a AgentConfig,
     pub(super) daemon_id: &'a str,
-    pub(super) work_dir: &'a Path,
+    /// Absolute.
+    pub(super) cwd: &'a Path,
 }
 
 /// `known` is what this daemon kept of the conversation.
@@ -45,22 +46,14 @@ pub(super) fn plan(
     known: Option<&Known>,
 ) -> Result<(ChildSpec, Translator), Refusal> {
     check(dispatch)?;
-    command::check_workspace(dispatch)?;
-    let mut child = command::child(
-        desk.config,
-        attempt,
-        dispatch,
-        desk.daemon_id,
-        desk.work_dir,
-    )?;
-    let cwd = std::path::absolute(&child.cwd).unwrap_or_else(|_| child.cwd.clone());
-    let wanted = wanted(dispatch, &cwd, known);
+    let cwd = desk.cwd.to_owned();
+    let mut child = command::child(desk.config, attempt, dispatch, desk.daemon_id, cwd)?;
+    let wanted = wanted(dispatch, desk.cwd, known);
     let launch = desk
         .wire
         .launch(&wanted)
         .map_err(|error| Refusal::new(RejectCode::UnsupportedOption, error.to_string()))?;
     child.args.extend(launch.args.into_iter().map(Into::into));
-    child.cwd = cwd;
     Ok((child, launch.translator))
 }
 
@@ -161,15 +154,14 @@ mod tests {
             wire,
             config: &config,
             daemon_id: "d",
-            work_dir: Path::new("/work"),
+            cwd: Path::new("/work/sub"),
         };
         plan(desk, &AttemptRef::default(), dispatch, None)
     }
 
     #[test]
-    fn the_operators_arguments_come_first_and_the_directory_is_absolute() {
+    fn the_operators_arguments_come_first() {
         let dispatch = Dispatch {
-            cwd: "sub".to_owned(),
             agent_session_id: "s".to_owned(),
             ..Dispatch::default()
         };

@@ -2,16 +2,16 @@
 //! result; anything else is a failure.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::PathBuf;
 
+use baton_proto::TraceParent;
 use baton_proto::v1::{AgentOptions, AttemptRef, Dispatch, RejectCode};
-use baton_proto::{TraceParent, codes};
 
 use super::Refusal;
 use crate::config::AgentConfig;
 use crate::process::{ChildSpec, Owner, child_environment};
 
-/// A command takes no options, and workspaces come with a later version.
+/// A command takes no options.
 pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
     let AgentOptions {
         model,
@@ -32,17 +32,7 @@ pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
         let message = format!("a command takes no option {option}");
         return Err(Refusal::new(RejectCode::UnsupportedOption, message));
     }
-    check_workspace(dispatch)
-}
-
-pub(super) fn check_workspace(dispatch: &Dispatch) -> Result<(), Refusal> {
-    match &dispatch.workspace {
-        Some(workspace) if !workspace.root.is_empty() => {
-            let message = format!("this daemon has no workspace root {:?}", workspace.root);
-            Err(Refusal::new(RejectCode::BadCwd, message))
-        }
-        Some(_) | None => Ok(()),
-    }
+    Ok(())
 }
 
 pub(super) fn child(
@@ -50,7 +40,7 @@ pub(super) fn child(
     attempt: &AttemptRef,
     dispatch: &Dispatch,
     daemon_id: &str,
-    work_dir: &Path,
+    cwd: PathBuf,
 ) -> Result<ChildSpec, Refusal> {
     let (program, args) = command_line(config, dispatch)?;
     let owner = Owner {
@@ -68,8 +58,9 @@ pub(super) fn child(
     Ok(ChildSpec {
         program,
         args,
-        cwd: work_dir.join(&dispatch.cwd),
+        cwd,
         environment: child_environment(std::env::vars_os(), variables, &owner),
+        group: None,
     })
 }
 
@@ -98,22 +89,6 @@ fn command_line(
         },
         AgentConfig::Command { program, args, .. } | AgentConfig::Coding { program, args, .. } => {
             Ok((program.clone(), args.iter().cloned().chain(words).collect()))
-        }
-    }
-}
-
-/// Why a configured program cannot be run, as a failure code.
-pub(super) fn problem(config: &AgentConfig) -> Option<&'static str> {
-    match config {
-        AgentConfig::AnyCommand => None,
-        AgentConfig::Command { program, .. } | AgentConfig::Coding { program, .. } => {
-            let found = if Path::new(program).components().count() > 1 {
-                Path::new(program).exists()
-            } else {
-                let path = std::env::var_os("PATH").unwrap_or_default();
-                std::env::split_paths(&path).any(|dir| dir.join(program).exists())
-            };
-            (!found).then_some(codes::PROVIDER_MISSING)
         }
     }
 }

@@ -13,6 +13,7 @@ mod failure;
 mod form;
 mod launch;
 mod lines;
+mod probe;
 mod translator;
 mod turn;
 mod usage;
@@ -29,21 +30,24 @@ mod rendered;
 mod scripted;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_proto::v1::{AgentInfo, AgentKind, AttemptRef, DeadlineProfile, Dispatch, RejectCode};
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use crate::attempt::{AttemptPlan, Talk, Words};
 use crate::config::AgentConfig;
 use crate::conversations::Known;
 use crate::timers::Deadlines;
+use crate::workspace::{Plan, Roots};
 
 pub(crate) use event::{
     AgentEvent, AgentExit, Answer, Ask, Choice, Ending, Input, InputKey, Message, Outcome,
     Permission, Question, Reply, TurnPhase,
 };
+use probe::look;
+pub(crate) use probe::{Found, asks, find, look_for_versions, version};
 pub(crate) use translator::Translator;
 pub(crate) use usage::{Tokens, TurnUsage};
 pub(crate) use verdict::{Used, Verdict, judge};
@@ -54,7 +58,9 @@ const CLEANUP_TERM: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(crate) struct Agents {
     by_name: BTreeMap<String, AgentConfig>,
-    work_dir: PathBuf,
+    roots: Roots,
+    /// What was found of them last; those who look are not the loop.
+    found: watch::Sender<BTreeMap<String, Found>>,
 }
 
 /// Why a dispatch is not taken.
@@ -88,8 +94,36 @@ impl Refusal {
 }
 
 impl Agents {
-    pub(crate) fn new(by_name: BTreeMap<String, AgentConfig>, work_dir: PathBuf) -> Self {
-        Self { by_name, work_dir }
+    pub(crate) fn new(by_name: BTreeMap<String, AgentConfig>, roots: Roots) -> Self {
+        Self {
+            by_name,
+            roots,
+            found: watch::Sender::default(),
+        }
+    }
+
+    pub(crate) fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
+    /// Somebody has looked whether the programs are there.
+    pub(crate) fn on_look(&self, found: BTreeMap<String, Found>) {
+        self.found.send_replace(found);
+    }
+
+    /// Looks again, wherever it is called. Versions stay as they were told.
+    pub(crate) fn look_again(&self) -> impl FnOnce() + Send + use<> {
+        let (by_name, known) = (self.by_name.clone(), self.found.clone());
+        move || {
+            let mut found = look(&by_name);
+            known.send_modify(|known| {
+                for (name, found) in &mut found {
+                    let told = known.get(name).map(|told| told.version.clone());
+                    found.version = told.unwrap_or_default();
+                }
+                *known = found;
+            });
+        }
     }
 
     /// For Hello.
@@ -104,12 +138,14 @@ impl Agents {
                     (coding::kind(*wire), options)
                 }
             };
+            let found = self.found.borrow().get(name).cloned();
+            let found = found.unwrap_or_default();
             AgentInfo {
                 name: name.clone(),
                 kind: kind.into(),
-                version: String::new(),
+                version: found.version,
                 options,
-                problem: command::problem(config).unwrap_or_default().to_owned(),
+                problem: found.problem.unwrap_or_default().to_owned(),
             }
         });
         infos.collect()
@@ -127,10 +163,12 @@ impl Agents {
             let message = format!("this daemon has no agent {:?}", dispatch.agent);
             return Err(Refusal::new(RejectCode::UnsupportedAgent, message));
         };
+        let workspace = self.place(attempt, dispatch)?;
+        let cwd = workspace.working_directory();
         let (child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                 command::check(dispatch)?;
-                let child = command::child(config, attempt, dispatch, daemon_id, &self.work_dir)?;
+                let child = command::child(config, attempt, dispatch, daemon_id, cwd)?;
                 let prompt = Bytes::copy_from_slice(dispatch.prompt.as_bytes());
                 (child, Words::Prompt(prompt))
             }
@@ -139,7 +177,7 @@ impl Agents {
                     wire: *wire,
                     config,
                     daemon_id,
-                    work_dir: &self.work_dir,
+                    cwd: &cwd,
                 };
                 let (child, translator) = coding::plan(desk, attempt, dispatch, known)?;
                 let talk = Talk::new(&attempt.attempt_id, translator);
@@ -148,10 +186,22 @@ impl Agents {
         };
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
+            task_id: attempt.task_id.clone(),
+            workspace,
             child,
             words,
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
+        })
+    }
+
+    fn place(&self, attempt: &AttemptRef, dispatch: &Dispatch) -> Result<Plan, Refusal> {
+        let asked = dispatch.workspace.as_ref();
+        let plan = self.roots.plan(&attempt.attempt_id, asked, &dispatch.cwd);
+        plan.ok_or_else(|| {
+            let name = asked.map_or("", |asked| &asked.root);
+            let message = format!("this daemon has no workspace {name:?}");
+            Refusal::new(RejectCode::BadCwd, message)
         })
     }
 }

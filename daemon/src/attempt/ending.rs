@@ -4,6 +4,7 @@
 use std::io;
 use std::time::{Duration, SystemTime};
 
+use baton_proto::v1::WorkspaceReport;
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
 use tracing::{error, warn};
 
@@ -26,6 +27,8 @@ pub(crate) struct Ending {
     pub(crate) spoken: Option<Spoken>,
     /// When the child ended; absent where nobody saw it, so that only the present moment is known.
     pub(crate) ended: Option<EndedAt>,
+    /// What is left of its workspace.
+    pub(crate) workspace: Option<WorkspaceReport>,
 }
 
 /// When the child ended, as its shim saw it.
@@ -72,14 +75,30 @@ impl Ending {
             stderr_tail: String::new(),
             spoken: None,
             ended: None,
+            workspace: None,
         }
     }
 
     pub(super) fn not_started(what: &str, error: &io::Error) -> Self {
         error!(what, error = %error, "cannot start an attempt");
         let NotStarted { code, message } = disk_failed(what, error);
+        Self::without_process(Cause::NotStarted { code, message })
+    }
+
+    /// There is no place for it to work in.
+    pub(super) fn no_place(code: &str, message: String) -> Self {
+        let code = code.to_owned();
+        Self::without_process(Cause::NotStarted { code, message })
+    }
+
+    /// It was not to start any more before it had.
+    pub(super) fn called_off(cause: Cause) -> Self {
+        Self::without_process(cause)
+    }
+
+    fn without_process(cause: Cause) -> Self {
         Self {
-            cause: Cause::NotStarted { code, message },
+            cause,
             exit: None,
             cleared: Cleared {
                 empty: true,
@@ -89,6 +108,7 @@ impl Ending {
             stderr_tail: String::new(),
             spoken: None,
             ended: None,
+            workspace: None,
         }
     }
 
@@ -117,6 +137,7 @@ impl Ending {
             stderr_tail: String::new(),
             spoken: None,
             ended: ended_at(report).filter(|_| process_started),
+            workspace: None,
         }
     }
 

@@ -64,6 +64,11 @@ pub(super) fn launch(plan: AttemptPlan, token: LeaseToken, lease: Option<Lease>)
         lease,
         token: Some(token),
         cleanup_term_ms: whole_millis(plan.cleanup_term),
+        control_group: plan
+            .child
+            .group
+            .map(|group| bytes(group.into_os_string()))
+            .unwrap_or_default(),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::checked::{self, Found};
 use crate::clock::whole_millis;
 use crate::conversations::{ConversationKey, Conversing};
 use crate::timers::Deadlines;
-use crate::whole_file;
+use crate::{whole_file, workspace};
 
 /// Layout of the directory that this daemon writes, and the newest that it reads.
 const FORMAT: u32 = 1;
@@ -31,6 +31,8 @@ pub(crate) struct AttemptMeta {
     pub(crate) cleanup_term: Duration,
     /// Empty without a conversation.
     pub(crate) conversation_key: Bytes,
+    /// None for the daemon's own work directory.
+    pub(crate) workspace: Option<workspace::Plan>,
 }
 
 /// Nobody can say what the attempt was.
@@ -94,6 +96,7 @@ impl AttemptMeta {
             deadlines: Some(deadlines_to_disk(self.deadlines)),
             cleanup_term_ms: whole_millis(self.cleanup_term),
             conversation_key: self.conversation_key.clone(),
+            workspace: self.workspace.as_ref().and_then(workspace::Plan::to_disk),
         }
     }
 
@@ -106,6 +109,7 @@ impl AttemptMeta {
             deadlines: deadlines_from_disk(stored.deadlines.unwrap_or_default()),
             cleanup_term: Duration::from_millis(stored.cleanup_term_ms),
             conversation_key: stored.conversation_key,
+            workspace: stored.workspace.and_then(workspace::Plan::from_disk),
         })
     }
 }

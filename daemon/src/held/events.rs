@@ -24,6 +24,7 @@ impl Held {
         match event {
             AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
             AttemptEvent::Reached { .. } => self.on_reached(event),
+            AttemptEvent::Placed(report) => self.workspace = Some(*report),
             AttemptEvent::Over => {
                 if let Stage::Running(reins) = &mut self.stage {
                     reins.reach = Reach::Over;
@@ -34,7 +35,9 @@ impl Held {
             | AttemptEvent::Output { .. }
             | AttemptEvent::Said { .. }
             | AttemptEvent::Missed { .. }
+            | AttemptEvent::Waits { .. }
                 if fenced => {}
+            AttemptEvent::Waits { message } => self.say(frames::waits(message), clock),
             AttemptEvent::Output { chunk, progress } => {
                 self.advance(progress);
                 let mut label = chunk.label;
@@ -103,8 +106,9 @@ impl Held {
             deadline_at: next_deadline.map(|at| wall + now.until(at)),
             elapsed: started_at.until(now),
             wall,
+            workspace: self.workspace.clone(),
         };
-        self.say(frames::phase(&report), clock);
+        self.say(frames::phase(report), clock);
     }
 
     /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,

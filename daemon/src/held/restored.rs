@@ -89,6 +89,7 @@ impl Held {
         let outbox = stored.outbox;
         let cleanup_term = meta.cleanup_term;
         let conversing = meta.conversing();
+        let workspace = meta.workspace.as_ref();
         let phases = &snapshot.phases;
         let phase = phases
             .last()
@@ -99,6 +100,7 @@ impl Held {
             phase,
             started_at,
             conversing,
+            exclusive: workspace.and_then(|plan| Some(plan.exclusive()?.to_owned())),
             stopping: StopWhy::restored(&snapshot),
             snapshot: outbox.progress().snapshot.clone(),
             outbox,

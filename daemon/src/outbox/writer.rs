@@ -17,6 +17,7 @@ use super::{Durable, Leaves, Logged};
 use crate::attempt_dir::{AttemptDir, AttemptId, AttemptMeta, Attempts};
 use crate::conversations::Note;
 use crate::disk::Space;
+use crate::memory::{self, Machine};
 use crate::whole_file;
 
 /// Jobs on their way to the thread. Full: entries wait in their outboxes, and a slow disk holds children back.
@@ -91,6 +92,7 @@ pub(crate) enum Report {
     Looked {
         space: Option<Space>,
         is_writable: bool,
+        machine: Machine,
     },
 }
 
@@ -312,6 +314,7 @@ impl Desk {
         self.report(Report::Looked {
             space: space.ok(),
             is_writable: probed.is_ok(),
+            machine: memory::look(),
         });
     }
 

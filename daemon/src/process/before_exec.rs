@@ -2,13 +2,17 @@
 //! steps in front of that process when memory runs out. The first is a second line only: it reaches the direct
 //! child, not its descendants.
 
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::disable_transparent_huge_pages;
+
+use crate::cgroups::MEMBERS;
 
 /// Above whoever starts the child, out of 1000 that stand for all memory.
 const OOM_STEP: i32 = 100;
@@ -61,6 +65,26 @@ pub(super) fn be_an_ordinary_process(command: &mut Command) {
                 let _ = rustix::io::write(file, score.as_bytes());
             }
             let _ = disable_transparent_huge_pages(false);
+            Ok(())
+        });
+    }
+}
+
+/// The child is in the group before it is what it is, with all that it will ever start. Where that is not allowed it
+/// runs outside.
+#[expect(
+    unsafe_code,
+    reason = "set from outside, it would miss what the child has forked by then"
+)]
+pub(super) fn join_group(command: &mut Command, group: &Path) {
+    let Ok(members) = OpenOptions::new().write(true).open(group.join(MEMBERS)) else {
+        return;
+    };
+    // SAFETY: the hook makes one system call on a descriptor that was opened before the fork.
+    unsafe {
+        command.pre_exec(move || {
+            // "0" stands for whoever writes it.
+            let _ = rustix::io::write(&members, b"0");
             Ok(())
         });
     }

@@ -11,7 +11,7 @@ use std::process::Command;
 use baton_proto::codes;
 use rustix::process::Pid;
 
-use super::before_exec::{be_an_ordinary_process, die_with_parent_thread};
+use super::before_exec::{be_an_ordinary_process, die_with_parent_thread, join_group};
 use super::{ProcessId, stat};
 
 /// Everything that a child is made of.
@@ -21,6 +21,8 @@ pub(crate) struct ChildSpec {
     pub(crate) args: Vec<OsString>,
     pub(crate) cwd: PathBuf,
     pub(crate) environment: BTreeMap<OsString, OsString>,
+    /// Directory of the control group that it runs in.
+    pub(crate) group: Option<PathBuf>,
 }
 
 /// Why there is no child. The codes are failure codes of the protocol.
@@ -56,6 +58,7 @@ pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnErro
         args,
         cwd,
         environment,
+        group,
     } = spec;
     check_directory(&cwd)?;
     let mut command = Command::new(program);
@@ -67,6 +70,9 @@ pub(crate) fn command(spec: ChildSpec, parent: Pid) -> Result<Command, SpawnErro
         .process_group(0);
     die_with_parent_thread(&mut command, parent);
     be_an_ordinary_process(&mut command);
+    if let Some(group) = group {
+        join_group(&mut command, &group);
+    }
     Ok(command)
 }
 

@@ -284,6 +284,7 @@ fn spec_of(launch: &Launch) -> ChildSpec {
         environment: variables
             .map(|variable| (text(&variable.name), text(&variable.value)))
             .collect(),
+        group: (!launch.control_group.is_empty()).then(|| text(&launch.control_group).into()),
     }
 }
 

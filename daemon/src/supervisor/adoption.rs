@@ -38,11 +38,12 @@ pub(crate) async fn take_over(
     let boot = boot_id.to_owned();
     let found = tokio::task::spawn_blocking(move || read_all(&attempts, &boot));
     let found = found.await.expect("reading files does not panic")?;
-    let known = found.iter().map(|left| left.dir.id.to_string()).collect();
+    let known: BTreeSet<String> = found.iter().map(|left| left.dir.id.to_string()).collect();
     let until = workshop.clock.now().after(ANSWERS);
-    let (attempts, ()) = tokio::join!(
+    let (attempts, (), ()) = tokio::join!(
         ask_all(found, workshop, until),
-        end_strangers(workshop, known, until)
+        end_strangers(workshop, &known, until),
+        end_groups(workshop, &known),
     );
     Ok(attempts)
 }
@@ -69,11 +70,11 @@ async fn ask_all(found: Vec<Left>, workshop: &Workshop, until: Moment) -> Vec<Ad
 
 /// Processes of this daemon whose attempts have no directory any more: nobody will ever ask for them. One that does not
 /// die delays nobody's Hello.
-async fn end_strangers(workshop: &Workshop, known: BTreeSet<String>, until: Moment) {
+async fn end_strangers(workshop: &Workshop, known: &BTreeSet<String>, until: Moment) {
     if workshop.daemon_id.is_empty() {
         return;
     }
-    let ended = kill_strangers(&workshop.daemon_id, &known, &workshop.clock);
+    let ended = kill_strangers(&workshop.daemon_id, known, &workshop.clock);
     let swept = tokio::select! {
         swept = ended => swept,
         () = workshop.clock.sleep_until(until) => {
@@ -86,6 +87,13 @@ async fn end_strangers(workshop: &Workshop, known: BTreeSet<String>, until: Mome
             killed = swept.killed,
             "killed processes of attempts that this daemon knows nothing of"
         );
+    }
+}
+
+/// The same by their control groups.
+async fn end_groups(workshop: &Workshop, known: &BTreeSet<String>) {
+    if let Some(groups) = &workshop.groups {
+        groups.end_strangers(|id| known.contains(id)).await;
     }
 }
 
@@ -171,6 +179,13 @@ async fn ask(
     }
     // Written right before the shim is started.
     if read_lease(dir.path()).is_none() && !remains.has_begun() {
+        attempt::leave_unused(
+            remains.meta.workspace.as_ref(),
+            &remains.meta.attempt,
+            dir,
+            workshop,
+        )
+        .await;
         return Standing::NeverStarted;
     }
     let id = dir.id.to_string();
@@ -220,6 +235,8 @@ fn resume(
     );
     let errand = Errand {
         attempt_id: dir.id.to_string(),
+        task_id: remains.meta.attempt.task_id.clone(),
+        workspace: remains.meta.workspace.clone(),
         cleanup_term: remains.meta.cleanup_term,
         directory: dir.path().to_owned(),
         fold,

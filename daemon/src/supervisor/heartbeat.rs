@@ -13,6 +13,7 @@ use super::orders::{frame, positive};
 use crate::clock::Moment;
 use crate::disk::{DiskState, Space};
 use crate::held::Held;
+use crate::memory::Share;
 
 impl Supervisor {
     pub(super) fn on_heartbeat_ack(&mut self, ack: HeartbeatAck) {
@@ -75,6 +76,7 @@ impl Supervisor {
             v1::DaemonStatus::Draining
         };
         let unacked: usize = self.held.values().map(|held| held.outbox.held()).sum();
+        let machine = self.memory.seen();
         let mut heartbeat = Heartbeat {
             seq: 0,
             heard_seq: None,
@@ -87,9 +89,10 @@ impl Supervisor {
                 .filter_map(|held| held.renew_entry(now))
                 .collect(),
             load: Some(DaemonLoad {
+                memory_available_percent: machine.memory.map(Share::percent),
+                load_1m: machine.load_1m,
                 disk_free_percent: self.disk.space().map(Space::free_percent),
                 unacked_bytes: Some(unacked as u64),
-                ..DaemonLoad::default()
             }),
             refuses: self.refuses().into(),
         };
@@ -106,6 +109,7 @@ impl Supervisor {
     /// Why any work would be refused now, beside stopping.
     fn refuses(&self) -> v1::RejectCode {
         match self.disk.state() {
+            DiskState::Fine if self.memory.is_low() => v1::RejectCode::LowMemory,
             DiskState::Fine => v1::RejectCode::Unspecified,
             DiskState::Low | DiskState::Failing => v1::RejectCode::DiskFull,
         }

@@ -51,6 +51,7 @@ impl Supervisor {
             draining: !self.course.takes_work(),
             seen_relay_epoch: self.epochs.epoch(),
             seen_incarnation: self.epochs.incarnation().to_owned(),
+            workspaces: self.agents.roots().names(),
         }
     }
 
@@ -264,9 +265,33 @@ impl Supervisor {
         if self.disk.state() != DiskState::Fine {
             return refuse(RejectCode::DiskFull, &self.disk.to_string());
         }
+        if self.memory.is_low() {
+            return refuse(RejectCode::LowMemory, &self.memory.to_string());
+        }
+        let daemon_id = self.identity.daemon_id();
         let known = conversing.and_then(|conversing| self.conversations.known(conversing));
-        self.agents
-            .plan(attempt, dispatch, self.identity.daemon_id(), known)
+        let plan = self.agents.plan(attempt, dispatch, daemon_id, known)?;
+        self.check_place(&plan)?;
+        Ok(plan)
+    }
+
+    /// A root that has to be one attempt's alone: the others wait at the relay, where it costs them neither a slot nor
+    /// time of their own.
+    fn check_place(&self, plan: &AttemptPlan) -> Result<(), Refusal> {
+        let Some(root) = plan.workspace.exclusive() else {
+            return Ok(());
+        };
+        let Some(other) = self.held.values().find(|held| held.occupies(root)) else {
+            return Ok(());
+        };
+        let message = format!(
+            "the workspace {:?} is in use by attempt {} of task {}",
+            plan.workspace.name, other.attempt.attempt_id, other.attempt.task_id
+        );
+        Err(Refusal {
+            code: RejectCode::WorkspaceBusy,
+            message,
+        })
     }
 
     /// Where a new attempt's frames are kept, with what the attempt is.
@@ -284,6 +309,7 @@ impl Supervisor {
             deadlines: plan.deadlines,
             cleanup_term: plan.cleanup_term,
             conversation_key: dispatch.conversation_key.clone(),
+            workspace: Some(plan.workspace.clone()),
         };
         // Checked before it was taken.
         let id = attempt.attempt_id.parse();

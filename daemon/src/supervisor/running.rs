@@ -26,6 +26,8 @@ impl Supervisor {
         };
         let errand = Errand {
             attempt_id: plan.attempt_id.clone(),
+            task_id: plan.task_id.clone(),
+            workspace: Some(plan.workspace.clone()),
             cleanup_term: plan.cleanup_term,
             directory: self.attempts.place(dir).path().to_owned(),
             fold,

@@ -10,6 +10,7 @@ use super::Supervisor;
 use crate::attempt_dir::AttemptId;
 use crate::clock::Moment;
 use crate::disk::DiskState;
+use crate::memory::Machine;
 use crate::outbox::{Job, Report};
 
 /// How often the free space is looked at, and while there is too little.
@@ -95,10 +96,15 @@ impl Supervisor {
                 self.look_at = self.clock.now();
                 self.on_refused(id);
             }
-            Report::Looked { space, is_writable } => {
+            Report::Looked {
+                space,
+                is_writable,
+                machine,
+            } => {
                 let before = self.disk.state();
                 self.disk.on_look(space, is_writable);
                 self.on_disk_state(before);
+                self.on_machine(machine);
             }
         }
     }
@@ -108,6 +114,16 @@ impl Supervisor {
         if let Some(held) = self.held.get_mut(&key) {
             self.removals.extend(held.on_disk_failed(&self.clock));
             self.enqueue(&key);
+        }
+    }
+
+    fn on_machine(&mut self, machine: Machine) {
+        let was_low = self.memory.is_low();
+        self.memory.on_look(machine);
+        match (was_low, self.memory.is_low()) {
+            (false, true) => warn!(memory = %self.memory, "new work is refused"),
+            (true, false) => info!(memory = %self.memory, "taking new work again"),
+            (false, false) | (true, true) => {}
         }
     }
 

@@ -34,6 +34,9 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         },
         daemon_id: String::new(),
         instance_id: String::new(),
+        boot_id: String::new(),
+        name: String::new(),
+        groups: None,
         clock: clock.clone(),
     };
     let config = DaemonConfig {
@@ -46,7 +49,9 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         labels: BTreeMap::new(),
         capabilities: Vec::new(),
         agents: BTreeMap::new(),
+        roots: BTreeMap::new(),
         work_dir: dir.to_owned(),
+        limits: crate::config::Limits::default(),
         drain: Duration::from_secs(15),
         hold: Duration::ZERO,
         health: None,
@@ -70,11 +75,14 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
 fn plan() -> AttemptPlan {
     AttemptPlan {
         attempt_id: uuid::Uuid::now_v7().to_string(),
+        task_id: String::new(),
+        workspace: crate::workspace::Plan::open(Path::new("/")),
         child: ChildSpec {
             program: "true".into(),
             args: Vec::new(),
             cwd: "/".into(),
             environment: BTreeMap::new(),
+            group: None,
         },
         words: Words::Prompt(Bytes::new()),
         deadlines: Deadlines::default(),

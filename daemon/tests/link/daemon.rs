@@ -53,7 +53,9 @@ impl Home {
                 AgentConfig::AnyCommand,
             )]
             .into(),
+            roots: std::collections::BTreeMap::new(),
             work_dir: self.path().to_owned(),
+            limits: baton_daemon::Limits::default(),
             drain: Duration::from_secs(15),
             hold: Duration::ZERO,
             health: None,

@@ -5,6 +5,7 @@ mod children;
 mod daemon;
 mod handing_over;
 mod lost_shims;
+mod overhead;
 mod relay;
 mod running;
 mod stopping;

@@ -366,6 +366,7 @@ pub(crate) fn shell(script: &str) -> Launch {
             value: TOKEN.to_vec().into(),
         }),
         cleanup_term_ms: 1_000,
+        control_group: Vec::new().into(),
     }
 }
 

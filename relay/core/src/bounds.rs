@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::input::{CanceledBody, Completed, Errored, FrameBody, Termination};
 use crate::record::{
     Answer, Artifact, AttemptRecord, End, InputRecord, InputState, RejectCode, TaskRecord, Usage,
+    Workspace,
 };
 
 /// What open inputs of one attempt ask, together: one of the largest kind fits.
@@ -111,6 +112,18 @@ fn clip_usage(usage: &mut Usage, termination: &mut Termination) {
     clip_some(&mut termination.cleanup, NOTE_BYTES);
 }
 
+pub(crate) fn clip_workspace(workspace: &mut Workspace) {
+    clip(&mut workspace.path, PATH_BYTES);
+    for words in [
+        &mut workspace.base_commit,
+        &mut workspace.branch,
+        &mut workspace.head_commit,
+        &mut workspace.dirty_digest,
+    ] {
+        clip_some(words, NAME_BYTES);
+    }
+}
+
 /// Half an id names another conversation, so one that is too long is none.
 fn clip_session(id: &mut Option<Arc<str>>) {
     if id.as_ref().is_some_and(|id| id.len() > ID_BYTES) {
@@ -118,12 +131,12 @@ fn clip_session(id: &mut Option<Arc<str>>) {
     }
 }
 
-/// Keeps the newest offers that daemons refused because of their machines: those do not count against the task, so
+/// Keeps the newest offers that daemons refused for their machines or workspaces: those do not count against the task, so
 /// nothing else bounds them. Neighbours are joined where one goes.
 pub(crate) fn drop_refused(record: &mut TaskRecord) {
     let is_refused = |attempt: &AttemptRecord| {
         let end = attempt.state.end();
-        end.is_some_and(End::is_machines_refusal)
+        end.is_some_and(End::is_free_refusal)
     };
     let refused = record.attempts.iter().filter(|attempt| is_refused(attempt));
     if refused.count() <= REFUSED {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
-use crate::input::LeaseToken;
+use crate::input::{LeaseToken, MachineLoad};
 use crate::record::{
-    DaemonRecord, Decision, FenceRecord, ForgottenRecord, IdempotencyRecord, InputKind,
-    SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
+    AttemptState, DaemonRecord, Decision, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    InputKind, Phase, SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -185,7 +185,27 @@ pub struct DaemonView {
     pub draining: bool,
     pub sick: bool,
     pub free_slots: u32,
-    pub held: Vec<AttemptId>,
+    /// In a row.
+    pub failures: u32,
+    pub load: Option<MachineLoad>,
+    pub held: Vec<HeldView>,
+    /// When this was seen.
+    pub now: Wall,
+}
+
+/// An attempt that a daemon holds, and what it is doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldView {
+    pub task: TaskId,
+    pub attempt: AttemptId,
+    pub number: u32,
+    pub state: AttemptState,
+    pub phase: Option<Phase>,
+    pub agent: String,
+    /// When it was offered.
+    pub since: Option<Wall>,
+    /// The tool that was started last and runs.
+    pub tool: Option<Arc<str>>,
 }
 
 /// Since when a stream stands, for display.

@@ -227,6 +227,10 @@ impl Core {
         if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
             self.roster.note_work(daemon, now);
         }
+        // What was only refused frees nothing: two that wait for one workspace would be offered in turn for ever.
+        if end.state != EndState::Released {
+            self.roster.place_freed(daemon);
+        }
         match end.state {
             EndState::Completed => self.roster.note_success(daemon, now),
             EndState::Failed | EndState::TimedOut | EndState::Lost => {

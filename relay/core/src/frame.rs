@@ -38,6 +38,9 @@ pub(crate) struct From {
 impl Core {
     pub(crate) fn frame(&mut self, mut frame: Frame, turn: &mut Turn<'_>) {
         bounds::clip_body(&mut frame.body);
+        if let Some(workspace) = &mut frame.workspace {
+            bounds::clip_workspace(workspace);
+        }
         let Some(daemon) = self.roster.daemon_of(frame.session) else {
             turn.fx
                 .counts
@@ -111,6 +114,7 @@ impl Core {
         } else {
             None
         };
+        let workspace = frame.workspace;
         match self.apply_numbered(
             live,
             event,
@@ -125,6 +129,7 @@ impl Core {
                     live.annotate(Some(rule));
                     self.send_answer(live, input, turn);
                 }
+                live.note_workspace(from.re.attempt, workspace);
                 if cancels {
                     note_delivered(live, turn.now.wall);
                 }

@@ -35,6 +35,7 @@ impl Core {
         };
         self.roster
             .note_fitness(daemon, heartbeat.unfit, turn.now.at);
+        self.roster.note_load(daemon, heartbeat.load);
         if !self.roster.hears(session, heartbeat.heard_seq, turn.now.at) {
             return self.hang_up(session, CloseReason::Deaf, turn);
         }

@@ -11,7 +11,10 @@ use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
     TenantScope, TokenId,
 };
-use crate::record::{Artifact, Decision, Exit, FailureCode, Phase, RejectCode, TaskRecord, Usage};
+use crate::record::{
+    AgentRecord, Artifact, Decision, Exit, FailureCode, Phase, Platform, RejectCode, TaskRecord,
+    Usage, Workspace,
+};
 use crate::spec::TaskSpec;
 use crate::time::Wall;
 
@@ -226,10 +229,13 @@ pub struct Hello {
     pub boot_id: Arc<str>,
     pub name: Arc<str>,
     pub version: Arc<str>,
+    pub platform: Platform,
     pub slots: u32,
     pub labels: BTreeMap<String, String>,
     pub capabilities: Vec<String>,
-    pub agents: Vec<String>,
+    /// Also those that cannot run, each with its problem.
+    pub agents: Vec<AgentRecord>,
+    pub workspaces: Vec<String>,
     /// The daemon takes no new work.
     pub draining: bool,
     pub active: Vec<ActiveAttempt>,
@@ -268,6 +274,17 @@ pub struct Heartbeat {
     pub draining: bool,
     /// Its machine could take no work now, whatever the task.
     pub unfit: bool,
+    pub load: Option<MachineLoad>,
+}
+
+/// How a daemon's machine stands, by its own word; for display.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MachineLoad {
+    pub memory_available_percent: Option<u32>,
+    /// Load average over a minute, in thousandths.
+    pub load_1m_milli: Option<u64>,
+    pub disk_free_percent: Option<u32>,
+    pub unacked_bytes: Option<u64>,
 }
 
 /// Whose frame it is. All of it must match: a stale or foreign one changes nothing.
@@ -289,6 +306,8 @@ pub struct Frame {
     /// Live frames that change the lease carry it; frames replayed from a disk outbox do not.
     pub proof: Option<LeaseToken>,
     pub body: FrameBody,
+    /// What the frame says about where the attempt runs, or what it left there.
+    pub workspace: Option<Box<Workspace>>,
     pub finished: Option<Finished>,
 }
 

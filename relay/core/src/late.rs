@@ -70,6 +70,8 @@ impl Core {
         if dead {
             self.receipt_arrived(live, index, turn);
         }
+        // Where the work of a lost run is; it decides nothing.
+        live.note_workspace(from.re.attempt, frame.workspace);
         let wanted = self.may_adopt(live, index, turn.now);
         if let Some(event) = adoptable(live, index, &frame.body).filter(|_| wanted) {
             self.adopt(live, index, event, frame.observed, turn);

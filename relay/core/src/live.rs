@@ -9,7 +9,9 @@ use crate::attempt::{Event, Machine, Outcome};
 use crate::bounds;
 use crate::config::Config;
 use crate::id::{AttemptId, TaskId};
-use crate::record::{AttemptRecord, AttemptState, EventKind, TaskRecord, TimelineEvent, TimerKind};
+use crate::record::{
+    AttemptRecord, AttemptState, EventKind, TaskRecord, TimelineEvent, TimerKind, Workspace,
+};
 use crate::spec::TaskSpec;
 use crate::task;
 use crate::time::{Moment, Now, Wall};
@@ -183,6 +185,17 @@ impl Live {
     pub(crate) fn annotate(&mut self, message: Option<Arc<str>>) {
         if let (Some(note), Some(message)) = (self.notes.last_mut(), message) {
             note.message.get_or_insert(message);
+        }
+    }
+
+    /// What a daemon says about where one of its attempts ran.
+    pub(crate) fn note_workspace(&mut self, attempt: AttemptId, said: Option<Box<Workspace>>) {
+        let index = self.record.attempts.iter().position(|a| a.id == attempt);
+        let (Some(index), Some(said)) = (index, said) else {
+            return;
+        };
+        if self.record.attempts[index].workspace.as_ref() != Some(&said) {
+            self.record_mut().attempts[index].workspace = Some(said);
         }
     }
 

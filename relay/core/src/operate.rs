@@ -5,10 +5,11 @@ use std::sync::Arc;
 use crate::conversation::ConversationKey;
 use crate::core::{Core, Turn};
 use crate::effects::{
-    After, Connected, DaemonView, DeadlineView, Downstream, Reply, TaskView, WaitsFor, Write,
+    After, Connected, DaemonView, DeadlineView, Downstream, HeldView, Reply, TaskView, WaitsFor,
+    Write,
 };
 use crate::fences::{Fence, Guard};
-use crate::id::{DaemonId, RequestId, TaskId, TenantId, TenantScope};
+use crate::id::{AttemptId, DaemonId, RequestId, TaskId, TenantId, TenantScope};
 use crate::input::Actor;
 use crate::live::{Live, wall_of};
 use crate::record::{DrainMark, EventKind, Pause, State};
@@ -258,7 +259,29 @@ impl Core {
             draining: live.draining || live.drained,
             sick: live.is_sick(now.at) || live.is_unfit(),
             free_slots: live.free_slots(),
-            held: live.held.iter().copied().collect(),
+            failures: live.failures,
+            load: live.load,
+            now: now.wall,
+            held: live
+                .held
+                .iter()
+                .filter_map(|id| self.held_view(*id))
+                .collect(),
+        })
+    }
+
+    fn held_view(&self, attempt: AttemptId) -> Option<HeldView> {
+        let live = self.tasks.get(self.attempts.get(&attempt)?)?;
+        let newest = live.newest();
+        Some(HeldView {
+            task: live.id(),
+            attempt,
+            number: newest.number,
+            state: newest.state.name(),
+            phase: newest.phase,
+            agent: live.spec.agent.clone(),
+            since: newest.times.offered,
+            tool: newest.tools.last().map(|tool| tool.name.clone()),
         })
     }
 

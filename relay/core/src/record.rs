@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 pub use ask::{Answer, Decision, InputKind, InputRecord, InputState};
 pub use attempt::{
     Artifact, AttemptRecord, AttemptState, Budget, Holder, Lease, OpenTool, ParkCause, Parked,
-    Pending, StageTimes, State, Usage,
+    Pending, StageTimes, State, Usage, Workspace,
 };
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{
-    DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord, IdempotencyRecord,
-    InheritedHold, Pause, Release, SchedulerRecord,
+    AgentRecord, DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord,
+    IdempotencyRecord, InheritedHold, Pause, Platform, Release, SchedulerRecord,
 };
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 

@@ -16,6 +16,8 @@ pub struct Requirements {
     pub agent: String,
     pub labels: BTreeMap<String, String>,
     pub capabilities: BTreeSet<String>,
+    /// Name of a workspace root.
+    pub workspace: Option<String>,
 }
 
 /// One need that a daemon may lack; in the order in which they are explained.
@@ -26,6 +28,7 @@ pub enum Need<'a> {
     Agent(&'a str),
     Label(&'a str, &'a str),
     Capability(&'a str),
+    Workspace(&'a str),
 }
 
 impl fmt::Display for Need<'_> {
@@ -36,6 +39,7 @@ impl fmt::Display for Need<'_> {
             Need::Agent(name) => write!(f, "has the agent {name:?}"),
             Need::Label(key, value) => write!(f, "has the label {key}={value}"),
             Need::Capability(name) => write!(f, "has the capability {name:?}"),
+            Need::Workspace(name) => write!(f, "has the workspace {name:?}"),
         }
     }
 }
@@ -48,6 +52,7 @@ impl Requirements {
             agent: spec.agent.clone(),
             labels: spec.target.labels.clone(),
             capabilities: spec.target.capabilities.iter().cloned().collect(),
+            workspace: spec.workspace.as_ref().and_then(|asked| asked.root.clone()),
         }
     }
 
@@ -65,6 +70,7 @@ impl Requirements {
             .chain([Need::Agent(&self.agent)])
             .chain(labels)
             .chain(capabilities)
+            .chain(self.workspace.as_deref().map(Need::Workspace))
     }
 
     pub fn has(&self, daemon: &Daemon, need: Need<'_>) -> bool {
@@ -74,6 +80,7 @@ impl Requirements {
             Need::Agent(name) => daemon.agents.contains(name),
             Need::Label(key, value) => daemon.labels.get(key).is_some_and(|has| has == value),
             Need::Capability(name) => daemon.capabilities.contains(name),
+            Need::Workspace(name) => daemon.workspaces.contains(name),
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::ends::holder_of;
 use crate::live::Live;
 use crate::record::{
     AttemptRecord, Attention, AttentionCause, End, EndState, EndedBy, EventKind, FailureCode,
-    RetryDue, State,
+    RejectCode, RetryDue, State,
 };
 use crate::retry::{self, Stop, Verdict};
 use crate::time::{Now, Wall};
@@ -25,7 +25,7 @@ impl Core {
                 self.requeue(live, turn)
             }
             Verdict::RetryAfter { .. } if outcome == retry::Outcome::Refused => {
-                self.offer_again(live, turn)
+                self.offer_again(live, end, turn)
             }
             Verdict::RetryAfter { .. } if outcome == retry::Outcome::ResumeFailed => {
                 self.begin_anew(live, turn)
@@ -91,11 +91,17 @@ impl Core {
         live.note(EventKind::ResumeFallback, None);
     }
 
-    /// The machine could not take it: that daemon is asked nothing for a while, and the task waits on as if it had not
-    /// been offered, its queue deadline included.
-    fn offer_again(&mut self, live: &mut Live, turn: &mut Turn<'_>) {
+    /// The machine could not take it: that daemon is asked nothing for a while, or only not for this task where just the
+    /// workspace is in use. The task waits on as if it had not been offered, its queue deadline included.
+    fn offer_again(&mut self, live: &mut Live, end: &End, turn: &mut Turn<'_>) {
+        let now = turn.now.at;
         if let Some(daemon) = holder_of(live.newest()) {
-            self.roster.note_refusal(daemon, turn.now.at);
+            if end.refusal() == Some(RejectCode::WorkspaceBusy) {
+                let until = now + self.config.reject_backoff_ms;
+                self.roster.wait_for_place(live.id(), daemon, until);
+            } else {
+                self.roster.note_refusal(daemon, now);
+            }
         }
         bounds::drop_refused(live.record_mut());
         let left_ms = live.queue_left_ms.take();
@@ -116,7 +122,7 @@ fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
         (!end.retryable && retry::is_retryable(code, retry_safe, None)).then_some(false)
     };
     match (end.state, end.failure_code.clone()) {
-        (EndState::Released, _) if end.is_machines_refusal() => Some(retry::Outcome::Refused),
+        (EndState::Released, _) if end.is_free_refusal() => Some(retry::Outcome::Refused),
         (EndState::Released, _) => Some(retry::Outcome::Released),
         (EndState::Failed, Some(FailureCode::ResumeFailed))
             if retry_safe && !attempt.fresh || mutant!(FallsBackForEver) =>

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::id::{AttemptId, DaemonId, SessionId, TaskId};
-use crate::input::Hello;
+use crate::input::{Hello, MachineLoad};
 use crate::record::DaemonRecord;
 use crate::time::Moment;
 use crate::timers::Deadlines;
@@ -34,6 +34,8 @@ pub struct Roster {
     times: Deadlines<DaemonId>,
     exclusions: BTreeMap<TaskId, BTreeMap<DaemonId, Moment>>,
     exclusion_ends: BTreeSet<(Moment, TaskId, DaemonId)>,
+    /// Tasks that are passed over because another attempt is in their workspace there.
+    crowded: BTreeMap<DaemonId, BTreeSet<TaskId>>,
     sick_failures: u32,
     sick_ms: u64,
     /// How long one is set aside that refuses because of its machine: at first, and at most.
@@ -69,6 +71,7 @@ impl Roster {
             times: Deadlines::default(),
             exclusions: BTreeMap::new(),
             exclusion_ends: BTreeSet::new(),
+            crowded: BTreeMap::new(),
             sick_failures: config.sick_failures,
             sick_ms: config.sick_ms,
             unfit_ms: (config.unfit_ms, config.unfit_most_ms),
@@ -239,6 +242,13 @@ impl Roster {
         self.change(daemon, now, |d| d.hear_fitness(unfit));
     }
 
+    /// What a heartbeat says for people to see.
+    pub fn note_load(&mut self, daemon: DaemonId, load: Option<MachineLoad>) {
+        if let Some(daemon) = self.daemons.get_mut(&daemon) {
+            daemon.load = load;
+        }
+    }
+
     /// It has run something to an end, good or bad.
     pub fn note_work(&mut self, daemon: DaemonId, now: Moment) {
         self.change(daemon, now, |d| d.refusals = 0);
@@ -258,10 +268,39 @@ impl Roster {
         (until > now).then_some(until)
     }
 
+    /// The workspace that it wants there is in use: it is passed over until then, or until something ends there.
+    pub fn wait_for_place(&mut self, task: TaskId, daemon: DaemonId, until: Moment) {
+        self.exclude(task, daemon, until);
+        self.crowded.entry(daemon).or_default().insert(task);
+    }
+
+    /// Something that ran there is over: its workspace may be free.
+    pub fn place_freed(&mut self, daemon: DaemonId) {
+        for task in self.crowded.remove(&daemon).unwrap_or_default() {
+            self.end_exclusion(task, daemon);
+            self.woken.insert(daemon);
+        }
+    }
+
+    fn end_exclusion(&mut self, task: TaskId, daemon: DaemonId) {
+        let Some(of_task) = self.exclusions.get_mut(&task) else {
+            return;
+        };
+        if let Some(until) = of_task.remove(&daemon) {
+            self.exclusion_ends.remove(&(until, task, daemon));
+        }
+        if of_task.is_empty() {
+            self.exclusions.remove(&task);
+        }
+    }
+
     /// The task ended: nothing about it is kept.
     pub fn forget_task(&mut self, task: TaskId) {
         for (daemon, until) in self.exclusions.remove(&task).unwrap_or_default() {
             self.exclusion_ends.remove(&(until, task, daemon));
+            if let Some(waiting) = self.crowded.get_mut(&daemon) {
+                waiting.remove(&task);
+            }
         }
     }
 
@@ -272,6 +311,7 @@ impl Roster {
             self.open.remove(&(load, daemon));
         }
         self.woken.remove(&daemon);
+        self.crowded.remove(&daemon);
     }
 
     /// When `tick` has something to do.
@@ -382,11 +422,9 @@ impl Roster {
                 return;
             }
             self.exclusion_ends.remove(&(at, task, daemon));
-            if let Some(of_task) = self.exclusions.get_mut(&task) {
-                of_task.remove(&daemon);
-                if of_task.is_empty() {
-                    self.exclusions.remove(&task);
-                }
+            self.end_exclusion(task, daemon);
+            if let Some(waiting) = self.crowded.get_mut(&daemon) {
+                waiting.remove(&task);
             }
         }
     }

@@ -30,6 +30,7 @@ pub(crate) fn task_spec() -> TaskSpec {
         options: AgentOptions::default(),
         argv: Vec::new(),
         cwd: None,
+        workspace: None,
         env: BTreeMap::new(),
         conversation_id: None,
         channel_id: None,

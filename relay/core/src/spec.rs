@@ -20,6 +20,8 @@ pub struct TaskSpec {
     /// For kind `command` only; empty otherwise.
     pub argv: Vec<String>,
     pub cwd: Option<String>,
+    /// None: as the daemon runs tasks that ask for nothing.
+    pub workspace: Option<WorkspaceSpec>,
     pub env: BTreeMap<String, String>,
     pub conversation_id: Option<String>,
     pub channel_id: Option<String>,
@@ -55,6 +57,24 @@ pub struct AgentOptions {
     pub permission_mode: Option<String>,
     pub instructions: Option<String>,
     pub context_refs: Vec<String>,
+}
+
+/// Where on the worker it wants to run. Only the root's name concerns the relay; the rest is the daemon's to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkspaceSpec {
+    /// Name of a root in a daemon's configuration.
+    pub root: Option<String>,
+    pub mode: Option<WorkspaceMode>,
+    /// Whether a directory that was made for the attempt stays.
+    pub keep: Option<bool>,
+}
+
+/// How a workspace directory is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WorkspaceMode {
+    Shared,
+    Scratch,
+    Worktree,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,10 +1,12 @@
 //! A task as clients see it, made from the core's records. Reading only: what clients ask for is read in `submission.rs`.
 
+use std::sync::Arc;
+
 use baton_core::config::Config;
 use baton_core::profile;
 use baton_core::record::{
     Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, Pending, Receipt,
-    SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage,
+    SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage, Workspace,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
@@ -182,7 +184,7 @@ pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attem
         pid: None,
         open_tools: attempt.tools.iter().map(open_tool).collect(),
         open_input_ids: open_input_ids(attempt),
-        workspace: None,
+        workspace: attempt.workspace.as_deref().map(workspace),
         ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| words::timer(timer).into()),
         artifacts: attempt.artifacts.iter().map(artifact).collect(),
         resume_fallback: attempt.fresh,
@@ -191,6 +193,20 @@ pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attem
         cause_phase: end
             .and_then(|end| end.cause_phase)
             .map_or(0, |p| words::phase(p).into()),
+    }
+}
+
+fn workspace(left: &Workspace) -> v1::WorkspaceReport {
+    let words = |said: &Option<Arc<str>>| said.as_deref().unwrap_or_default().to_owned();
+    v1::WorkspaceReport {
+        path: left.path.to_string(),
+        mode: words::workspace_mode(left.mode).into(),
+        base_commit: words(&left.base_commit),
+        branch: words(&left.branch),
+        head_commit: words(&left.head_commit),
+        dirty_digest: words(&left.dirty_digest),
+        changed_files: left.changed_files,
+        kept: left.kept,
     }
 }
 

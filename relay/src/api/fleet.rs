@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use baton_core::effects::{DaemonView, Reply};
+use baton_core::effects::{DaemonView, HeldView, Reply};
 use baton_core::id::{DaemonId, TenantScope};
-use baton_core::input::Input;
-use baton_core::record::Forgotten;
-use baton_proto::v1;
+use baton_core::input::{Input, MachineLoad};
+use baton_core::record::{AgentRecord, Forgotten};
+use baton_core::time::Wall;
 use baton_proto::v1::fleet_server::Fleet;
+use baton_proto::{ShortName, v1};
 use tonic::{Request, Response, Status};
 
 use super::fault::{Fault, Thing};
@@ -15,7 +16,7 @@ use super::tasks::unexpected;
 use super::validate::{self, Checked};
 use super::{Api, actor, limits, optional_reason, paging, required_reason, tokens, unary};
 use crate::auth::Principal;
-use crate::wire::timestamp;
+use crate::wire::{timestamp, words};
 
 #[tonic::async_trait]
 impl Fleet for Api {
@@ -269,25 +270,25 @@ fn forgotten(one: &Forgotten) -> v1::ForgottenDaemon {
 
 fn daemon(view: &DaemonView) -> v1::Daemon {
     let record = &view.record;
-    let agents = record.agents.iter().map(|name| v1::AgentInfo {
-        name: name.clone(),
-        ..v1::AgentInfo::default()
-    });
-    let held = view.held.iter().map(|attempt| v1::HeldAttempt {
-        attempt_id: attempt.to_string(),
-        ..v1::HeldAttempt::default()
-    });
     v1::Daemon {
         daemon_id: record.daemon.to_string(),
         name: record.name.to_string(),
         state: state(view).into(),
         version: record.version.to_string(),
+        protocol_version: record.platform.protocol,
+        os: record.platform.os.to_string(),
+        arch: record.platform.arch.to_string(),
         slots: record.slots,
         free_slots: view.free_slots,
         labels: record.labels.clone(),
         capabilities: record.capabilities.clone(),
-        agents: agents.collect(),
-        attempts: held.collect(),
+        agents: record.agents.iter().map(agent).collect(),
+        attempts: view
+            .held
+            .iter()
+            .map(|held| self::held(held, view.now))
+            .collect(),
+        load: view.load.map(load),
         connected_at: view.connected.map(|stream| timestamp(stream.since)),
         last_heartbeat_at: Some(timestamp(
             view.connected
@@ -295,12 +296,47 @@ fn daemon(view: &DaemonView) -> v1::Daemon {
         )),
         created_at: Some(timestamp(record.first_seen)),
         boot_id: record.boot_id.to_string(),
+        consecutive_failures: view.failures,
         drain_reason: record
             .drained
             .as_ref()
             .map(|d| d.reason.to_string())
             .unwrap_or_default(),
         tenant: tokens::shown_scope(&record.scope),
+        workspaces: record.workspaces.clone(),
         ..v1::Daemon::default()
+    }
+}
+
+fn agent(agent: &AgentRecord) -> v1::AgentInfo {
+    let kind = v1::AgentKind::from_short_name(&agent.kind);
+    v1::AgentInfo {
+        name: agent.name.clone(),
+        kind: kind.unwrap_or(v1::AgentKind::Unspecified).into(),
+        version: agent.version.clone(),
+        options: Vec::new(),
+        problem: agent.problem.clone().unwrap_or_default(),
+    }
+}
+
+fn held(held: &HeldView, now: Wall) -> v1::HeldAttempt {
+    v1::HeldAttempt {
+        task_id: held.task.to_string(),
+        attempt_id: held.attempt.to_string(),
+        attempt_number: held.number,
+        state: words::attempt_state(held.state).into(),
+        phase: held.phase.map_or(0, |phase| words::phase(phase).into()),
+        agent: held.agent.clone(),
+        age_ms: held.since.map_or(0, |since| now.0.saturating_sub(since.0)),
+        tool_name: held.tool.as_deref().unwrap_or_default().to_owned(),
+    }
+}
+
+fn load(load: MachineLoad) -> v1::DaemonLoad {
+    v1::DaemonLoad {
+        memory_available_percent: load.memory_available_percent,
+        load_1m: load.load_1m_milli.map(|milli| milli as f64 / 1_000.0),
+        disk_free_percent: load.disk_free_percent,
+        unacked_bytes: load.unacked_bytes,
     }
 }

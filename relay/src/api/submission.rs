@@ -10,7 +10,7 @@ use baton_core::id::DaemonId;
 use baton_core::profile;
 use baton_core::spec::{
     AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RequiredArtifact,
-    RetryPolicy, Target, TaskSpec, TurnKind,
+    RetryPolicy, Target, TaskSpec, TurnKind, WorkspaceSpec,
 };
 use baton_proto::{TraceParent, v1};
 
@@ -55,6 +55,7 @@ pub(super) fn draft(
         options: options(sent.options.unwrap_or_default())?,
         argv: argv(sent.command)?,
         cwd: validate::optional("spec.cwd", sent.cwd, limits::PATH)?,
+        workspace: sent.workspace.map(workspace).transpose()?,
         env: validate::environment("spec.env", sent.env)?,
         conversation_id: validate::optional(
             "spec.conversation_id",
@@ -103,7 +104,6 @@ fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
     let retry = sent.retry.unwrap_or_default();
     let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
     let unbuilt = [
-        ("spec.workspace", sent.workspace.is_some()),
         ("spec.mcp", sent.mcp),
         ("spec.agent_scope", !sent.agent_scope.is_empty()),
         ("spec.agent_held", sent.agent_held),
@@ -143,6 +143,15 @@ fn check_texts(sent: &v1::TaskSpec) -> Checked<()> {
         return Err(invalid("spec.prompt", why));
     }
     Ok(())
+}
+
+fn workspace(sent: v1::WorkspaceSpec) -> Checked<WorkspaceSpec> {
+    let mode = validate::enumeration("spec.workspace.mode", sent.mode)?;
+    Ok(WorkspaceSpec {
+        root: validate::optional("spec.workspace.root", sent.root, limits::NAME)?,
+        mode: words::asked_workspace_mode(mode),
+        keep: sent.keep,
+    })
 }
 
 fn turn_kind(sent: &v1::TaskSpec) -> Checked<TurnKind> {

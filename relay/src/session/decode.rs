@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
 use baton_core::input::{
-    CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, Termination,
+    CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, MachineLoad, Termination,
 };
-use baton_core::record::{Artifact, Exit, FailureCode, Phase, RejectCode, Usage};
+use baton_core::record::{Artifact, Exit, FailureCode, Phase, RejectCode, Usage, Workspace};
 use baton_core::time::Wall;
 use baton_proto::ShortName;
 use baton_proto::v1;
@@ -18,6 +18,7 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 
 use super::fault::FrameFault;
+use crate::wire::words;
 
 /// Longest text that is kept for people; longer ones are cut at a character.
 const TEXT_MAX: usize = 4096;
@@ -65,6 +66,49 @@ pub(super) fn token(sent: Option<&v1::LeaseToken>) -> Option<LeaseToken> {
 pub(super) fn proof(frame: &v1::AttemptFrame) -> Option<LeaseToken> {
     let sent = frame.token.as_ref()?;
     Some(token(Some(sent)).unwrap_or(LeaseToken([0; 32])))
+}
+
+/// How the daemon's machine stands, for display.
+pub(super) fn load(sent: &v1::DaemonLoad) -> MachineLoad {
+    MachineLoad {
+        memory_available_percent: sent.memory_available_percent,
+        load_1m_milli: sent.load_1m.map(|load| (load * 1_000.0) as u64),
+        disk_free_percent: sent.disk_free_percent,
+        unacked_bytes: sent.unacked_bytes,
+    }
+}
+
+/// What a frame says about the place that its attempt runs in.
+pub(super) fn workspace(body: Option<&Body>) -> Option<Box<Workspace>> {
+    let sent = match body? {
+        Body::Started(started) => started.workspace.as_ref(),
+        Body::Complete(complete) => complete.workspace.as_ref(),
+        Body::Error(error) => error.workspace.as_ref(),
+        Body::Canceled(canceled) => canceled.workspace.as_ref(),
+        Body::Receipt(receipt) => receipt.workspace.as_ref(),
+        Body::Accepted(_)
+        | Body::Rejected(_)
+        | Body::Lifecycle(_)
+        | Body::Stream(_)
+        | Body::OutputCut(_)
+        | Body::PermissionRequest(_)
+        | Body::Question(_)
+        | Body::InputWithdrawn(_)
+        | Body::Progress(_)
+        | Body::Checkpoint(_)
+        | Body::Block(_)
+        | Body::Release(_) => None,
+    }?;
+    Some(Box::new(Workspace {
+        path: clip(&sent.path).into(),
+        mode: words::asked_workspace_mode(sent.mode()),
+        base_commit: text(&sent.base_commit),
+        branch: text(&sent.branch),
+        head_commit: text(&sent.head_commit),
+        dirty_digest: text(&sent.dirty_digest),
+        changed_files: sent.changed_files,
+        kept: sent.kept,
+    }))
 }
 
 /// Turns a body into what it means; `in_lease` is the daemon's word on a terminal frame.

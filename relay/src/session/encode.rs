@@ -271,7 +271,7 @@ impl Stamp {
                 options: Some(wire::options(&spec.options)),
                 command,
                 cwd: spec.cwd.clone().unwrap_or_default(),
-                workspace: None,
+                workspace: spec.workspace.as_ref().map(wire::workspace),
                 agent_session_id: agent_session_id.as_deref().unwrap_or_default().to_owned(),
                 env: spec.env.clone(),
                 contract: spec.contract.as_ref().map(wire::contract),

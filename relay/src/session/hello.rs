@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use baton_core::id::{DaemonId, InstanceId};
 use baton_core::input::{ActiveAttempt, ActiveState, Hello};
-use baton_proto::v1;
+use baton_core::record::{AgentRecord, Platform};
+use baton_proto::{ShortName, v1};
 
 use super::decode;
 use super::fault::LinkFault;
@@ -51,15 +52,16 @@ pub(super) fn decode(
         boot_id: sent.boot_id.as_str().into(),
         name: sent.name.as_str().into(),
         version: sent.version.as_str().into(),
+        platform: Platform {
+            os: clipped(&sent.os).into(),
+            arch: clipped(&sent.arch).into(),
+            protocol: sent.protocol_version,
+        },
         slots: sent.slots,
         labels: sent.labels,
         capabilities: sent.capabilities,
-        agents: sent
-            .agents
-            .into_iter()
-            .filter(|agent| agent.problem.is_empty())
-            .map(|agent| agent.name)
-            .collect(),
+        agents: sent.agents.iter().map(agent).collect(),
+        workspaces: sent.workspaces,
         draining: sent.draining,
         active: active?,
     })
@@ -84,7 +86,14 @@ fn check(sent: &v1::Hello) -> Result<(), LinkFault> {
     if sent.active.len() > ACTIVE_MAX {
         return Err(bad("active", "lists more than 8192 attempts"));
     }
+    if sent.workspaces.len() > WORDS_MAX || !sent.workspaces.iter().all(|name| fits(name)) {
+        return Err(bad("workspaces", "may be 64 of 128 bytes"));
+    }
     words(&sent.labels, &sent.capabilities, &sent.agents)
+}
+
+fn fits(word: &str) -> bool {
+    word.len() <= WORD_BYTES_MAX
 }
 
 fn words(
@@ -92,7 +101,6 @@ fn words(
     capabilities: &[String],
     agents: &[v1::AgentInfo],
 ) -> Result<(), LinkFault> {
-    let fits = |word: &str| word.len() <= WORD_BYTES_MAX;
     if labels.len() > LABELS_MAX || !labels.iter().all(|(key, value)| fits(key) && fits(value)) {
         return Err(bad("labels", "may be 64 of 128 bytes each side"));
     }
@@ -103,6 +111,20 @@ fn words(
         return Err(bad("agents", "may be 64 of 128 bytes"));
     }
     Ok(())
+}
+
+/// What is only shown is cut; what placement goes by was checked.
+fn agent(sent: &v1::AgentInfo) -> AgentRecord {
+    AgentRecord {
+        name: sent.name.clone(),
+        kind: sent.kind().short_name().to_owned(),
+        version: clipped(&sent.version).to_owned(),
+        problem: (!sent.problem.is_empty()).then(|| clipped(&sent.problem).to_owned()),
+    }
+}
+
+fn clipped(words: &str) -> &str {
+    &words[..words.floor_char_boundary(WORD_BYTES_MAX)]
 }
 
 fn active(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {

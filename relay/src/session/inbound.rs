@@ -1,6 +1,7 @@
 //! What the daemon says: each frame is decoded, checked against what this session may speak for, and passed on.
 
 use baton_core::input::{Frame, FrameBody, FrameRef, Heartbeat, Input};
+use baton_core::record::Workspace;
 use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame as Sent;
 
@@ -43,6 +44,7 @@ impl Session {
             draining: sent.status() == v1::DaemonStatus::Draining,
             // Also for a reason that only a newer daemon knows.
             unfit: sent.refuses != i32::from(v1::RejectCode::Unspecified),
+            load: sent.load.as_ref().map(decode::load),
         };
         self.forward(Input::Heartbeat {
             session: self.id,
@@ -68,6 +70,7 @@ impl Session {
             .map_or_else(String::new, |sent| sent.attempt_id.clone());
         let control_seq = frame.control_seq;
         let offset = output_offset(&frame);
+        let workspace = decode::workspace(frame.body.as_ref());
         match self.decode(&mut frame) {
             // A body from a newer protocol that takes no number: nothing to do.
             Ok((_, Decoded::Control(FrameBody::Unknown))) if control_seq == 0 => Ok(()),
@@ -77,7 +80,7 @@ impl Session {
             }
             Ok((re, Decoded::Output(stream))) => self.stream(re, &frame, stream).await,
             Ok((re, Decoded::Cut(cut))) => self.cut(re, cut).await,
-            Ok((re, Decoded::Control(body))) => self.control(re, &frame, body).await,
+            Ok((re, Decoded::Control(body))) => self.control(re, &frame, body, workspace).await,
         }
     }
 
@@ -85,7 +88,7 @@ impl Session {
     async fn use_up(&mut self, frame: &v1::AttemptFrame) -> Result<(), Ended> {
         match decode::reference(frame.r#ref.as_ref()) {
             Ok(re) if self.held.holds(&re) && frame.control_seq > 0 => {
-                self.control(re, frame, FrameBody::Unknown).await
+                self.control(re, frame, FrameBody::Unknown, None).await
             }
             Ok(_) | Err(_) => Ok(()),
         }
@@ -112,6 +115,7 @@ impl Session {
         re: FrameRef,
         sent: &v1::AttemptFrame,
         body: FrameBody,
+        workspace: Option<Box<Workspace>>,
     ) -> Result<(), Ended> {
         if let Some(activity) = self.held.flush(self.id, re.attempt) {
             self.forward(Input::Activity(activity)).await?;
@@ -127,6 +131,7 @@ impl Session {
             observed: decode::observed(sent),
             proof: decode::proof(sent),
             body,
+            workspace,
             finished: None,
         });
         match final_offset {

@@ -6,7 +6,7 @@ mod spec;
 pub(crate) mod words;
 
 pub(crate) use spec::{
-    asked_deadlines, contract, deadlines, inline, named, options, permission_rule, spec,
+    asked_deadlines, contract, deadlines, inline, named, options, permission_rule, spec, workspace,
 };
 
 use baton_core::time::Wall;

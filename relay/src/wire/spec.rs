@@ -2,7 +2,7 @@
 
 use baton_core::spec::{
     AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RetryPolicy,
-    Target, TaskSpec,
+    Target, TaskSpec, WorkspaceSpec,
 };
 use baton_proto::v1;
 
@@ -19,6 +19,7 @@ pub(crate) fn spec(spec: &TaskSpec) -> v1::TaskSpec {
             argv: spec.argv.clone(),
         }),
         cwd: spec.cwd.clone().unwrap_or_default(),
+        workspace: spec.workspace.as_ref().map(workspace),
         turn_kind: words::turn_kind(spec.turn_kind).into(),
         conversation_id: spec.conversation_id.clone().unwrap_or_default(),
         channel_id: spec.channel_id.clone().unwrap_or_default(),
@@ -46,6 +47,14 @@ pub(crate) fn permission_rule(rule: &PermissionRule) -> v1::PermissionRule {
         effect: words::permission_effect(rule.effect).into(),
         tool: rule.tool.clone(),
         pattern: rule.pattern.clone(),
+    }
+}
+
+pub(crate) fn workspace(asked: &WorkspaceSpec) -> v1::WorkspaceSpec {
+    v1::WorkspaceSpec {
+        root: asked.root.clone().unwrap_or_default(),
+        mode: words::workspace_mode(asked.mode).into(),
+        keep: asked.keep,
     }
 }
 

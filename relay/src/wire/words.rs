@@ -5,6 +5,7 @@ use baton_core::record::{
 };
 use baton_core::spec::{
     DispatchPolicy, MissingPolicy, OnInputTimeout, PermissionEffect, TurnKind, WhenUnsafe,
+    WorkspaceMode,
 };
 use baton_proto::v1;
 
@@ -115,6 +116,24 @@ pub(crate) fn termination(receipt: Receipt) -> v1::Termination {
         Receipt::NotNeeded => v1::Termination::Unspecified,
         Receipt::Confirmed => v1::Termination::Confirmed,
         Receipt::Unconfirmed => v1::Termination::Unconfirmed,
+    }
+}
+
+pub(crate) fn workspace_mode(mode: Option<WorkspaceMode>) -> v1::WorkspaceMode {
+    match mode {
+        None => v1::WorkspaceMode::Unspecified,
+        Some(WorkspaceMode::Shared) => v1::WorkspaceMode::Shared,
+        Some(WorkspaceMode::Scratch) => v1::WorkspaceMode::Scratch,
+        Some(WorkspaceMode::Worktree) => v1::WorkspaceMode::Worktree,
+    }
+}
+
+pub(crate) fn asked_workspace_mode(mode: v1::WorkspaceMode) -> Option<WorkspaceMode> {
+    match mode {
+        v1::WorkspaceMode::Unspecified => None,
+        v1::WorkspaceMode::Shared => Some(WorkspaceMode::Shared),
+        v1::WorkspaceMode::Scratch => Some(WorkspaceMode::Scratch),
+        v1::WorkspaceMode::Worktree => Some(WorkspaceMode::Worktree),
     }
 }
 

@@ -110,7 +110,7 @@ fn change(before: &State, new: &TaskRecord) {
     let adopted = adoptions(new) > adoptions(old);
     for was in &old.attempts {
         let Some(is) = new.attempt(was.id) else {
-            let refused = was.state.end().is_some_and(End::is_machines_refusal);
+            let refused = was.state.end().is_some_and(End::is_free_refusal);
             assert!(refused, "S2: attempt {} is gone", was.id);
             continue;
         };
@@ -152,7 +152,7 @@ fn shape(before: &State, new: &TaskRecord) {
         .is_sorted_by(|one, next| one.number < next.number);
     assert!(rising, "S2: numbers of {}", new.task);
     // More than are kept were refused by machines, or none is missing.
-    let refused = |a: &&AttemptRecord| a.state.end().is_some_and(End::is_machines_refusal);
+    let refused = |a: &&AttemptRecord| a.state.end().is_some_and(End::is_free_refusal);
     let whole = new.newest().map_or(0, |newest| newest.number as usize) == new.attempts.len();
     assert!(
         whole || new.attempts.iter().filter(refused).count() >= 8,

@@ -31,7 +31,7 @@ counts! {
     deadlines, rejected_frames, late_terminals, adopted_late, retries, cancels, restarts, stalls, cuts, late_arrivals,
     daemon_crashes, daemon_stalls, shim_kills, reboots, holds, holds_granted, unreachable, answers, refused_answers,
     ghosts, disk_errors, one_way_cuts, conflicts, probes, imports, releases, fences, parked, settled_keep, settled_adopt,
-    settled_kill, settled_unrenewed, credits, removals, full_disks, machine_refusals,
+    settled_kill, settled_unrenewed, credits, removals, full_disks, machine_refusals, place_refusals,
 }
 
 impl World {

@@ -231,10 +231,12 @@ impl World {
             boot_id: format!("boot-{}", daemon.boot).into(),
             name: format!("d{index}").into(),
             version: "1".into(),
+            platform: baton_core::record::Platform::default(),
             slots: daemon.slots,
             labels: BTreeMap::new(),
             capabilities: Vec::new(),
             agents: vec!["claude".into()],
+            workspaces: Vec::new(),
             draining: daemon.draining,
         }
     }
@@ -296,6 +298,7 @@ impl World {
             free_slots: 0,
             draining: daemon.draining,
             unfit: daemon.says_full && daemon.full_until > now,
+            load: None,
         };
         let next = now + daemon.beat_ms;
         self.send_up(conn, Up::Input(Input::Heartbeat { session, heartbeat }));

@@ -38,6 +38,7 @@ impl Said {
             observed: self.observed,
             proof,
             body: self.body,
+            workspace: None,
             finished: None,
         }
     }

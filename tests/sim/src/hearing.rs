@@ -273,6 +273,10 @@ impl World {
             self.counts.machine_refusals += 1;
             return self.reject(index, attempt, RejectCode::DiskFull);
         }
+        if self.is_place_taken(index, attempt) {
+            self.counts.place_refusals += 1;
+            return self.reject(index, attempt, RejectCode::WorkspaceBusy);
+        }
         if plan == Plan::Reject {
             return self.reject(index, attempt, RejectCode::parse("bad_cwd"));
         }
@@ -284,6 +288,17 @@ impl World {
                 attempt,
             },
         );
+    }
+
+    /// Another attempt of the daemon is in the one shared workspace that there is here.
+    fn is_place_taken(&self, index: usize, attempt: AttemptId) -> bool {
+        let held = &self.daemons[index].held;
+        let shares = |held: &Held| held.spec.workspace.is_some() && !held.ended;
+        let wants = held.get(&attempt).is_some_and(shares);
+        wants
+            && held
+                .iter()
+                .any(|(id, other)| *id != attempt && shares(other))
     }
 
     pub(crate) fn reject(&mut self, index: usize, attempt: AttemptId, code: RejectCode) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use baton_core::id::TenantId;
 use baton_core::spec::{
     AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
-    TaskSpec, TurnKind, WhenUnsafe,
+    TaskSpec, TurnKind, WhenUnsafe, WorkspaceSpec,
 };
 
 use crate::options::LONGEST_TTL_MS;
@@ -30,6 +30,8 @@ impl World {
             cleanup_term_ms: rng.chance(50).then_some(1_500),
             ..Profile::default()
         };
+        // Where that is, is the daemon's affair; that it is one directory is what counts.
+        let shared = rng.chance(20);
         let tenant = if rng.chance(70) { "acme" } else { "globex" };
         let ttl = if self.options.short_ttl {
             rng.between(5_000, 9_000)
@@ -46,6 +48,7 @@ impl World {
             options: AgentOptions::default(),
             argv: Vec::new(),
             cwd: None,
+            workspace: shared.then(WorkspaceSpec::default),
             env: BTreeMap::new(),
             conversation_id: talk,
             channel_id: None,

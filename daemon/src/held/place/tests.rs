@@ -30,6 +30,7 @@ fn offer() -> (AttemptId, Offer) {
         deadlines: Deadlines::default(),
         cleanup_term: Duration::ZERO,
         conversation_key: Bytes::new(),
+        workspace: None,
     };
     let offer = Offer {
         attempt,
@@ -40,11 +41,14 @@ fn offer() -> (AttemptId, Offer) {
         },
         plan: AttemptPlan {
             attempt_id,
+            task_id: String::new(),
+            workspace: crate::workspace::Plan::open(std::path::Path::new("/")),
             child: ChildSpec {
                 program: "true".into(),
                 args: Vec::new(),
                 cwd: "/".into(),
                 environment: BTreeMap::new(),
+                group: None,
             },
             words: Words::Prompt(Bytes::new()),
             deadlines: Deadlines::default(),

@@ -163,6 +163,7 @@ fn meta() -> AttemptMeta {
         deadlines: Deadlines::default(),
         cleanup_term: Duration::ZERO,
         conversation_key: Bytes::new(),
+        workspace: None,
     }
 }
 

@@ -47,6 +47,7 @@ impl Bench {
             deadlines: Deadlines::default(),
             cleanup_term: Duration::ZERO,
             conversation_key: Bytes::new(),
+            workspace: None,
         };
         let (id, meta) = (place.id, Box::new(meta));
         self.job(Job::Begin { id, meta }).await;
@@ -255,6 +256,7 @@ async fn the_disk_is_looked_at_and_probed_and_small_files_are_kept() {
     let Report::Looked {
         space: Some(space),
         is_writable: true,
+        machine: _,
     } = bench.report().await
     else {
         panic!("the disk is there")

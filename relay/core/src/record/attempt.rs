@@ -8,6 +8,7 @@ use super::ask::InputRecord;
 use super::end::{End, Receipt};
 use super::timeline::{Phase, TimerKind};
 use crate::id::{AttemptId, DaemonId, InputId, InstanceId};
+use crate::spec::WorkspaceMode;
 use crate::time::Wall;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +46,8 @@ pub struct AttemptRecord {
     pub fresh: bool,
     pub result: Option<Arc<[u8]>>,
     pub artifacts: Vec<Artifact>,
+    /// Where it ran and what it left there, as far as its daemon has said.
+    pub workspace: Option<Box<Workspace>>,
     /// A terminal frame that came too late was kept as evidence (one is enough).
     pub late_terminal: bool,
     /// A person asked for it; a late result of its predecessor may not undo that.
@@ -83,6 +86,7 @@ impl AttemptRecord {
             fresh: false,
             result: None,
             artifacts: Vec::new(),
+            workspace: None,
             late_terminal: false,
             asked: false,
             previous: None,
@@ -326,6 +330,21 @@ pub struct Usage {
     /// A decimal number as the agent gave it.
     pub cost_usd: Option<Arc<str>>,
     pub duration_ms: u64,
+}
+
+/// The daemon's words about the directory that an attempt ran in: at its start, then at its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workspace {
+    pub path: Arc<str>,
+    pub mode: Option<WorkspaceMode>,
+    pub base_commit: Option<Arc<str>>,
+    pub branch: Option<Arc<str>>,
+    pub head_commit: Option<Arc<str>>,
+    /// Of uncommitted changes; none where there are none.
+    pub dirty_digest: Option<Arc<str>>,
+    pub changed_files: u64,
+    /// The directory is still there.
+    pub kept: bool,
 }
 
 /// The daemon's evidence about one required file.

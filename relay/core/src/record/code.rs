@@ -103,6 +103,11 @@ codes! {
 }
 
 impl RejectCode {
+    /// Whether it says nothing about the task: the offer does not count, and the task waits on as if there had been none.
+    pub fn is_free(&self) -> bool {
+        self.is_about_the_machine() || *self == Self::WorkspaceBusy
+    }
+
     /// Whether it speaks of the machine as it is now and not of the task: any other task would be refused as well, and
     /// this one may be taken later.
     pub fn is_about_the_machine(&self) -> bool {

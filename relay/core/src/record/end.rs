@@ -30,11 +30,16 @@ pub struct End {
 }
 
 impl End {
-    /// A daemon refused it because of its own machine, which says nothing about the task.
-    pub fn is_machines_refusal(&self) -> bool {
-        let code = self.failure_code.as_ref().map(FailureCode::as_str);
-        let machines = |code: &str| RejectCode::parse(code).is_about_the_machine();
-        self.state == EndState::Released && code.is_some_and(machines)
+    /// A daemon refused it because of its own machine or of a workspace that is in use, which says nothing about the
+    /// task.
+    pub fn is_free_refusal(&self) -> bool {
+        self.refusal().is_some_and(|code| code.is_free())
+    }
+
+    /// Why a daemon would not take it.
+    pub(crate) fn refusal(&self) -> Option<RejectCode> {
+        let code = self.failure_code.as_ref().map(FailureCode::as_str)?;
+        (self.state == EndState::Released).then(|| RejectCode::parse(code))
     }
 }
 

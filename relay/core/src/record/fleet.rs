@@ -17,15 +17,46 @@ pub struct DaemonRecord {
     pub token: TokenId,
     pub name: Arc<str>,
     pub version: Arc<str>,
+    pub platform: Platform,
     pub boot_id: Arc<str>,
     pub slots: u32,
     pub labels: BTreeMap<String, String>,
     pub capabilities: Vec<String>,
-    pub agents: Vec<String>,
+    pub agents: Vec<AgentRecord>,
+    /// Names of its workspace roots.
+    pub workspaces: Vec<String>,
     /// Set by an operator; the daemon gets no new attempt until it is lifted.
     pub drained: Option<DrainMark>,
     pub first_seen: Wall,
     pub last_seen: Wall,
+}
+
+/// What a daemon runs on, for display.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Platform {
+    pub os: Arc<str>,
+    pub arch: Arc<str>,
+    pub protocol: u32,
+}
+
+/// One agent of a daemon, with what the daemon says of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentRecord {
+    pub name: String,
+    /// The adapter that drives it, as the protocol spells it.
+    pub kind: String,
+    pub version: String,
+    /// Why it cannot run; such a one is shown and gets no work.
+    pub problem: Option<String>,
+}
+
+impl From<&str> for AgentRecord {
+    fn from(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

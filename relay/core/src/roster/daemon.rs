@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::id::{AttemptId, DaemonId, InstanceId, SessionId, TenantScope};
-use crate::input::Hello;
-use crate::record::DaemonRecord;
+use crate::input::{Hello, MachineLoad};
+use crate::record::{AgentRecord, DaemonRecord};
 use crate::time::Moment;
 
 #[derive(Clone, Debug)]
@@ -15,7 +15,9 @@ pub struct Daemon {
     pub name: Arc<str>,
     pub labels: BTreeMap<String, String>,
     pub capabilities: BTreeSet<String>,
+    /// Those that can run.
     pub agents: BTreeSet<String>,
+    pub workspaces: BTreeSet<String>,
     pub slots: u32,
     /// None until it says Hello after a restart of the relay.
     pub instance: Option<InstanceId>,
@@ -43,6 +45,8 @@ pub struct Daemon {
     pub(super) listed: Option<u32>,
     /// Whether it took work when the roster last looked.
     pub(super) worked: bool,
+    /// How its machine stood when it last said so, for display.
+    pub load: Option<MachineLoad>,
 }
 
 /// Whether it can be talked to.
@@ -174,7 +178,8 @@ impl Daemon {
             name: record.name.clone(),
             labels: record.labels.clone(),
             capabilities: record.capabilities.iter().cloned().collect(),
-            agents: record.agents.iter().cloned().collect(),
+            agents: able(&record.agents),
+            workspaces: record.workspaces.iter().cloned().collect(),
             slots: record.slots,
             instance: None,
             boot_id: record.boot_id.clone(),
@@ -191,6 +196,7 @@ impl Daemon {
             refusals: 0,
             listed: None,
             worked: false,
+            load: None,
         }
     }
 
@@ -202,6 +208,7 @@ impl Daemon {
             labels: BTreeMap::new(),
             capabilities: BTreeSet::new(),
             agents: BTreeSet::new(),
+            workspaces: BTreeSet::new(),
             slots: 0,
             instance: None,
             boot_id: hello.boot_id.clone(),
@@ -218,6 +225,7 @@ impl Daemon {
             refusals: 0,
             listed: None,
             worked: false,
+            load: None,
         }
     }
 
@@ -226,7 +234,8 @@ impl Daemon {
         self.name = hello.name.clone();
         self.labels = hello.labels.clone();
         self.capabilities = hello.capabilities.iter().cloned().collect();
-        self.agents = hello.agents.iter().cloned().collect();
+        self.agents = able(&hello.agents);
+        self.workspaces = hello.workspaces.iter().cloned().collect();
         self.slots = hello.slots;
         self.instance = Some(hello.instance);
         self.boot_id = hello.boot_id.clone();
@@ -294,4 +303,10 @@ impl Daemon {
         let silent = self.presence.silent_at().into_iter();
         silent.chain(well).chain(self.unfit_until).min()
     }
+}
+
+/// The agents that tasks may be placed by.
+fn able(agents: &[AgentRecord]) -> BTreeSet<String> {
+    let able = agents.iter().filter(|agent| agent.problem.is_none());
+    able.map(|agent| agent.name.clone()).collect()
 }

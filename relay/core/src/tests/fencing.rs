@@ -52,6 +52,7 @@ fn bad_frames(
             observed: crate::time::Wall(0),
             proof: Some(work.token.clone()),
             body: completed(),
+            workspace: None,
             finished: None,
         };
         change(&mut frame);
@@ -203,6 +204,7 @@ fn an_unknown_frame_takes_its_number_and_is_counted() {
         observed: crate::time::Wall(0),
         proof: None,
         body: FrameBody::Unknown,
+        workspace: None,
         finished: None,
     };
     let effects = world

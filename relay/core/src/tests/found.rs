@@ -22,6 +22,7 @@ fn a_refusal_waits_for_the_end_that_it_speaks_of() {
         observed: world.now.wall,
         proof: None,
         body: FrameBody::Accepted,
+        workspace: None,
         finished: None,
     };
     let effects = world

@@ -73,6 +73,7 @@ fn a_wrong_token_does_not_renew() {
         free_slots: 0,
         draining: false,
         unfit: false,
+        load: None,
     };
     world.say(Input::Heartbeat {
         session: machine.session,

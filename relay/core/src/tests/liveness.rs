@@ -32,6 +32,7 @@ fn beat(
         free_slots: 4,
         draining: false,
         unfit: false,
+        load: None,
     };
     world.say(Input::Heartbeat {
         session: machine.session,

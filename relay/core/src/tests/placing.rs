@@ -7,7 +7,7 @@ use crate::input::{FrameBody, Input};
 use crate::record::TaskState;
 use crate::reject::Rejection;
 use crate::samples::tenant;
-use crate::spec::TaskSpec;
+use crate::spec::{TaskSpec, WorkspaceSpec};
 
 fn talk(name: &str) -> TaskSpec {
     TaskSpec {
@@ -131,7 +131,14 @@ fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
         agent: "codex".into(),
         ..spec()
     };
-    let tasks = [labeled, capable, codex].map(|spec| world.submit(spec));
+    let placed = TaskSpec {
+        workspace: Some(WorkspaceSpec {
+            root: Some("api".into()),
+            ..WorkspaceSpec::default()
+        }),
+        ..spec()
+    };
+    let tasks = [labeled, capable, codex, placed].map(|spec| world.submit(spec));
     assert!(world.dispatches().is_empty());
     let mut right = plain;
     right.daemon = crate::id::DaemonId(uuid::Uuid::from_u128(2));
@@ -145,6 +152,7 @@ fn labels_capabilities_agents_and_tenants_keep_tasks_from_the_wrong_daemon() {
         hello.labels.insert("gpu".into(), "yes".into());
         hello.capabilities.push("docker".into());
         hello.agents.push("codex".into());
+        hello.workspaces.push("api".into());
     });
     let works = world.dispatches();
     assert!(works.iter().all(|work| work.session == right.session));

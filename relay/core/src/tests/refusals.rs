@@ -23,6 +23,7 @@ impl World {
             free_slots: 4,
             draining: false,
             unfit,
+            load: None,
         };
         let session = machine.session;
         self.say(Input::Heartbeat { session, heartbeat });
@@ -183,4 +184,44 @@ fn a_task_that_is_refused_for_ever_starves_by_its_queue_deadline() {
     }
     let attention = world.task(task).attention.clone().unwrap();
     assert_eq!(attention.cause, AttentionCause::Starved);
+}
+
+#[test]
+fn a_workspace_in_use_costs_a_task_nothing_and_is_offered_when_something_ends_there() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let first = world.submit(spec());
+    let mut running = world.dispatch();
+    world.frame(&mut running, FrameBody::Accepted);
+    let waiting = [world.submit(spec()), world.submit(spec())];
+    for round in 0..15 {
+        let offers = world.dispatches();
+        assert_eq!(offers.len(), 2, "{round}");
+        for mut work in offers {
+            world.refuse(&mut work, RejectCode::WorkspaceBusy);
+        }
+        assert!(!world.is_set_aside(), "the machine is well");
+        // One's refusal is no reason to ask the other again.
+        world.pass(4_000);
+        assert!(world.dispatches().is_empty(), "{round}");
+        world.beat(&machine, &[&running]);
+        world.pass(1_000);
+    }
+    for mut work in world.dispatches() {
+        world.refuse(&mut work, RejectCode::WorkspaceBusy);
+    }
+    world.frame(&mut running, completed());
+    assert_eq!(world.state(first), TaskState::Completed);
+    let offers = world.dispatches();
+    assert_eq!(offers.len(), 2, "at once");
+    for task in waiting {
+        assert_eq!(world.task(task).counters.dispatches, 1);
+    }
+    for mut work in offers {
+        world.frame(&mut work, FrameBody::Accepted);
+        world.frame(&mut work, completed());
+    }
+    for task in waiting {
+        assert_eq!(world.state(task), TaskState::Completed);
+    }
 }

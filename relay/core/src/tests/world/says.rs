@@ -210,10 +210,12 @@ impl World {
             boot_id: machine.boot.into(),
             name: format!("daemon-{}", machine.daemon.0.as_u128()).into(),
             version: "1".into(),
+            platform: crate::record::Platform::default(),
             slots: machine.slots,
             labels: BTreeMap::new(),
             capabilities: Vec::new(),
             agents: vec!["claude".into()],
+            workspaces: Vec::new(),
             draining: false,
             active,
         };
@@ -270,6 +272,7 @@ impl World {
             free_slots: 0,
             draining: false,
             unfit: false,
+            load: None,
         };
         self.say(Input::Heartbeat {
             session: machine.session,
@@ -330,6 +333,7 @@ impl World {
             observed: self.now.wall,
             proof: None,
             body,
+            workspace: None,
             finished,
         };
         self.say(Input::Frame(Box::new(frame)));

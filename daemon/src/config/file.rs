@@ -1,0 +1,436 @@
+//! `daemon.toml`: agents, roots and limits. docs/daemon.md is its schema in words. A key that is not known is an error
+//! that names it, and the known one that it looks like: a limit that is not set because of a typing mistake would
+//! never be missed.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Table;
+
+use super::{ANY_COMMAND, AgentConfig, AgentWire, ConfigError, Keep, Limits, RootConfig};
+use crate::workspace::{self, Mode};
+
+/// Everything that a `daemon.toml` can say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileConfig {
+    pub agents: BTreeMap<String, AgentConfig>,
+    pub roots: BTreeMap<String, RootConfig>,
+    pub limits: Limits,
+}
+
+/// Longest name of a root.
+const NAME_BYTES: usize = 128;
+/// Most roots of a daemon.
+const ROOTS: usize = 64;
+
+const TOP: [&str; 3] = ["agents", "roots", "limits"];
+const ROOT: [&str; 4] = ["path", "mode", "keep", "made_in"];
+const LIMITS: [&str; 3] = [
+    "memory_floor_percent",
+    "attempt_memory_mib",
+    "attempt_processes",
+];
+const AGENT: [&str; 4] = ["kind", "program", "args", "env"];
+const CODEX: [&str; 5] = ["kind", "program", "args", "env", "protocol"];
+
+/// Reads and checks it. Roots must exist.
+pub fn read_config(path: &Path) -> Result<FileConfig, ConfigError> {
+    let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
+        path: path.to_owned(),
+        source,
+    })?;
+    parse(&text, path)
+}
+
+fn parse(text: &str, path: &Path) -> Result<FileConfig, ConfigError> {
+    let malformed = |source| ConfigError::Malformed {
+        path: path.to_owned(),
+        source: Box::new(source),
+    };
+    let table: Table = toml::from_str(text).map_err(malformed)?;
+    check_keys(&table).map_err(|unknown| ConfigError::UnknownKey {
+        path: path.to_owned(),
+        unknown,
+    })?;
+    let file: File = toml::from_str(text).map_err(malformed)?;
+    if file.agents.contains_key(ANY_COMMAND) {
+        return Err(ConfigError::ReservedName(ANY_COMMAND.to_owned()));
+    }
+    let agents = file.agents.into_iter();
+    Ok(FileConfig {
+        agents: agents.map(|(name, entry)| (name, entry.into())).collect(),
+        roots: roots(file.roots)?,
+        limits: file.limits.into(),
+    })
+}
+
+fn roots(
+    entries: BTreeMap<String, RootEntry>,
+) -> Result<BTreeMap<String, RootConfig>, ConfigError> {
+    if entries.len() > ROOTS {
+        return Err(ConfigError::TooManyRoots(entries.len()));
+    }
+    let mut roots = BTreeMap::new();
+    for (name, entry) in entries {
+        if name.is_empty() || name.len() > NAME_BYTES {
+            return Err(ConfigError::RootName(name));
+        }
+        let unusable = |path: &Path, source| ConfigError::Root {
+            name: name.clone(),
+            path: path.to_owned(),
+            source,
+        };
+        let usable =
+            |path: PathBuf| workspace::is_root(&path).map_err(|source| unusable(&path, source));
+        let root = RootConfig {
+            path: usable(entry.path)?,
+            mode: entry.mode.into(),
+            keep: entry.keep,
+            made_in: entry.made_in.map(usable).transpose()?,
+        };
+        roots.insert(name, root);
+    }
+    Ok(roots)
+}
+
+/// A key that nobody knows, where it stands, and what may be meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownKey {
+    pub key: String,
+    pub nearest: Option<&'static str>,
+}
+
+impl std::fmt::Display for UnknownKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "nothing is called {:?}", self.key)?;
+        match self.nearest {
+            Some(known) => write!(f, "; did you mean {known:?}?"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_keys(table: &Table) -> Result<(), UnknownKey> {
+    known("", table, &TOP)?;
+    for (name, agent) in tables(table, "agents") {
+        let is_codex = agent.get("kind").and_then(|kind| kind.as_str()) == Some("codex");
+        let keys: &[&str] = if is_codex { &CODEX } else { &AGENT };
+        known(&format!("agents.{name}."), agent, keys)?;
+    }
+    for (name, root) in tables(table, "roots") {
+        known(&format!("roots.{name}."), root, &ROOT)?;
+    }
+    match table.get("limits").and_then(|limits| limits.as_table()) {
+        Some(limits) => known("limits.", limits, &LIMITS),
+        None => Ok(()),
+    }
+}
+
+fn tables<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = (&'a String, &'a Table)> {
+    let inner = table.get(key).and_then(|inner| inner.as_table());
+    let inner = inner.into_iter().flatten();
+    inner.filter_map(|(name, value)| Some((name, value.as_table()?)))
+}
+
+fn known(place: &str, table: &Table, keys: &[&'static str]) -> Result<(), UnknownKey> {
+    match table.keys().find(|key| !keys.contains(&key.as_str())) {
+        None => Ok(()),
+        Some(key) => Err(UnknownKey {
+            key: format!("{place}{key}"),
+            nearest: nearest(key, keys),
+        }),
+    }
+}
+
+/// The known word with the fewest letters to change, if that is less than half of them.
+fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    let distances = known.iter().map(|known| (distance(word, known), *known));
+    let (changes, nearest) = distances.min()?;
+    (changes * 2 < word.len().max(nearest.len())).then_some(nearest)
+}
+
+/// Letters to insert, remove or replace.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, b) in other.bytes().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    agents: BTreeMap<String, AgentEntry>,
+    #[serde(default)]
+    roots: BTreeMap<String, RootEntry>,
+    #[serde(default)]
+    limits: LimitsEntry,
+}
+
+#[derive(Deserialize)]
+struct RootEntry {
+    path: PathBuf,
+    #[serde(default)]
+    mode: ModeWord,
+    #[serde(default)]
+    keep: Keep,
+    made_in: Option<PathBuf>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ModeWord {
+    #[default]
+    Shared,
+    Scratch,
+    Worktree,
+}
+
+impl From<ModeWord> for Mode {
+    fn from(word: ModeWord) -> Self {
+        match word {
+            ModeWord::Shared => Self::Shared,
+            ModeWord::Scratch => Self::Scratch,
+            ModeWord::Worktree => Self::Worktree,
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+struct LimitsEntry {
+    memory_floor_percent: Option<Percent>,
+    attempt_memory_mib: Option<std::num::NonZeroU32>,
+    attempt_processes: Option<std::num::NonZeroU32>,
+}
+
+/// 0 to 99: with 100 no work would ever be taken.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "u32")]
+struct Percent(u32);
+
+impl TryFrom<u32> for Percent {
+    type Error = String;
+
+    fn try_from(number: u32) -> Result<Self, String> {
+        if number < 100 {
+            Ok(Self(number))
+        } else {
+            Err(format!("a floor is 0 to 99 percent, not {number}"))
+        }
+    }
+}
+
+impl From<LimitsEntry> for Limits {
+    fn from(entry: LimitsEntry) -> Self {
+        let default = Self::default();
+        Self {
+            memory_floor_percent: entry
+                .memory_floor_percent
+                .map_or(default.memory_floor_percent, |Percent(number)| number),
+            attempt_memory_mib: entry.attempt_memory_mib,
+            attempt_processes: entry.attempt_processes,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum AgentEntry {
+    Command {
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+    },
+    Claude {
+        #[serde(default = "claude")]
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+    },
+    Codex {
+        #[serde(default = "codex")]
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+        #[serde(default)]
+        protocol: CodexProtocol,
+    },
+    Acp {
+        program: String,
+        #[serde(default)]
+        args: Vec<String>,
+        #[serde(default)]
+        env: BTreeMap<String, String>,
+    },
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum CodexProtocol {
+    #[default]
+    AppServer,
+    Exec,
+}
+
+fn claude() -> String {
+    "claude".to_owned()
+}
+
+fn codex() -> String {
+    "codex".to_owned()
+}
+
+impl From<AgentEntry> for AgentConfig {
+    fn from(entry: AgentEntry) -> Self {
+        let (wire, program, args, env) = match entry {
+            AgentEntry::Command { program, args, env } => {
+                return Self::Command {
+                    program: program.into(),
+                    args: args.into_iter().map(OsString::from).collect(),
+                    env,
+                };
+            }
+            AgentEntry::Claude { program, args, env } => (AgentWire::Claude, program, args, env),
+            AgentEntry::Codex {
+                program,
+                args,
+                env,
+                protocol,
+            } => {
+                let wire = match protocol {
+                    CodexProtocol::AppServer => AgentWire::CodexAppServer,
+                    CodexProtocol::Exec => AgentWire::CodexExec,
+                };
+                (wire, program, args, env)
+            }
+            AgentEntry::Acp { program, args, env } => (AgentWire::Acp, program, args, env),
+        };
+        Self::Coding {
+            wire,
+            program: program.into(),
+            args: args.into_iter().map(OsString::from).collect(),
+            env,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<FileConfig, ConfigError> {
+        parse(text, Path::new("daemon.toml"))
+    }
+
+    #[test]
+    fn agents_are_read_by_name() {
+        let text = "[agents.lint]\nkind = \"command\"\nprogram = \"lint\"\nargs = [\"-q\"]\n";
+        let lint = AgentConfig::Command {
+            program: "lint".into(),
+            args: vec!["-q".into()],
+            env: BTreeMap::new(),
+        };
+        let agents = parsed(text).unwrap().agents;
+        assert_eq!(agents, BTreeMap::from([("lint".to_owned(), lint)]));
+        let text = "[agents.a]\nkind = \"claude\"\n[agents.b]\nkind = \"codex\"\nprotocol = \"exec\"\n\
+                    [agents.c]\nkind = \"acp\"\nprogram = \"gemini\"\nargs = [\"--acp\"]\n";
+        let agents = parsed(text).unwrap().agents;
+        let wires = agents.into_values().map(|agent| match agent {
+            AgentConfig::Coding { wire, program, .. } => (wire, program),
+            other => panic!("{other:?}"),
+        });
+        let expected = [
+            (AgentWire::Claude, "claude".into()),
+            (AgentWire::CodexExec, "codex".into()),
+            (AgentWire::Acp, "gemini".into()),
+        ];
+        assert_eq!(wires.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn roots_and_limits_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().canonicalize().unwrap();
+        let shown = path.display();
+        let text = format!(
+            "[roots.api]\npath = \"{shown}\"\n[roots.\"a b\"]\npath = \"{shown}\"\nmode = \"worktree\"\n\
+             keep = \"never\"\nmade_in = \"{shown}\"\n[limits]\nmemory_floor_percent = 0\nattempt_processes = 7\n"
+        );
+        let file = parsed(&text).unwrap();
+        let api = RootConfig {
+            path: path.clone(),
+            mode: Mode::Shared,
+            keep: Keep::Changed,
+            made_in: None,
+        };
+        let other = RootConfig {
+            path: path.clone(),
+            mode: Mode::Worktree,
+            keep: Keep::Never,
+            made_in: Some(path),
+        };
+        let expected = BTreeMap::from([("api".to_owned(), api), ("a b".to_owned(), other)]);
+        assert_eq!(file.roots, expected);
+        assert_eq!(file.limits.memory_floor_percent, 0);
+        assert_eq!(file.limits.attempt_processes.unwrap().get(), 7);
+        assert_eq!(parsed("").unwrap().limits, Limits::default());
+    }
+
+    #[test]
+    fn mistakes_are_named_with_what_may_be_meant() {
+        for (broken, words) in [
+            ("[agents.x]\nkind = \"magic\"\n", &["magic"][..]),
+            ("[agents.x]\nkind = \"command\"\n", &["program"]),
+            ("[agents.x]\nkind = \"acp\"\n", &["program"]),
+            (
+                "[agents.x]\nkind = \"codex\"\nprotocol = \"morse\"\n",
+                &["morse"],
+            ),
+            (
+                "[agents.x]\nkind = \"claude\"\nprotocol = \"exec\"\n",
+                &["agents.x.protocol"],
+            ),
+            (
+                "[agents.x]\nkind = \"command\"\nprogramm = \"x\"\n",
+                &["agents.x.programm", "\"program\""],
+            ),
+            ("[other]\n", &["\"other\""]),
+            ("[agent.x]\nkind = \"claude\"\n", &["\"agents\""]),
+            ("[limits]\nmemory_floor = 10\n", &["memory_floor_percent"]),
+            ("[limits]\nmemory_floor_percent = 100\n", &["0 to 99"]),
+            ("[limits]\nattempt_processes = 0\n", &["nonzero"]),
+            ("[roots.x]\nmode = \"shared\"\n", &["path"]),
+            ("[roots.x]\npath = \"/\"\nmode = \"open\"\n", &["open"]),
+            (
+                "[roots.x]\npath = \"/\"\nkep = \"never\"\n",
+                &["roots.x.kep", "\"keep\""],
+            ),
+            (
+                "[roots.x]\npath = \"/does/not/exist\"\n",
+                &["\"x\"", "/does/not/exist"],
+            ),
+            (
+                "[agents.command]\nkind = \"command\"\nprogram = \"x\"\n",
+                &["--allow-command"],
+            ),
+        ] {
+            let error = parsed(broken).unwrap_err().to_string();
+            let named = words.iter().all(|word| error.contains(word));
+            assert!(named, "{broken:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Whether the machine has memory for more work. Below the floor new attempts are refused, before the kernel has to
+//! choose which of those that run it kills. Pure but for `look`, which reads what the kernel tells.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+/// Bytes that programs may still use, of all there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) available: u64,
+    pub(crate) total: u64,
+}
+
+impl Share {
+    pub(crate) fn percent(self) -> u32 {
+        let percent = u128::from(self.available) * 100 / u128::from(self.total.max(1));
+        u32::try_from(percent.min(100)).unwrap_or(100)
+    }
+}
+
+/// How loaded the machine is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Machine {
+    pub(crate) memory: Option<Share>,
+    /// Average over a minute.
+    pub(crate) load_1m: Option<f64>,
+}
+
+/// What is known of the machine, and how much memory must be available.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    floor_percent: u32,
+    seen: Machine,
+}
+
+impl Memory {
+    pub(crate) fn new(floor_percent: u32) -> Self {
+        Self {
+            floor_percent,
+            seen: look(),
+        }
+    }
+
+    pub(crate) fn on_look(&mut self, seen: Machine) {
+        self.seen = seen;
+    }
+
+    pub(crate) fn seen(&self) -> Machine {
+        self.seen
+    }
+
+    /// Where nobody can tell, memory counts as enough.
+    pub(crate) fn is_low(&self) -> bool {
+        let percent = self.seen.memory.map(Share::percent);
+        percent.is_some_and(|percent| percent < self.floor_percent)
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(share) = self.seen.memory else {
+            return write!(f, "nobody can tell how much memory is available");
+        };
+        write!(
+            f,
+            "{} MiB of {} MiB of memory are available ({} %), and {} % must be before new work is taken",
+            share.available >> 20,
+            share.total >> 20,
+            share.percent(),
+            self.floor_percent
+        )
+    }
+}
+
+/// What the kernel says now. A control group that this process is in may allow less than the machine has.
+pub(crate) fn look() -> Machine {
+    let whole = fs::read_to_string("/proc/meminfo").ok();
+    let whole = whole.as_deref().and_then(machine_share);
+    let group = own_group().and_then(|group| group_share(Path::new(&group)));
+    let nearer = |one: Share, other: Share| {
+        if one.available <= other.available {
+            one
+        } else {
+            other
+        }
+    };
+    let memory = match (whole, group) {
+        (Some(whole), Some(group)) => Some(nearer(group, whole)),
+        (whole, group) => whole.or(group),
+    };
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load = load.as_deref().and_then(|text| text.split(' ').next());
+    Machine {
+        memory,
+        load_1m: load.and_then(|load| load.parse().ok()),
+    }
+}
+
+fn machine_share(meminfo: &str) -> Option<Share> {
+    let of = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    };
+    Some(Share {
+        available: of("MemAvailable:")?,
+        total: of("MemTotal:")?,
+    })
+}
+
+/// The directory of this process's control group, where there is one hierarchy.
+fn own_group() -> Option<String> {
+    let text = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    Some(format!("/sys/fs/cgroup{path}"))
+}
+
+/// None without a limit. What is only cached can be given back.
+fn group_share(group: &Path) -> Option<Share> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    let total: u64 = read("memory.max")?.trim().parse().ok()?;
+    let current: u64 = read("memory.current")?.trim().parse().ok()?;
+    let stat = read("memory.stat").unwrap_or_default();
+    let cached = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("inactive_file "));
+    let cached: u64 = cached.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+    Some(Share {
+        available: total.saturating_sub(current.saturating_sub(cached)),
+        total,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_below_the_floor_is_low_and_an_unknown_amount_is_not() {
+        let at = |available, floor_percent| Memory {
+            floor_percent,
+            seen: Machine {
+                memory: Some(Share {
+                    available,
+                    total: 1000 << 20,
+                }),
+                load_1m: None,
+            },
+        };
+        assert!(!at(100 << 20, 10).is_low());
+        let low = at((100 << 20) - 1, 10);
+        assert!(low.is_low());
+        assert!(low.to_string().contains("(9 %), and 10 % must be"), "{low}");
+        assert!(!at(0, 0).is_low(), "switched off");
+        let mut unknown = at(0, 10);
+        unknown.on_look(Machine::default());
+        assert!(!unknown.is_low());
+    }
+
+    #[test]
+    fn what_the_kernel_tells_is_read() {
+        let share = machine_share("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n");
+        assert_eq!(share.unwrap().percent(), 25);
+        assert_eq!(machine_share("MemTotal: 1000 kB\n"), None);
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        put("memory.max", "max\n");
+        put("memory.current", "500\n");
+        assert_eq!(group_share(dir.path()), None, "no limit");
+        put("memory.max", "1000\n");
+        put("memory.stat", "anon 1\ninactive_file 100\n");
+        assert_eq!(group_share(dir.path()).unwrap().available, 600);
+        assert!(look().memory.is_some());
+    }
+}

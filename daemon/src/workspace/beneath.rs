@@ -1,0 +1,167 @@
+//! A working directory stays inside its root: no `..`, no absolute path and no link leads out of it. The kernel decides,
+//! component by component, so that nothing can be swapped between the look and the use.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
+use rustix::io::Errno;
+
+/// The kernel may ask to try again when something was renamed meanwhile.
+const TRIES: usize = 100;
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Why a working directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BadCwd {
+    #[error(
+        "the working directory {} is outside its root {}; give one inside it, or another root with --workspace",
+        cwd.display(),
+        root.display()
+    )]
+    Outside { cwd: PathBuf, root: PathBuf },
+    #[error(
+        "the working directory {} cannot be used: {source}; choose one that exists on this daemon",
+        cwd.display()
+    )]
+    Unusable { cwd: PathBuf, source: io::Error },
+}
+
+/// The directory that `cwd` names beneath `root`, with every link followed. An absolute one must lie inside.
+pub(super) fn resolve(root: &Path, cwd: &Path) -> Result<PathBuf, BadCwd> {
+    let outside = || BadCwd::Outside {
+        cwd: cwd.to_owned(),
+        root: root.to_owned(),
+    };
+    let unusable = |source: io::Error| BadCwd::Unusable {
+        cwd: root.join(cwd),
+        source,
+    };
+    let inner = if cwd.is_absolute() {
+        strip(root, cwd).ok_or_else(outside)?
+    } else {
+        cwd.to_owned()
+    };
+    let inner = if inner.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        &inner
+    };
+    let base = open(root, DIRECTORY, Mode::empty()).map_err(|error| unusable(error.into()))?;
+    match open_beneath(&base, inner) {
+        Ok(found) => read_path(&found).map_err(unusable),
+        Err(Errno::XDEV | Errno::LOOP) => Err(outside()),
+        // A kernel or a sandbox without the call: the same question, asked less strictly.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let found = root.join(inner).canonicalize().map_err(unusable)?;
+            let root = root.canonicalize().map_err(unusable)?;
+            if found.starts_with(root) {
+                Ok(found)
+            } else {
+                Err(outside())
+            }
+        }
+        Err(error) => Err(unusable(error.into())),
+    }
+}
+
+/// Whether a root can be used at all, as one spelling without links.
+pub(crate) fn is_root(path: &Path) -> io::Result<PathBuf> {
+    let found = path.canonicalize()?;
+    open(&found, DIRECTORY, Mode::empty())?;
+    Ok(found)
+}
+
+/// People may spell the root with links.
+fn strip(root: &Path, cwd: &Path) -> Option<PathBuf> {
+    if let Ok(inner) = cwd.strip_prefix(root) {
+        return Some(inner.to_owned());
+    }
+    let found = cwd.canonicalize().ok()?;
+    let root = root.canonicalize().ok()?;
+    Some(found.strip_prefix(root).ok()?.to_owned())
+}
+
+fn open_beneath(base: &OwnedFd, inner: &Path) -> Result<OwnedFd, Errno> {
+    let flags = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let mut last = Errno::AGAIN;
+    for _ in 0..TRIES {
+        match openat2(base, inner, DIRECTORY, Mode::empty(), flags) {
+            Err(error @ (Errno::AGAIN | Errno::INTR)) => last = error,
+            done => return done,
+        }
+    }
+    Err(last)
+}
+
+fn read_path(directory: &OwnedFd) -> io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    let path = rustix::fs::readlinkat(CWD, link, Vec::new())?;
+    use std::os::unix::ffi::OsStringExt;
+    Ok(std::ffi::OsString::from_vec(path.into_bytes()).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn what_is_inside_is_found_and_nothing_leads_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let (root, other) = (dir.join("root"), dir.join("rooted"));
+        for made in [&root, &root.join("a/b"), &other] {
+            std::fs::create_dir_all(made).unwrap();
+        }
+        symlink("a/b", root.join("inner")).unwrap();
+        symlink("..", root.join("up")).unwrap();
+        symlink(&other, root.join("away")).unwrap();
+        symlink("/proc/self/cwd", root.join("magic")).unwrap();
+        std::fs::write(root.join("file"), "").unwrap();
+
+        let resolved = |cwd: &str| resolve(&root, Path::new(cwd));
+        assert_eq!(resolved("").unwrap(), root);
+        assert_eq!(resolved("a/b").unwrap(), root.join("a/b"));
+        assert_eq!(resolved("a/../a").unwrap(), root.join("a"));
+        assert_eq!(resolved("inner").unwrap(), root.join("a/b"));
+        assert_eq!(
+            resolved(root.join("a").to_str().unwrap()).unwrap(),
+            root.join("a")
+        );
+        let neighbour = other.to_str().unwrap();
+        for escape in [
+            "..",
+            "a/../..",
+            "up",
+            "up/rooted",
+            "away",
+            "magic",
+            "/",
+            neighbour,
+        ] {
+            let refused = resolved(escape);
+            assert!(matches!(refused, Err(BadCwd::Outside { .. })), "{escape}");
+        }
+        for unusable in ["missing", "file", "a/missing"] {
+            let refused = resolved(unusable);
+            assert!(
+                matches!(refused, Err(BadCwd::Unusable { .. })),
+                "{unusable}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_root_spelled_with_links_is_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        std::fs::create_dir_all(dir.join("root/a")).unwrap();
+        symlink("root", dir.join("other")).unwrap();
+        let found = resolve(&dir.join("root"), &dir.join("other/a")).unwrap();
+        assert_eq!(found, dir.join("root/a"));
+    }
+}

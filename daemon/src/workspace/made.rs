@@ -1,0 +1,113 @@
+//! The record of what was made for an attempt, beside the attempt: written when its directory is there and before
+//! anything is in it, and asked before anything is removed. The directory is known by its number on the disk, so that
+//! nothing else that came to stand under its name is touched.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::whole_file;
+
+/// Its name in the attempt's directory.
+pub(crate) const RECORD: &str = "workspace";
+
+/// What a workspace was when the attempt came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Made {
+    /// The commit that it began with; empty outside git.
+    pub(super) base_commit: String,
+    /// The directory that was made for it.
+    pub(super) directory: Option<Number>,
+}
+
+/// A directory, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Number {
+    device: u64,
+    inode: u64,
+}
+
+impl Made {
+    pub(super) fn write(&self, attempt_dir: &Path) -> io::Result<()> {
+        whole_file::write(attempt_dir, RECORD, &serde_json::to_string(self)?)
+    }
+
+    pub(super) fn read(attempt_dir: &Path) -> Option<Self> {
+        let text = fs::read_to_string(attempt_dir.join(RECORD)).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+}
+
+impl Number {
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        let found = fs::symlink_metadata(path)?;
+        Ok(Self {
+            device: found.dev(),
+            inode: found.ino(),
+        })
+    }
+}
+
+/// A new directory that only this user may enter. One that is there already is nobody's to give.
+pub(super) fn make(path: &Path) -> io::Result<Number> {
+    if let Some(parent) = path.parent() {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(parent)?;
+    }
+    fs::DirBuilder::new().mode(0o700).create(path)?;
+    Number::of(path)
+}
+
+/// Removes the directory with all that is in it, if it is still the one that was made.
+pub(super) fn remove(path: &Path, made: Number) -> io::Result<()> {
+    match Number::of(path) {
+        Ok(found) if found == made => fs::remove_dir_all(path),
+        Ok(_) => Err(io::Error::other("another directory stands there now")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_made_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("in/new");
+        let made = make(&path).unwrap();
+        fs::write(path.join("file"), "work").unwrap();
+        assert!(make(&path).is_err(), "it is there");
+        // Moved away, and another one in its place.
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("file"), "somebody's").unwrap();
+        assert!(remove(&path, made).is_err());
+        assert!(path.join("file").exists() && dir.path().join("moved/file").exists());
+        fs::remove_dir_all(&path).unwrap();
+        remove(&path, made).unwrap();
+        fs::rename(dir.path().join("moved"), &path).unwrap();
+        remove(&path, made).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_record_comes_back_and_a_torn_one_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Made::read(dir.path()), None);
+        let made = Made {
+            base_commit: "abc".to_owned(),
+            directory: Some(Number::of(dir.path()).unwrap()),
+        };
+        made.write(dir.path()).unwrap();
+        assert_eq!(Made::read(dir.path()), Some(made));
+        fs::write(dir.path().join(RECORD), "{\"base").unwrap();
+        assert_eq!(Made::read(dir.path()), None);
+    }
+}

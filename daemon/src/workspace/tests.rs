@@ -1,0 +1,194 @@
+use std::process::Command;
+use std::time::Duration;
+
+use super::*;
+use crate::process::identity_of;
+
+const OVER: Departure = Departure {
+    is_proved: true,
+    limit: Duration::from_secs(60),
+};
+
+fn git(directory: &Path, words: &[&str]) -> String {
+    let output = Command::new("git")
+        .args(["-c", "user.name=T", "-c", "user.email=t@example.com"])
+        .args(words)
+        .current_dir(directory)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{words:?}: {output:?}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn repository(directory: &Path) -> PathBuf {
+    let repo = directory.canonicalize().unwrap().join("repo");
+    std::fs::create_dir(&repo).unwrap();
+    git(&repo, &["init", "--quiet"]);
+    std::fs::write(repo.join("file"), "first").unwrap();
+    git(&repo, &["add", "."]);
+    git(&repo, &["commit", "--quiet", "-m", "first"]);
+    repo
+}
+
+fn roots(dir: &Path, root: &Path, mode: Mode) -> Roots {
+    let root = RootConfig {
+        path: root.to_owned(),
+        mode,
+        keep: Keep::default(),
+        made_in: None,
+    };
+    Roots {
+        by_name: BTreeMap::from([("repo".to_owned(), root)]),
+        work_dir: dir.join("work"),
+        made_in: dir.join("made"),
+    }
+}
+
+fn asked(root: &str, mode: WorkspaceMode, keep: Option<bool>) -> WorkspaceSpec {
+    WorkspaceSpec {
+        root: root.to_owned(),
+        mode: mode.into(),
+        keep,
+    }
+}
+
+fn guest(directory: &Path, attempt_id: &str) -> Guest {
+    let own = std::process::id().cast_signed();
+    std::fs::create_dir_all(directory).unwrap();
+    Guest {
+        holder: Holder {
+            pid: own,
+            start_time: identity_of(own).unwrap().start_time,
+            boot_id: "boot".to_owned(),
+            attempt_id: attempt_id.to_owned(),
+            task_id: "task".to_owned(),
+            daemon: "here".to_owned(),
+        },
+        directory: directory.to_owned(),
+    }
+}
+
+#[test]
+fn a_plan_goes_by_the_task_then_by_the_root_and_names_come_from_ids() {
+    let dir = Path::new("/data");
+    let roots = roots(dir, Path::new("/srv/repo"), Mode::Worktree);
+    let plain = roots.plan("id", None, "").unwrap();
+    assert_eq!(
+        (plain.mode, &*plain.path),
+        (Mode::Open, Path::new("/data/work"))
+    );
+    assert_eq!(plain.to_disk(), None);
+    let unnamed = asked("", WorkspaceMode::Scratch, None);
+    let plan = roots.plan("id", Some(&unnamed), "").unwrap();
+    assert_eq!(
+        (plan.mode, &*plan.path),
+        (Mode::Scratch, Path::new("/data/made/id"))
+    );
+    let named = asked("repo", WorkspaceMode::Unspecified, Some(false));
+    let plan = roots.plan("id", Some(&named), "sub").unwrap();
+    assert_eq!((plan.mode, plan.keep), (Mode::Worktree, Keep::Never));
+    assert_eq!(plan.branch, "baton/id");
+    assert_eq!(plan.working_directory(), Path::new("/data/made/id/sub"));
+    assert_eq!(Plan::from_disk(plan.to_disk().unwrap()), Some(plan));
+    let shared = asked("repo", WorkspaceMode::Shared, None);
+    let plan = roots.plan("id", Some(&shared), "").unwrap();
+    assert_eq!(plan.exclusive(), Some(Path::new("/srv/repo")));
+    let unknown = asked("other", WorkspaceMode::Shared, None);
+    assert_eq!(roots.plan("id", Some(&unknown), ""), None);
+}
+
+#[tokio::test]
+async fn what_a_killed_daemon_had_made_is_left_by_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = repository(dir.path());
+    let roots = roots(&dir.path().canonicalize().unwrap(), &repo, Mode::Worktree);
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+
+    // Planned and nothing made.
+    let plan = roots.plan("one", Some(&named), "").unwrap();
+    let one = guest(&dir.path().join("one"), "one");
+    let report = leave(&plan, &one, OVER).await.unwrap();
+    assert!(!report.kept && !plan.path.exists());
+
+    // The directory made and noted, and git killed in the middle of it.
+    let plan = roots.plan("two", Some(&named), "").unwrap();
+    let two = guest(&dir.path().join("two"), "two");
+    made::Made {
+        base_commit: git(&repo, &["rev-parse", "HEAD"]),
+        directory: Some(made::make(&plan.path).unwrap()),
+    }
+    .write(&two.directory)
+    .unwrap();
+    let report = leave(&plan, &two, OVER).await.unwrap();
+    assert!(
+        report.kept,
+        "whose it is cannot be told by git, so it stays: {report:?}"
+    );
+
+    // All of it made.
+    let plan = roots.plan("three", Some(&named), "").unwrap();
+    let three = guest(&dir.path().join("three"), "three");
+    enter(&plan, &three).await.unwrap();
+    assert!(plan.path.join("file").exists());
+    let unproved = Departure {
+        is_proved: false,
+        ..OVER
+    };
+    let report = leave(&plan, &three, unproved).await.unwrap();
+    assert!(report.kept && plan.path.exists(), "somebody may be in it");
+    let report = leave(&plan, &three, OVER).await.unwrap();
+    assert!(!report.kept && !plan.path.exists());
+    assert_eq!(report.base_commit, report.head_commit);
+    assert_eq!(git(&repo, &["branch", "--list", "baton/*"]), "");
+    assert_eq!(git(&repo, &["worktree", "list"]).lines().count(), 1);
+}
+
+#[tokio::test]
+async fn a_digest_tells_changes_apart_and_ignores_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = repository(dir.path());
+    let look = || async {
+        let git = git::Git {
+            directory: &repo,
+            attempt_id: "a",
+        };
+        evidence::look(git).await.unwrap()
+    };
+    std::fs::write(repo.join(lock::IN_ROOT), "{}").unwrap();
+    let clean = look().await;
+    assert_eq!((clean.dirty_digest.as_str(), clean.changed_files), ("", 0));
+    std::fs::write(repo.join("new"), "1").unwrap();
+    let one = look().await;
+    assert_eq!(one, look().await);
+    std::fs::write(repo.join("new"), "2").unwrap();
+    let two = look().await;
+    std::fs::write(repo.join("file"), "second").unwrap();
+    let three = look().await;
+    assert!(one.dirty_digest != two.dirty_digest && two.dirty_digest != three.dirty_digest);
+    assert_eq!((one.changed_files, three.changed_files), (1, 2));
+}
+
+#[tokio::test]
+async fn a_repository_that_names_programs_runs_none_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = repository(dir.path());
+    let trap = dir.path().join("sprung");
+    let script = format!("#!/bin/sh\ntouch '{}'\n", trap.display());
+    let hook = repo.join(".git/hooks/post-checkout");
+    std::fs::create_dir_all(hook.parent().unwrap()).unwrap();
+    std::fs::write(&hook, &script).unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
+    git(&repo, &["config", "core.fsmonitor", hook.to_str().unwrap()]);
+    git(&repo, &["config", "diff.external", hook.to_str().unwrap()]);
+    let roots = roots(&dir.path().canonicalize().unwrap(), &repo, Mode::Worktree);
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let plan = roots.plan("one", Some(&named), "").unwrap();
+    let guest = guest(&dir.path().join("one"), "one");
+    let _ = std::fs::remove_file(&trap);
+    enter(&plan, &guest).await.unwrap();
+    std::fs::write(plan.path.join("file"), "changed").unwrap();
+    let report = leave(&plan, &guest, OVER).await.unwrap();
+    assert!(report.kept && report.changed_files == 1);
+    assert!(!trap.exists(), "a program of the repository was run");
+}
