@@ -1,0 +1,164 @@
+//! S6: a task ends once, with one result, and stays as it ended. What README names may reopen it: an operator's word, and a late result of
+//! a lost attempt.
+
+use super::{Case, TERMINAL, Timeline, adopts};
+use crate::history::Seen;
+use crate::verdict::Violation;
+
+const REOPENING: [&str; 3] = ["retry_asked", "resumed", "forced"];
+/// Ends over which no late result comes: there is a result, or somebody wanted none.
+const SETTLED: [&str; 2] = ["completed", "canceled"];
+
+pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
+    let mut found: Vec<Violation> = case
+        .timelines
+        .iter()
+        .flat_map(|(task, timeline)| one_end(task, timeline))
+        .collect();
+    for (task, record) in &case.records {
+        let results = record
+            .attempts
+            .iter()
+            .filter(|one| one.state == "completed");
+        let results = results.count();
+        if results > 1 {
+            let what = format!("it has {results} results");
+            found.push(Violation::new("S6", task, what, &[record.seen]));
+        }
+        if record.state == "completed" && results == 0 && !record.attempts.is_empty() {
+            found.push(Violation::new(
+                "S6",
+                task,
+                "it is completed without a result",
+                &[record.seen],
+            ));
+        }
+    }
+    found
+}
+
+fn one_end(task: &str, timeline: &Timeline<'_>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let (mut end, mut ended): (Option<(&str, &Seen)>, bool) = (None, false);
+    let mut adopting = false;
+    for (seen, event) in timeline.values() {
+        let began = adopting;
+        adopting = adopts(timeline, event);
+        let adopted = adopting && !began;
+        match end {
+            Some((state, since)) if adopted && SETTLED.contains(&state) => {
+                let what = format!("a late result was adopted when it was {state}");
+                found.push(Violation::new("S6", task, what, &[since, seen]));
+            }
+            Some((state, since))
+                if !adopting
+                    && !REOPENING.contains(&event.kind.as_str())
+                    && (event.task_state != state || (ended && event.kind == "ended")) =>
+            {
+                let what = format!(
+                    "it was {state} and became {} by {}",
+                    event.task_state, event.kind
+                );
+                found.push(Violation::new("S6", task, what, &[since, seen]));
+            }
+            Some(_) | None => {}
+        }
+        let terminal = TERMINAL.contains(&event.task_state.as_str());
+        ended = terminal && (ended || event.kind == "ended");
+        // The event that ended it stays the one that is shown. All events of one commit tell the task's state after it, so
+        // the first that does need not be the end itself.
+        if !terminal {
+            end = None;
+        } else if end.is_none() || adopting {
+            end = Some((&event.task_state, seen));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::samples::{self, expect};
+
+    #[test]
+    fn a_second_end_is_found() {
+        let mut run = samples::sound();
+        run.relay.push(samples::timeline(
+            "t1",
+            40,
+            "ended",
+            "a1",
+            "completed",
+            "completed",
+        ));
+        expect(&run, "S6", "t1", "relay.jsonl");
+    }
+
+    #[test]
+    fn a_cancel_that_ends_its_task_in_one_commit_is_one_end() {
+        let mut run = samples::sound();
+        let (kind, state) = ("cancel_requested", "canceled");
+        run.relay
+            .push(samples::timeline("t9", 1, kind, "d1", "queued", state));
+        run.relay
+            .push(samples::timeline("t9", 2, "ended", "d1", state, state));
+        assert!(run.judged().holds(), "{}", run.judged());
+        run.relay
+            .push(samples::timeline("t9", 3, "ended", "d1", state, state));
+        expect(&run, "S6", "t9", "relay.jsonl");
+    }
+
+    #[test]
+    fn an_end_that_changes_is_found() {
+        let mut run = samples::sound();
+        run.relay
+            .push(samples::timeline("t1", 40, "phase", "", "", "failed"));
+        expect(&run, "S6", "t1", "relay.jsonl");
+    }
+
+    #[test]
+    fn two_results_are_found() {
+        let mut run = samples::sound();
+        let attempts = [("c1", 1, "completed"), ("c2", 2, "completed")];
+        run.relay
+            .push(samples::record("acme", "t4", "completed", &attempts));
+        expect(&run, "S6", "t4", "relay.jsonl");
+    }
+
+    #[test]
+    fn a_late_result_is_adopted_only_after_a_loss() {
+        let mut run = samples::sound();
+        run.relay.push(samples::timeline(
+            "t1",
+            40,
+            "adopted_late",
+            "a1",
+            "completed",
+            "completed",
+        ));
+        expect(&run, "S6", "t1", "relay.jsonl");
+
+        let mut run = samples::sound();
+        run.relay
+            .push(samples::timeline("t9", 1, "ended", "d1", "lost", "lost"));
+        run.relay.push(samples::timeline(
+            "t9",
+            2,
+            "receipt_arrived",
+            "d1",
+            "lost",
+            "completed",
+        ));
+        for (revision, kind) in [(3, "ended"), (4, "adopted_late")] {
+            run.relay.push(samples::timeline(
+                "t9",
+                revision,
+                kind,
+                "d1",
+                "completed",
+                "completed",
+            ));
+        }
+        assert!(run.judged().holds(), "{}", run.judged());
+    }
+}

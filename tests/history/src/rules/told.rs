@@ -1,0 +1,164 @@
+//! S5: what anybody was told is implied by what is stored. Offers and confirmations are in the task's record; each event that a watcher saw is
+//! the one that is stored under its revision; and each answer fits the event of its revision.
+
+use super::Case;
+use crate::history::Seen;
+use crate::line::{Event, Outcome, Saw};
+use crate::verdict::Violation;
+
+pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut watches = std::collections::BTreeMap::new();
+    for seen in &case.history.seen {
+        match &seen.line.saw {
+            Saw::Offered { task, attempt, .. } => {
+                found.extend(unknown(case, seen, task, attempt, "offered"));
+            }
+            Saw::Confirmed { task, attempt } => {
+                found.extend(unknown(case, seen, task, attempt, "confirmed"));
+            }
+            Saw::WatchOpened { watch, task, .. } => {
+                watches.insert((seen.line.who.as_str(), *watch), task.as_str());
+            }
+            Saw::Watched { watch, event } => {
+                if let Some(task) = watches.get(&(seen.line.who.as_str(), *watch)) {
+                    found.extend(other_event(case, seen, task, event));
+                }
+            }
+            Saw::Answer {
+                outcome: Outcome::Ok,
+                task: Some(task),
+                revision: Some(revision),
+                state: Some(state),
+                ..
+            } => found.extend(other_state(case, seen, task, *revision, state)),
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Nothing is said where the record no longer has its oldest events.
+fn unknown(
+    case: &Case<'_>,
+    seen: &Seen,
+    task: &str,
+    attempt: &str,
+    kind: &str,
+) -> Option<Violation> {
+    if case.removed.contains(task) {
+        return None;
+    }
+    let Some(timeline) = case.timelines.get(task) else {
+        let what = format!("{attempt} was {kind}, and nothing is stored of its task");
+        return Some(Violation::new("S5", task, what, &[seen]));
+    };
+    let whole = timeline.contains_key(&1);
+    let stored = timeline
+        .values()
+        .any(|(_, event)| event.attempt == attempt && event.kind == kind);
+    // A settlement confirms without an event of its own.
+    let known = timeline.values().any(|(_, event)| event.attempt == attempt);
+    if !whole || stored || (kind == "confirmed" && known) {
+        return None;
+    }
+    let what = format!("{attempt} was {kind} to a daemon, and that is not stored");
+    Some(Violation::new("S5", task, what, &[seen]))
+}
+
+fn other_event(case: &Case<'_>, seen: &Seen, task: &str, event: &Event) -> Option<Violation> {
+    if case.removed.contains(task) {
+        return None;
+    }
+    let timeline = case.timelines.get(task)?;
+    match timeline.get(&event.revision) {
+        Some((_, stored)) if *stored == event => None,
+        Some((stored_at, stored)) => {
+            let what = format!(
+                "a watcher was told {} at revision {}, and {} is stored",
+                event.kind, event.revision, stored.kind
+            );
+            Some(Violation::new("S5", task, what, &[seen, stored_at]))
+        }
+        // Older ones are dropped in time; newer ones cannot be missing.
+        None if timeline.keys().next() > Some(&event.revision) => None,
+        None => {
+            let what = format!(
+                "a watcher was told of revision {}, which is not stored",
+                event.revision
+            );
+            Some(Violation::new("S5", task, what, &[seen]))
+        }
+    }
+}
+
+fn other_state(
+    case: &Case<'_>,
+    seen: &Seen,
+    task: &str,
+    revision: u64,
+    state: &str,
+) -> Option<Violation> {
+    let (stored_at, stored) = case.timelines.get(task)?.get(&revision)?;
+    if case.removed.contains(task) || stored.task_state == state {
+        return None;
+    }
+    let what = format!(
+        "it was told to be {state} at revision {revision}, and {} is stored",
+        stored.task_state
+    );
+    Some(Violation::new("S5", task, what, &[seen, stored_at]))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::line::{Op, Outcome};
+    use crate::samples::{self, answer, call, expect};
+
+    #[test]
+    fn an_offer_that_is_not_stored_is_found() {
+        let mut run = samples::sound();
+        run.daemon.push(samples::offered("acme", "t1", "a5"));
+        expect(&run, "S5", "t1", "daemon.jsonl");
+    }
+
+    #[test]
+    fn an_offer_of_a_task_that_is_not_stored_is_found() {
+        let mut run = samples::sound();
+        run.daemon.push(samples::offered("acme", "t6", "a6"));
+        expect(&run, "S5", "t6", "daemon.jsonl");
+    }
+
+    #[test]
+    fn an_event_that_is_not_the_stored_one_is_found() {
+        let mut run = samples::sound();
+        run.client.push(samples::watch_opened(3, "acme", "t1", 1));
+        run.client
+            .push(samples::watched(3, 2, "ended", "a1", "failed", "failed"));
+        expect(&run, "S5", "t1", "client.jsonl");
+    }
+
+    #[test]
+    fn an_event_that_was_told_and_is_gone_is_found() {
+        let mut run = samples::sound();
+        run.client.push(samples::watch_opened(3, "acme", "t1", 49));
+        run.client.push(samples::watched(
+            3,
+            50,
+            "receipt_arrived",
+            "a1",
+            "completed",
+            "completed",
+        ));
+        expect(&run, "S5", "t1", "client.jsonl");
+    }
+
+    #[test]
+    fn an_answer_that_does_not_fit_its_revision_is_found() {
+        let mut run = samples::sound();
+        run.client.push(call(9, Op::Get, "acme", Some("t1")));
+        run.client
+            .push(answer(9, Outcome::Ok, Some("t1"), 3, "completed"));
+        expect(&run, "S5", "t1", "client.jsonl");
+    }
+}

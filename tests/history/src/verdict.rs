@@ -1,0 +1,86 @@
+//! What a judge says: how much was looked at, and each promise that did not hold with the lines that show it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::history::{Place, Seen};
+
+/// A promise that did not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Its id: those of docs/simulation.md, or `vacuous`.
+    pub rule: &'static str,
+    /// The task; empty where it is about the whole run.
+    pub task: String,
+    pub what: String,
+    pub lines: Vec<Place>,
+}
+
+impl Violation {
+    pub(crate) fn new(
+        rule: &'static str,
+        task: &str,
+        what: impl Into<String>,
+        lines: &[&Seen],
+    ) -> Self {
+        Self {
+            rule,
+            task: task.to_owned(),
+            what: what.into(),
+            lines: lines.iter().map(|seen| seen.place.clone()).collect(),
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.rule)?;
+        if !self.task.is_empty() {
+            write!(f, " task {}", self.task)?;
+        }
+        write!(f, ": {}", self.what)?;
+        if !self.lines.is_empty() {
+            let places: Vec<String> = self.lines.iter().map(ToString::to_string).collect();
+            write!(f, " ({})", places.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// What was looked at, by name.
+    pub counts: BTreeMap<String, u64>,
+    pub violations: Vec<Violation>,
+}
+
+impl Verdict {
+    pub fn holds(&self) -> bool {
+        self.violations.is_empty()
+    }
+
+    /// A count that nobody made is none.
+    pub fn count(&self, name: &str) -> u64 {
+        self.counts.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// Violations that are shown; one cause often has many.
+const SHOWN: usize = 20;
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "looked at:")?;
+        for (name, count) in &self.counts {
+            writeln!(f, "  {count:>9} {name}")?;
+        }
+        if self.holds() {
+            return write!(f, "every promise held");
+        }
+        writeln!(f, "{} violations:", self.violations.len())?;
+        for violation in self.violations.iter().take(SHOWN) {
+            writeln!(f, "  {violation}")?;
+        }
+        Ok(())
+    }
+}
