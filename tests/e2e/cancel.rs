@@ -70,19 +70,16 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
             // What a daemon does that got Cancel after its child had ended: it says so again.
             attempt.canceled().await;
         };
-        match round % 4 {
+        let answer = match round % 4 {
             // The frames of a child that ended cross the cancel on its way.
             0 => {
-                client.cancel(&task.task_id).await;
+                let answer = client.cancel(&task.task_id).await;
                 finish.await;
+                answer
             }
-            1 => {
-                tokio::join!(client.cancel(&task.task_id), finish);
-            }
-            _ => {
-                tokio::join!(finish, client.cancel(&task.task_id));
-            }
-        }
+            1 => tokio::join!(client.cancel(&task.task_id), finish).0,
+            _ => tokio::join!(finish, client.cancel(&task.task_id)).1,
+        };
         let events = client.watch(&task.task_id).await.to_end().await;
         let ends: Vec<_> = events
             .iter()
@@ -96,6 +93,11 @@ async fn a_cancel_that_races_a_completion_gives_exactly_one_terminal() {
         }
         let settled = client.get(&task.task_id).await;
         assert_eq!(settled.state(), ends[0], "what was committed first stays");
+        let late = ends[0] == TaskState::Completed;
+        assert_eq!(
+            answer.already_finished, late,
+            "who canceled is told who won"
+        );
         daemon.forget(&attempt);
     }
     assert!(completed > 0 && canceled > 0, "both sides won at times");

@@ -109,6 +109,8 @@ pub enum Reply {
     },
     /// The task after the request; unchanged where it had no work to do.
     Task(Arc<TaskRecord>),
+    /// It had ended when the request's turn came, and is unchanged. Nobody else can tell: it may have ended a moment before.
+    Finished(Arc<TaskRecord>),
     Inspected(Box<TaskView>),
     Daemons(Vec<DaemonView>),
     Daemon(Box<DaemonView>),

@@ -36,7 +36,8 @@ impl Core {
         let Some(mut live) = self.take(tenant, task) else {
             return match finished.filter(|finished| finished.record.tenant == *tenant) {
                 Some(finished) => {
-                    turn.reply(request, After::Task(task), Reply::Task(finished.record))
+                    let reply = Reply::Finished(finished.record);
+                    turn.reply(request, After::Task(task), reply);
                 }
                 None => turn.refuse(request, Rejection::UnknownTask),
             };

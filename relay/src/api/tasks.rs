@@ -280,12 +280,6 @@ impl Api {
     ) -> Result<v1::CancelTaskResponse, Fault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         let reason = optional_reason(request.reason)?;
-        let already_finished = self
-            .stored_task(&who.tenant, task)
-            .await?
-            .1
-            .state
-            .is_terminal();
         let (tenant, by) = (who.tenant.clone(), actor(&who));
         let cancel = move |request| Input::Cancel {
             request,
@@ -295,7 +289,11 @@ impl Api {
             reason,
             finished: None,
         };
-        let record = self.task_after(cancel).await?;
+        let (record, already_finished) = match self.dispatcher.request(cancel).await {
+            Ok(Reply::Task(record)) => (record, false),
+            Ok(Reply::Finished(record)) => (record, true),
+            other => return Err(unexpected(other)),
+        };
         let task = self.shown(&record).await?;
         Ok(v1::CancelTaskResponse {
             task: Some(task),

@@ -382,7 +382,9 @@ impl World {
             (Asked::Submit(spec), Ok(Reply::Submitted { record, created })) => {
                 self.submit_acked(&spec, &record, created)
             }
-            (Asked::Cancel(task), Ok(Reply::Task(record))) => self.cancel_acked(task, &record),
+            (Asked::Cancel(task), Ok(Reply::Task(record) | Reply::Finished(record))) => {
+                self.cancel_acked(task, &record);
+            }
             (Asked::Daemons, Ok(Reply::Daemons(views))) => {
                 for view in views {
                     assert!(

@@ -11,7 +11,8 @@ use crate::store::State;
 pub(crate) fn check(durable: &State, send: &Send, now: u64) {
     match send {
         Send::Reply {
-            outcome: Ok(Reply::Submitted { record, .. } | Reply::Task(record)),
+            outcome:
+                Ok(Reply::Submitted { record, .. } | Reply::Task(record) | Reply::Finished(record)),
             ..
         } => known(durable, record),
         Send::Published { record, .. } => known(durable, record),

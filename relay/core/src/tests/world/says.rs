@@ -152,7 +152,7 @@ impl World {
 
     fn task_reply(&mut self, request: RequestId) -> Result<Arc<TaskRecord>, Rejection> {
         match self.reply(request)? {
-            Reply::Task(record) => Ok(record),
+            Reply::Task(record) | Reply::Finished(record) => Ok(record),
             other => panic!("not a task: {other:?}"),
         }
     }
