@@ -10,7 +10,6 @@ mod cancel;
 mod clocks;
 mod command_line;
 mod conversations;
-mod crash;
 mod damage;
 mod disk_full;
 mod export;

@@ -2,10 +2,12 @@
 //!
 //! `print N` lines, `tick N MS` (lines with a pause after each), `flood BYTES`, `fail-once FILE`, `count FILE`, `env`, `read` (all of stdin, echoed), `note-term FILE`,
 //! `ignore-term`, `grandchild` (in a session of its own), `orphan` (the same, double-forked), `nap MS`, `pause` (until
-//! killed), `exit CODE`. Grandchildren hold stdout open. Without `read`, stdin is never read.
+//! killed), `exit CODE`, `live SOCKET N MS` (tells who it is and each of N lines before it prints it, and holds the
+//! connection as long as it lives). Grandchildren hold stdout open. Without `read`, stdin is never read.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
 
 use rustix::event::poll;
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
                 spawn(&["ignore-term", "pause"]);
                 return ExitCode::SUCCESS;
             }
+            "live" => live(&value(), number(&value()), number(&value())),
             "nap" => nap(number(&value())),
             "pause" => return pause(&stop),
             "exit" => return ExitCode::from(u8::try_from(number(&value())).unwrap_or(1)),
@@ -80,6 +83,22 @@ fn tick(count: u64, ms: u64) {
         say(&format!("line {line}"));
         nap(ms);
     }
+}
+
+/// Whoever listens learns of its end from the kernel: the connection is never closed by it.
+fn live(socket: &str, count: u64, ms: u64) {
+    let attempt = std::env::var("BATON_ATTEMPT_ID").unwrap_or_default();
+    let told = UnixStream::connect(socket);
+    let mut told = told.expect("the test listens as long as anybody lives");
+    let mut tell = |line: &str| told.write_all(format!("{line}\n").as_bytes());
+    tell(&attempt).expect("the test listens");
+    for line in 1..=count {
+        let line = format!("{attempt} {line}");
+        tell(&line).expect("the test listens");
+        say(&line);
+        nap(ms);
+    }
+    std::mem::forget(told);
 }
 
 fn flood(bytes: u64) {

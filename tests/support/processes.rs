@@ -77,8 +77,8 @@ impl Baton {
         self.wrapped(data, &[])
     }
 
-    /// Started by another program, which becomes this one.
-    fn wrapped(self, data: &Path, wrapper: &[&str]) -> Command {
+    /// Started by way of another program.
+    pub fn wrapped(self, data: &Path, wrapper: &[&str]) -> Command {
         let mut words = wrapper.iter().copied().chain([self.program]);
         let mut command = Command::new(words.next().unwrap_or(self.program));
         command
@@ -122,7 +122,11 @@ pub struct RelayProcess {
     /// More of its command line, the same at each start.
     arguments: Vec<String>,
     admin: Client,
-    dir: TempDir,
+    data: PathBuf,
+    /// Removed with it, unless somebody else has it.
+    _dir: Option<TempDir>,
+    /// By way of which it is started.
+    wrapper: Vec<String>,
 }
 
 impl RelayProcess {
@@ -137,17 +141,32 @@ impl RelayProcess {
 
     /// On a directory that may hold data already.
     pub async fn start_on(baton: Baton, dir: TempDir, arguments: &[&str]) -> Self {
+        let data = dir.path().to_owned();
+        let mut relay = Self::start_by(baton, &[], (&data, &data), arguments).await;
+        relay._dir = Some(dir);
+        relay
+    }
+
+    /// By way of another program, on a directory that outlives it; the test sees that directory at another place.
+    pub async fn start_by(
+        baton: Baton,
+        wrapper: &[String],
+        (data, seen): (&Path, &Path),
+        arguments: &[&str],
+    ) -> Self {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let listen = format!("127.0.0.1:{}", quiet_port());
-        let child = spawn_relay(baton, dir.path(), &[], &listen, &arguments).await;
-        let admin = Client::new(&format!("http://{listen}"), &read_token(dir.path()));
+        let child = spawn_relay(baton, data, &words(wrapper), &listen, &arguments).await;
+        let admin = Client::new(&format!("http://{listen}"), &read_token(seen));
         Self {
             baton,
             child,
             listen,
             arguments,
             admin,
-            dir,
+            data: data.to_owned(),
+            _dir: None,
+            wrapper: wrapper.to_owned(),
         }
     }
 
@@ -156,7 +175,7 @@ impl RelayProcess {
     }
 
     pub fn data(&self) -> &Path {
-        self.dir.path()
+        &self.data
     }
 
     pub fn pid(&self) -> u32 {
@@ -178,26 +197,31 @@ impl RelayProcess {
 
     /// Starts it again where it was.
     pub async fn revive(&mut self) {
-        let (data, arguments) = (self.dir.path(), &self.arguments);
-        self.child = spawn_relay(self.baton, data, &[], &self.listen, arguments).await;
+        let (data, wrapper) = (&self.data, words(&self.wrapper));
+        self.child = spawn_relay(self.baton, data, &wrapper, &self.listen, &self.arguments).await;
     }
 
     /// The same with more on its command line, this once.
     pub async fn revive_with(&mut self, more: &[&str]) {
         let more = more.iter().map(|word| (*word).to_owned());
         let arguments: Vec<String> = self.arguments.iter().cloned().chain(more).collect();
-        self.child = spawn_relay(self.baton, self.dir.path(), &[], &self.listen, &arguments).await;
+        let wrapper = words(&self.wrapper);
+        self.child = spawn_relay(self.baton, &self.data, &wrapper, &self.listen, &arguments).await;
     }
 
     /// A start that the relay is expected to refuse.
     pub async fn refuses_to_start(&self) -> Said {
         let arguments = ["relay", "--listen", &self.listen];
-        self.baton.run(self.dir.path(), &arguments).await
+        self.baton.run(&self.data, &arguments).await
     }
 
     pub async fn terminate(&mut self) -> ExitStatus {
         terminate(&mut self.child).await
     }
+}
+
+fn words(wrapper: &[String]) -> Vec<&str> {
+    wrapper.iter().map(String::as_str).collect()
 }
 
 /// By way of another program if there is one.

@@ -108,7 +108,7 @@ impl SmallRelay {
 }
 
 impl Room {
-    fn of(pid: u32, data: &Path) -> Self {
+    pub(crate) fn of(pid: u32, data: &Path) -> Self {
         let data = data.strip_prefix("/").expect("an absolute path");
         let root = Path::new(&format!("/proc/{pid}/root")).join(data);
         let held = File::open(root).expect("the disk is mounted");

@@ -1,8 +1,8 @@
-//! A tap on the wire: stands between a daemon and its relay, passes every frame on unchanged and keeps a copy.
-//! It can also cut the wire, as a broken network would.
+//! A tap on the wire: stands between a daemon and its relay, passes every frame on unchanged and tells of it.
+//! It can also cut the wire, as a broken network would, and say again what was said long ago.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::daemon_link_server::{DaemonLink, DaemonLinkServer};
@@ -26,39 +26,51 @@ pub enum Taped {
     Down(Box<RelayFrame>),
 }
 
+/// Hears of every frame before it is passed on.
+pub type Listener = Arc<dyn Fn(Taped) + Send + Sync>;
+
 #[derive(Debug)]
 pub struct Tap {
     address: SocketAddr,
     tape: Arc<Mutex<Vec<Taped>>>,
     whole: watch::Sender<bool>,
+    /// To the relay, by the newest stream.
+    up: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
     _server: AbortOnDropHandle<()>,
 }
 
 impl Tap {
     /// Listens for daemons and dials the relay at `url` for each.
     pub async fn start(url: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0")
-            .await
-            .expect("a port is free");
-        let address = listener
-            .local_addr()
-            .expect("a bound socket has an address");
-        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
         let tape = Arc::new(Mutex::new(Vec::new()));
+        let kept = tape.clone();
+        let keep = move |frame| lock(&kept).push(frame);
+        let tap = Self::telling(url, "127.0.0.1", Arc::new(keep)).await;
+        Self { tape, ..tap }
+    }
+
+    /// Keeps nothing and tells `listener`. Daemons find it at `host`, an address of this machine.
+    pub async fn telling(url: &str, host: &str, listener: Listener) -> Self {
+        let bound = TcpListener::bind((host, 0)).await.expect("a port is free");
+        let address = bound.local_addr().expect("a bound socket has an address");
+        let endpoint = Endpoint::from_shared(url.to_owned()).expect("tests make good addresses");
         let whole = watch::Sender::new(true);
+        let up = Arc::default();
         let wire = Wire {
             relay: endpoint.tcp_nodelay(true).connect_lazy(),
-            tape: tape.clone(),
+            listener,
             whole: whole.subscribe(),
+            up: Arc::clone(&up),
         };
         let server = Server::builder()
             .add_service(DaemonLinkServer::new(wire))
-            .serve_with_incoming(TcpListenerStream::new(listener));
+            .serve_with_incoming(TcpListenerStream::new(bound));
         let server = tokio::spawn(async move { server.await.expect("the tap serves") });
         Self {
             address,
-            tape,
+            tape: Arc::default(),
             whole,
+            up,
             _server: AbortOnDropHandle::new(server),
         }
     }
@@ -77,26 +89,31 @@ impl Tap {
     }
 
     pub fn frames(&self) -> Vec<Taped> {
-        self.tape
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.tape).clone()
+    }
+
+    /// Sends the relay a frame on the daemon's own stream, as a network that held it back for long would. False without a stream.
+    pub fn say_again(&self, frame: DaemonFrame) -> bool {
+        let up = lock(&self.up);
+        up.as_ref().is_some_and(|up| up.try_send(frame).is_ok())
     }
 }
 
-#[derive(Clone, Debug)]
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone)]
 struct Wire {
     relay: Channel,
-    tape: Arc<Mutex<Vec<Taped>>>,
+    listener: Listener,
     whole: watch::Receiver<bool>,
+    up: Arc<Mutex<Option<mpsc::Sender<DaemonFrame>>>>,
 }
 
 impl Wire {
     fn record(&self, frame: Taped) {
-        self.tape
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(frame);
+        (self.listener)(frame);
     }
 
     async fn broken(&self) {
@@ -118,6 +135,8 @@ impl Wire {
             () = copy => {}
             () = self.broken() => {}
         }
+        // The stream ends when nobody can say anything on it any more.
+        lock(&self.up).take_if(|up| up.same_channel(&to));
     }
 
     async fn carry_down(
@@ -155,6 +174,7 @@ impl DaemonLink for Wire {
         }
         let token = request.metadata().get("authorization").cloned();
         let (up, queue) = mpsc::channel(FRAMES);
+        *lock(&self.up) = Some(up.clone());
         let (down, answers) = mpsc::channel(FRAMES);
         tokio::spawn(self.clone().carry_up(request.into_inner(), up));
         let mut onward = Request::new(ReceiverStream::new(queue));

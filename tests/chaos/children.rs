@@ -1,0 +1,208 @@
+//! Who lives: every child holds a connection to here, and the kernel closes it when the child is dead, whoever killed it. So nobody's word is
+//! taken for a death.
+//!
+//! When a child says that it lives, first all deaths that can be known are written down, and then its birth. A birth that comes while
+//! another attempt of the task is written down as alive is therefore proof: that one was seen alive after the birth.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use baton_history::{Saw, Viewpoint};
+use baton_tests::boottime;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::sockopt::socket_peercred;
+
+#[derive(Debug)]
+pub(crate) struct Children {
+    pub(crate) socket: PathBuf,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Children {
+    pub(crate) fn watch(dir: &Path, view: Viewpoint) -> Self {
+        let socket = dir.join("alive");
+        let listener = UnixListener::bind(&socket).expect("a short path");
+        listener.set_nonblocking(true).expect("a socket");
+        let (stop, stopped) = UnixStream::pair().expect("a pair of sockets");
+        let thread = std::thread::spawn(move || Nursery::new(listener, stopped, view).run());
+        Self {
+            socket,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A connection of a child.
+struct Child {
+    stream: UnixStream,
+    pid: u32,
+    started: u64,
+    /// Not yet a whole line.
+    rest: Vec<u8>,
+    attempt: Option<String>,
+    over: bool,
+}
+
+struct Nursery {
+    listener: UnixListener,
+    stopped: UnixStream,
+    view: Viewpoint,
+    children: Vec<Child>,
+}
+
+impl Nursery {
+    fn new(listener: UnixListener, stopped: UnixStream, view: Viewpoint) -> Self {
+        Self {
+            listener,
+            stopped,
+            view,
+            children: Vec::new(),
+        }
+    }
+
+    fn run(mut self) {
+        while self.wait() {
+            while let Ok((stream, _)) = self.listener.accept() {
+                self.children.push(Child::new(stream));
+            }
+            let born = self.read_newcomers();
+            self.read_all(&born);
+            self.note_births(born);
+            self.children.retain(|child| !child.over);
+        }
+    }
+
+    /// False when the test is over.
+    fn wait(&self) -> bool {
+        let mut waits = vec![
+            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(&self.stopped, PollFlags::IN),
+        ];
+        let streams = self.children.iter().map(|child| &child.stream);
+        waits.extend(streams.map(|stream| PollFd::new(stream, PollFlags::IN)));
+        while poll(&mut waits, None).is_err() {}
+        waits[1].revents().is_empty()
+    }
+
+    /// Those who have said who they are since the last time, with what they said behind it.
+    fn read_newcomers(&mut self) -> Vec<(usize, Vec<String>)> {
+        let mut born = Vec::new();
+        let new = self.children.iter_mut().enumerate();
+        for (index, child) in new.filter(|(_, child)| child.attempt.is_none()) {
+            let mut lines = child.read().into_iter();
+            if let Some(attempt) = lines.next() {
+                child.attempt = Some(attempt);
+                born.push((index, lines.collect()));
+            }
+        }
+        born
+    }
+
+    fn read_all(&mut self, born: &[(usize, Vec<String>)]) {
+        for index in 0..self.children.len() {
+            if born.iter().any(|(new, _)| *new == index) || self.children[index].attempt.is_none() {
+                continue;
+            }
+            let lines = self.children[index].read();
+            self.note(index, lines);
+        }
+    }
+
+    fn note_births(&mut self, born: Vec<(usize, Vec<String>)>) {
+        for (index, lines) in born {
+            let child = &self.children[index];
+            let (pid, started) = (child.pid, child.started);
+            let attempt = child.attempt.clone().unwrap_or_default();
+            self.saw(Saw::Began {
+                attempt,
+                pid,
+                started,
+            });
+            self.note(index, lines);
+        }
+    }
+
+    fn note(&mut self, index: usize, lines: Vec<String>) {
+        let child = &self.children[index];
+        let attempt = child.attempt.clone().unwrap_or_default();
+        for mut text in lines {
+            text.push('\n');
+            let attempt = attempt.clone();
+            self.saw(Saw::Wrote { attempt, text });
+        }
+        if child.over {
+            let (pid, started) = (child.pid, child.started);
+            self.saw(Saw::Ended {
+                attempt,
+                pid,
+                started,
+            });
+        }
+    }
+
+    fn saw(&self, saw: Saw) {
+        let at = u64::try_from(boottime().as_millis()).unwrap_or(u64::MAX);
+        self.view.saw(at, saw).expect("the history can be written");
+    }
+}
+
+impl Child {
+    fn new(stream: UnixStream) -> Self {
+        stream.set_nonblocking(true).expect("a socket");
+        let pid = socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        let pid = pid.unsigned_abs();
+        Self {
+            stream,
+            pid,
+            started: started(pid).unwrap_or(0),
+            rest: Vec::new(),
+            attempt: None,
+            over: false,
+        }
+    }
+
+    /// All whole lines that are there now.
+    fn read(&mut self) -> Vec<String> {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => {
+                    self.over = true;
+                    break;
+                }
+                Ok(read) => self.rest.extend_from_slice(&bytes[..read]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.over = error.kind() != ErrorKind::WouldBlock;
+                    break;
+                }
+            }
+        }
+        let whole = self.rest.iter().rposition(|byte| *byte == b'\n');
+        let lines: Vec<u8> = self.rest.drain(..whole.map_or(0, |at| at + 1)).collect();
+        let text = String::from_utf8_lossy(&lines).into_owned();
+        text.lines().map(str::to_owned).collect()
+    }
+}
+
+/// In the kernel's ticks: with it a number is one process for ever.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}

@@ -1,0 +1,53 @@
+//! Real relays, daemons and children, broken in every way that this machine allows, while clients work; afterwards `baton-history` judges what
+//! everybody saw. docs/chaos.md says what is done and how to do more of it.
+//!
+//! `cargo test` runs a short version. The long ones:
+//! `BATON_CHAOS_SECONDS=600 cargo test -p baton-tests --test chaos everything -- --nocapture`, and the like.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "what was done and seen is what people run this for"
+)]
+
+mod children;
+mod clients;
+mod crash_points;
+mod ends;
+mod fleet;
+mod overheard;
+mod power_loss;
+mod relay_faults;
+mod run;
+mod skips;
+mod storms;
+mod sync_errors;
+mod traced;
+
+use std::time::Duration;
+
+use baton_tests::Baton;
+use tokio_util::sync::CancellationToken;
+
+const BATON: Baton = Baton::new(env!("CARGO_BIN_EXE_baton-under-test"));
+const STANDIN: &str = env!("CARGO_BIN_EXE_standin");
+const TRACER: &str = env!("CARGO_BIN_EXE_tracer");
+/// Outlives the tests: histories of failed runs are kept here.
+const KEPT: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// How much to do: a little, or what the environment says.
+fn amount(variable: &str, short: u64) -> u64 {
+    std::env::var(variable).map_or(short, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is a number"))
+    })
+}
+
+/// Between two numbers of milliseconds.
+fn some_ms(from: u64, to: u64) -> Duration {
+    Duration::from_millis(rand::random_range(from..to))
+}
+
+/// Lets time pass, which is all that a fault does while it lasts. False when it was stopped before.
+async fn pass(time: Duration, stop: &CancellationToken) -> bool {
+    tokio::time::timeout(time, stop.cancelled()).await.is_err()
+}

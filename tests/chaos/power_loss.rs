@@ -1,0 +1,204 @@
+//! Power loss, as far as software can show it: the relay's data is on a file system in an image. At the instant of an acknowledgement the
+//! relay dies and the image is copied, which holds only what had reached the block layer by then. A relay on the copy must know everything
+//! that was acknowledged. The same with a relay that does not sync must lose something, or this would show nothing.
+
+use std::path::Path;
+use std::process::Command;
+
+use baton_history::{Outcome, Saw};
+use baton_proto::v1::Role;
+use baton_tests::{Client, Mounted, RelayProcess, ScriptedDaemon, hello};
+use tempfile::TempDir;
+
+use crate::run::{Run, now};
+use crate::traced::{arm, client, look};
+use crate::{BATON, TRACER, amount, skips};
+
+const AGENT: &str = "scripted";
+
+/// Whether syncs are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Syncs {
+    Made,
+    /// From the moment on at which the relay is set up.
+    LeftOut,
+}
+
+fn run_command(program: &str, arguments: &[&str]) {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.expect("the program is there");
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {output:?}"
+    );
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a plain name")
+}
+
+/// What was acknowledged until the lights went out.
+struct Cut {
+    dir: TempDir,
+    token: String,
+    run: Run,
+    acknowledged: u64,
+}
+
+async fn work_until_cut(name: &str, syncs: Syncs) -> Cut {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let (image, data) = (dir.path().join("image"), dir.path().join("live/data"));
+    run_command("truncate", &["-s", "256M", text(&image)]);
+    run_command("mkfs.ext4", &["-q", text(&image)]);
+    let disk = Mounted::image(&dir.path().join("live"), &image).await;
+    let disk = disk.expect("it was tried out");
+    let seen = disk.seen().join("data");
+    std::fs::create_dir(&seen).expect("a directory can be made");
+    let mut wrapper = disk.wrapper();
+    if syncs == Syncs::LeftOut {
+        std::fs::write(disk.seen().join("wait"), "").expect("a file can be written");
+        wrapper.extend([TRACER, text(&data), "unsynced"].map(str::to_owned));
+    }
+    let mut relay = RelayProcess::start_by(BATON, &wrapper, (&data, &seen), &[]).await;
+    let link = relay.admin().of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&[AGENT])).await;
+    if syncs == Syncs::LeftOut {
+        arm(relay.pid(), &disk.seen().join("data.armed")).await;
+    }
+    let run = Run::new(name);
+    let acknowledged = work(&run, relay.admin(), &mut daemon).await;
+    relay.kill().await;
+    let copy = dir.path().join("copy.image");
+    run_command("cp", &["--sparse=always", text(&image), text(&copy)]);
+    Cut {
+        token: relay.admin().secret().to_owned(),
+        dir,
+        run,
+        acknowledged,
+    }
+}
+
+/// Submits, cancels and results, in turn; the last thing is an acknowledgement.
+async fn work(run: &Run, admin: &Client, daemon: &mut ScriptedDaemon) -> u64 {
+    let asker = client(run, admin);
+    let view = run
+        .recorder
+        .viewpoint("daemon")
+        .expect("a file can be made");
+    let saw = |saw| view.saw(now(), saw).expect("the history can be written");
+    let mut acknowledged = 0;
+    // sled's file grows by half a mebibyte at a time: without a sync, what follows the last growth is lost.
+    for turn in 0..rand::random_range(60..120) {
+        let agent = if turn % 3 == 0 { AGENT } else { "nobody" };
+        let (outcome, task) = asker.submit_once(agent, &format!("key {turn}")).await;
+        assert_eq!(outcome, Outcome::Ok, "the relay works");
+        let task = task.expect("an accepted task has an id");
+        acknowledged += 1;
+        if turn % 3 == 0 {
+            let mut attempt = daemon.running().await;
+            let id = attempt.id().to_owned();
+            let (tenant, attempt_id) = ("*".to_owned(), id.clone());
+            saw(Saw::Offered {
+                tenant,
+                task: task.clone(),
+                attempt: attempt_id,
+            });
+            attempt.complete("").await;
+            saw(Saw::Sent {
+                task,
+                attempt: id.clone(),
+                seq: 1,
+                word: "complete".to_owned(),
+            });
+            daemon.acked(&attempt).await;
+            daemon.forget(&attempt);
+            saw(Saw::Acked {
+                attempt: id,
+                seq: 1,
+            });
+            acknowledged += 1;
+        } else if turn % 4 == 0 {
+            assert_eq!(asker.cancel_once(&task).await, Outcome::Ok);
+            acknowledged += 1;
+        }
+    }
+    acknowledged
+}
+
+/// A relay on what the power cut left, or why there is none.
+async fn look_at_copy(cut: &Cut) -> Result<(), String> {
+    let copy = cut.dir.path().join("copy.image");
+    let disk = Mounted::image(&cut.dir.path().join("copied"), &copy).await?;
+    let (data, seen) = (disk.at().join("data"), disk.seen().join("data"));
+    let wrapper = disk.wrapper();
+    let verified = BATON
+        .wrapped(&data, &words(&wrapper))
+        .args(["verify", "--data"])
+        .arg(&data)
+        .output();
+    let verified = verified.await.map_err(|error| error.to_string())?;
+    if !verified.status.success() {
+        return Err(String::from_utf8_lossy(&verified.stdout).into_owned());
+    }
+    let relay = RelayProcess::start_by(BATON, &wrapper, (&data, &seen), &[]).await;
+    look(&cut.run, &relay.admin().with_token(&cut.token)).await;
+    let blobs = std::fs::read_dir(seen.join("store/sled/blobs"));
+    let blobs = blobs.map_or(0, Iterator::count);
+    assert_eq!(blobs, 0, "sled never syncs these");
+    Ok(())
+}
+
+fn words(wrapper: &[String]) -> Vec<&str> {
+    wrapper.iter().map(String::as_str).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_acknowledged_is_lost_by_a_power_cut() {
+    if !skips::can_mount_images() {
+        return;
+    }
+    let cuts = amount("BATON_CHAOS_POWER_CUTS", 2);
+    let mut acknowledged = 0;
+    for number in 0..cuts {
+        let cut = work_until_cut(&format!("power-{number}"), Syncs::Made).await;
+        acknowledged += cut.acknowledged;
+        let started = look_at_copy(&cut).await;
+        assert_eq!(started, Ok(()), "a relay starts after a power cut");
+        cut.run.end_quietly();
+    }
+    println!("{cuts} power cuts: {acknowledged} acknowledged, 0 lost");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_does_not_sync_loses_what_it_acknowledged() {
+    if !skips::can_mount_images() || !skips::can_trace() {
+        return;
+    }
+    let cuts = amount("BATON_CHAOS_POWER_CUTS", 1);
+    let (mut acknowledged, mut lost, mut noticed) = (0, 0, 0);
+    for number in 0..cuts {
+        let cut = work_until_cut(&format!("unsynced-{number}"), Syncs::LeftOut).await;
+        acknowledged += cut.acknowledged;
+        match look_at_copy(&cut).await {
+            Ok(()) => {
+                let verdict = cut.run.judged();
+                let missing = verdict.violations.iter().filter(|one| one.rule == "S4");
+                lost += missing.count();
+            }
+            // The relay's own watermark reached the disk, and what it stands for did not.
+            Err(why) => {
+                assert!(why.contains("acknowledged changes are missing"), "{why}");
+                noticed += 1;
+            }
+        }
+        cut.run.forget();
+    }
+    println!(
+        "{cuts} power cuts without syncs: {acknowledged} acknowledged; {noticed} times the relay says that acknowledged \
+         changes are missing, else {lost} are"
+    );
+    assert!(
+        lost + noticed > 0,
+        "a harness that finds nothing shows nothing"
+    );
+}
