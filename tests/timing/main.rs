@@ -9,6 +9,7 @@
 )]
 
 mod dead_wires;
+mod flood;
 mod footprint;
 mod promises;
 mod stopped_relay;
