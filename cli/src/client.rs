@@ -143,10 +143,13 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
         .tcp_nodelay(true)
         .http2_keep_alive_interval(KEEPALIVE_EVERY)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-    let Some(ca) = ca else {
+    if url.starts_with("http://") {
         return Ok(endpoint);
+    }
+    let tls = match ca {
+        Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
+        None => ClientTlsConfig::new().with_native_roots(),
     };
-    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
     endpoint
         .tls_config(tls)
         .map_err(|error| CliError::local("set up TLS", error))
@@ -161,7 +164,7 @@ fn unreachable(url: &str, error: &tonic::transport::Error) -> CliError {
         source = cause.source();
     }
     let hint = if url.starts_with("https://") {
-        "see whether the relay is up, and name its certificate authority with --ca"
+        "see whether the relay is up; a certificate that this machine does not know needs its authority, --ca FILE"
     } else {
         "start one with `baton up`, or name another with --relay URL or BATON_RELAY"
     };

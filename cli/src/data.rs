@@ -33,8 +33,7 @@ impl Holder {
     /// A named relay; else the relay that runs on the data directory; else the directory itself, if there is one.
     pub(crate) async fn find(args: &RelayArgs, console: &Console) -> Result<Self, CliError> {
         let data = args.data_dir();
-        let named = args.relay.as_ref().is_some_and(|url| !url.is_empty());
-        if named || !data.join("store").exists() || is_in_use(&data)? {
+        if args.named_relay().is_some() || !data.join("store").exists() || is_in_use(&data)? {
             return Relay::discover(args).await.map(Self::Relay);
         }
         console.note(&format!(

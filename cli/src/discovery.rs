@@ -2,6 +2,7 @@
 //! One rule for every command, so that a second shell finds what `baton up` started with no flags at all.
 
 use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,8 +40,8 @@ pub(crate) struct RelayArgs {
     )]
     pub token_file: Option<PathBuf>,
 
-    /// Data directory in which the local admin token is looked for. The default is
-    /// $XDG_DATA_HOME/baton or ~/.local/share/baton.
+    /// Data directory of the relay: its address and the local admin token are looked for there. The default is
+    /// $XDG_DATA_HOME/baton or ~/.local/share/baton. Named here, it goes before BATON_RELAY.
     #[arg(
         long,
         env = "BATON_DATA",
@@ -49,7 +50,8 @@ pub(crate) struct RelayArgs {
     )]
     pub data: Option<PathBuf>,
 
-    /// PEM file with the certificate authority that the relay's certificate is checked against. Needed for https.
+    /// PEM file with the certificate authority that the relay's certificate is checked against. Without it, https is checked
+    /// against the system's.
     #[arg(
         long,
         env = "BATON_CA",
@@ -64,8 +66,22 @@ impl RelayArgs {
         self.data.clone().unwrap_or_else(default_data_dir)
     }
 
+    /// The relay that was named. A flag beats the environment: who names a directory means that one, whatever BATON_RELAY says.
+    pub(crate) fn named_relay(&self) -> Option<&str> {
+        self.named_relay_beside(|variable| env::var_os(variable))
+    }
+
+    fn named_relay_beside(&self, variable: impl Fn(&str) -> Option<OsString>) -> Option<&str> {
+        let relay = self.relay.as_deref().filter(|url| !url.is_empty())?;
+        let data = self.data.as_ref().map(|data| data.as_os_str());
+        let is_flag = |value: &OsStr, name| variable(name).as_deref() != Some(value);
+        let directory_is_meant = data.is_some_and(|data| is_flag(data, "BATON_DATA"));
+        let relay_is_meant = is_flag(relay.as_ref(), "BATON_RELAY");
+        (relay_is_meant || !directory_is_meant).then_some(relay)
+    }
+
     pub(crate) fn relay_url(&self) -> String {
-        let given = self.relay.clone().filter(|url| !url.is_empty());
+        let given = self.named_relay().map(str::to_owned);
         given
             .or_else(|| written_url(&self.data_dir()))
             .unwrap_or_else(|| DEFAULT_RELAY.to_owned())
@@ -145,6 +161,32 @@ mod tests {
         fs::write(dir.path().join(ADMIN_TOKEN_FILE), "btn_abc\n").unwrap();
         assert_eq!(args(dir.path()).relay_url(), "http://127.0.0.1:9999");
         assert_eq!(args(dir.path()).token().unwrap(), "btn_abc");
+    }
+
+    #[test]
+    fn a_directory_that_is_named_goes_before_a_relay_of_the_environment() {
+        let environment = |name: &str| match name {
+            "BATON_RELAY" => Some("http://127.0.0.1:1".into()),
+            "BATON_DATA" => Some("/of/the/environment".into()),
+            _ => None,
+        };
+        let named = |relay: &str, data: Option<&str>| {
+            let args = RelayArgs {
+                relay: Some(relay.to_owned()),
+                data: data.map(PathBuf::from),
+                ..RelayArgs::default()
+            };
+            args.named_relay_beside(environment).map(str::to_owned)
+        };
+        let (inherited, given) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
+        assert_eq!(named(inherited, None).as_deref(), Some(inherited));
+        assert_eq!(
+            named(inherited, Some("/of/the/environment")).as_deref(),
+            Some(inherited)
+        );
+        assert_eq!(named(inherited, Some("/here")), None);
+        assert_eq!(named(given, Some("/here")).as_deref(), Some(given));
+        assert_eq!(named("", Some("/here")), None);
     }
 
     #[test]

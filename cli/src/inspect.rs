@@ -219,10 +219,7 @@ fn attempt_end(page: &mut Page, attempt: &Attempt) {
     let signal = attempt.signal.map(|signal| format!("signal {signal}"));
     page.sub("exit", &exit.or(signal).unwrap_or_default());
     if attempt.termination() != Termination::Unspecified {
-        page.sub(
-            "processes",
-            &format!("gone, {}", attempt.termination().short_name()),
-        );
+        page.sub("processes", processes(attempt.termination()));
     }
     if attempt.failure_code.is_empty() {
         return;
@@ -238,6 +235,15 @@ fn attempt_end(page: &mut Page, attempt: &Attempt) {
         "not retryable"
     };
     page.sub("retry", &format!("{again}, {safe}"));
+}
+
+fn processes(termination: Termination) -> &'static str {
+    match termination {
+        Termination::Unspecified => "",
+        Termination::Confirmed => "gone, confirmed",
+        Termination::Unconfirmed => "not confirmed gone; nothing follows before its lease is over",
+        Termination::NotNeeded => "none were started",
+    }
 }
 
 fn output_text(output: &OutputView) -> String {

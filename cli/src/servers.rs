@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -103,7 +103,7 @@ pub(crate) struct DaemonPlan {
 pub(crate) struct RunningRelay {
     pub url: String,
     relay: Relay,
-    announced: Option<PathBuf>,
+    announced: PathBuf,
 }
 
 impl RunningRelay {
@@ -120,11 +120,7 @@ impl RunningRelay {
         let address = relay.address();
         let scheme = if plan.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{address}");
-        // A certificate names a host, not an address: only a plain local relay can be found this way.
-        let found_locally = address.ip().is_loopback() && plan.tls.is_none();
-        let announced = found_locally
-            .then(|| announce(&plan.data, &url))
-            .transpose()?;
+        let announced = announce(&plan.data, &local_url(scheme, address))?;
         Ok(Self {
             url,
             relay,
@@ -142,9 +138,7 @@ impl RunningRelay {
 
     pub(crate) async fn stop(self) -> Result<(), CliError> {
         let stopped = self.relay.stop().await;
-        if let Some(file) = &self.announced {
-            drop(fs::remove_file(file));
-        }
+        drop(fs::remove_file(&self.announced));
         stopped.map_err(|error| CliError::local("stop the relay", error))
     }
 }
@@ -203,6 +197,17 @@ fn not_started(error: &RelayError) -> CliError {
 /// What happened, behind the word that programs know it by.
 fn coded(code: Option<&str>, what: &str) -> String {
     code.map_or_else(|| what.to_owned(), |code| format!("[{code}] {what}"))
+}
+
+/// Where this machine reaches it. A certificate that does not name this address needs another --relay, and the error says
+/// so; without a word commands would look for a relay without TLS, and show it their token.
+fn local_url(scheme: &str, address: SocketAddr) -> String {
+    let host = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    format!("{scheme}://{}", SocketAddr::new(host, address.port()))
 }
 
 /// Other commands with the same data directory find the relay by this file.
@@ -284,12 +289,17 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
     if plan.demo {
         agents.insert(demo::AGENT.to_owned(), demo_agent()?);
     }
-    let work_dir = plan.work_dir.unwrap_or_else(|| plan.data.join("work"));
+    let data = own_directory(&plan.data)?;
+    // A child is started in a directory of its own, where a relative path would mean another place.
+    let work_dir = match &plan.work_dir {
+        Some(work_dir) => absolute(work_dir)?,
+        None => data.join("work"),
+    };
     Ok(DaemonConfig {
         relay: plan.relay,
         token_file: plan.token_file,
         ca_file: plan.ca,
-        data_dir: plan.data,
+        data_dir: data,
         name: plan.name,
         slots: plan.slots,
         labels: plan.labels.into_iter().collect(),
@@ -343,13 +353,29 @@ pub(crate) async fn examine_daemon(plan: DaemonPlan, clocks: &Clocks) -> Vec<Fin
     }
 }
 
-/// Asks the daemon that runs on `data`.
+fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+    std::path::absolute(path)
+        .map_err(|error| CliError::local(format!("find {}", path.display()), error))
+}
+
+/// The daemon's directory; a relay's would mix two sets of data.
+fn own_directory(data: &Path) -> Result<PathBuf, CliError> {
+    if data.join("store").exists() {
+        return Err(CliError::usage(
+            format!("{} is a relay's data directory", data.display()),
+            "give the daemon a directory of its own with --data",
+        ));
+    }
+    absolute(data)
+}
+
+/// Asks the daemon that runs on `data`. That nobody answers is an answer: no work reaches this machine.
 pub(crate) async fn daemon_health(data: PathBuf) -> Result<Checkup, CliError> {
     let asked = data.clone();
     let checkup = tokio::task::spawn_blocking(move || check_health(&asked)).await;
     let checkup = checkup.map_err(|error| CliError::local("ask the daemon", error))?;
     checkup.map_err(|error| {
-        CliError::Unreachable(Story {
+        CliError::Local(Story {
             what: format!("no daemon answers in {}", data.display()),
             why: error.to_string(),
             hint: "start one with `baton daemon`, or name its data directory with --data"

@@ -108,7 +108,8 @@ pub struct TlsFiles {
 }
 
 /// What one peer, and all of them together, may take. What connections can make the relay hold is at most
-/// `connections` × `connection_window`: 1 GiB with these defaults, if every peer were hostile.
+/// `connections` × `connection_window`: 1 GiB with these defaults, if every peer were hostile. What calls can, is in
+/// `server/shares.rs`.
 #[derive(Clone, Debug)]
 pub struct NetworkLimits {
     pub connections: usize,

@@ -97,9 +97,8 @@ impl Mutes {
     }
 }
 
-async fn relay_with_mute_peers(round: usize) -> u64 {
-    let mut relay = RelayProcess::start_with(BATON, &["--drain", "2s"]).await;
-    let mark = format!("mute-{round}");
+async fn relay_with_mute_peers(mark: String, drain: &str) -> u64 {
+    let mut relay = RelayProcess::start_with(BATON, &["--drain", drain]).await;
     let mutes = Mutes::connect(relay.admin(), &mark).await;
     mutes.wire.let_pass(Passing::Nothing);
     let (took, status) = timed(relay.terminate()).await;
@@ -136,7 +135,7 @@ async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
     let mut longest = [0; 3];
     for round in 0..rounds {
         let took: [u64; 3] = tokio::join!(
-            relay_with_mute_peers(round),
+            relay_with_mute_peers(format!("mute-{round}"), "2s"),
             daemon_cut_off(format!("stop-kills-{round}"), "0s"),
             daemon_cut_off(format!("stop-hands-over-{round}"), "10m"),
         )
@@ -161,6 +160,13 @@ async fn drain_ends_by_its_deadline_with_peers_that_never_read() {
         "{rounds} rounds, drain {DRAIN} ms: at most {relay} ms for a relay, {kills} ms for a daemon that kills, \
          {hands_over} ms for one that hands over"
     );
+}
+
+/// A restart must not cost leases because one client hangs: peers that are owed no answer get two seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_that_hang_do_not_hold_up_a_relay_that_has_answered_everything() {
+    let took = relay_with_mute_peers("hangs".to_owned(), "30s").await;
+    assert_not_after("a relay that owes nothing ended", took, 2_000, MORE);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -75,7 +75,8 @@ struct DaemonServerArgs {
     #[arg(long, env = "BATON_ALLOW_COMMAND")]
     allow_command: bool,
 
-    /// PEM file with the certificate authority that the relay's certificate is checked against. Needed for https.
+    /// PEM file with the certificate authority that the relay's certificate is checked against. Without it, https is
+    /// checked against the system's.
     #[arg(long, env = "BATON_CA", value_name = "FILE")]
     ca: Option<PathBuf>,
 

@@ -46,9 +46,8 @@ pub(crate) struct ImportArgs {
 
 pub(crate) async fn run(args: ImportArgs, console: &Console) -> Result<Exit, CliError> {
     let data = args.relay.data_dir();
-    let named = args.relay.relay.as_ref().is_some_and(|url| !url.is_empty());
     let mut meter = Meter::new(console, "import");
-    let summary = if named || data::is_in_use(&data)? {
+    let summary = if args.relay.named_relay().is_some() || data::is_in_use(&data)? {
         let relay = Relay::discover(&args.relay).await?;
         // A bad file is found here already, before it crosses the network.
         let (checked, _) = data::verify_file(&args.file, &mut meter, &mut |_| Ok(()))?;

@@ -54,20 +54,22 @@ pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
         Some("https") => {}
         Some(_) | None => return Err(bad("unknown scheme".to_owned())),
     }
+    endpoint = endpoint
+        .tls_config(trusted(config)?)
+        .map_err(|error| bad(error.to_string()))?;
+    Ok(endpoint)
+}
+
+/// The authority that was named, or those that the system knows.
+fn trusted(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
     let Some(path) = &config.ca_file else {
-        return Err(bad(
-            "https needs the relay's certificate authority (--ca FILE)".to_owned(),
-        ));
+        return Ok(ClientTlsConfig::new().with_native_roots());
     };
     let pem = std::fs::read(path).map_err(|source| LinkError::CaFile {
         path: path.clone(),
         source,
     })?;
-    let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem));
-    endpoint = endpoint
-        .tls_config(tls)
-        .map_err(|error| bad(error.to_string()))?;
-    Ok(endpoint)
+    Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 
 /// The credential as it goes into the request.

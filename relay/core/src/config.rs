@@ -24,6 +24,8 @@ pub struct Config {
     pub max_hold_ms: u64,
     /// Open (not terminal) tasks, over all tenants and for one.
     pub max_open: usize,
+    /// Bytes of prompts, arguments and records that open tasks may keep in memory.
+    pub max_open_bytes: u64,
     pub max_open_per_tenant: usize,
     /// Open tool calls and open inputs of one attempt.
     pub max_tools: usize,
@@ -70,6 +72,7 @@ impl Config {
             max_lease_ms: 24 * 60 * 60 * 1_000,
             max_hold_ms: 10 * 60 * 1_000,
             max_open: 100_000,
+            max_open_bytes: 1 << 30,
             max_open_per_tenant: 50_000,
             max_tools: 256,
             max_inputs: 256,

@@ -13,6 +13,7 @@ use crate::fences::Fences;
 use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::Input;
 use crate::live::{Live, Scene};
+use crate::open::Open;
 use crate::queue::Queue;
 use crate::record::{
     DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, State,
@@ -45,8 +46,7 @@ pub struct Core {
     /// Leased attempts.
     pub(crate) attempts: HashMap<AttemptId, TaskId>,
     pub(crate) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
-    /// Open tasks of each tenant.
-    pub(crate) open: BTreeMap<TenantId, usize>,
+    pub(crate) open: Open,
     pub(crate) queue: Queue,
     pub(crate) roster: Roster,
     pub(crate) fences: Fences,
@@ -353,12 +353,7 @@ impl Core {
         if let Some(key) = &live.spec.idempotency_key {
             self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
         }
-        if let Some(open) = self.open.get_mut(&live.spec.tenant) {
-            *open -= 1;
-            if *open == 0 {
-                self.open.remove(&live.spec.tenant);
-            }
-        }
+        self.open.remove(&live.spec);
     }
 
     pub(crate) fn scene(&self, live: &Live, now: Now, observed: Option<Wall>) -> Scene<'_> {

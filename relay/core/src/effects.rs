@@ -135,6 +135,8 @@ pub struct TaskView {
     pub waits_for: Option<WaitsFor>,
     /// How long it waits at most, where time alone ends that.
     pub waits_ms: Option<u64>,
+    /// A need that no connected daemon meets, in words; none where some daemon could take it, now or later.
+    pub unmet: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -26,6 +26,7 @@ mod inherited;
 pub mod input;
 mod late;
 mod live;
+mod open;
 mod operate;
 pub mod placement;
 pub mod profile;

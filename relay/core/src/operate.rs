@@ -14,6 +14,7 @@ use crate::input::Actor;
 use crate::live::{Live, wall_of};
 use crate::record::{DrainMark, EventKind, Pause, State};
 use crate::reject::Rejection;
+use crate::requirements::Requirements;
 use crate::roster::{Daemon, Presence};
 use crate::time::{Moment, Now, Wall};
 use crate::timers::{Armed, Fact, TimerKey};
@@ -310,8 +311,27 @@ impl Core {
                 .collect(),
             waits_for: waits.map(|(waits, _)| waits),
             waits_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.at))),
+            unmet: self.unmet(live),
         };
         turn.reply(request, After::Task(task), Reply::Inspected(Box::new(view)));
+    }
+
+    /// The first need that keeps every connected daemon out, counting only those that met the needs before it.
+    fn unmet(&self, live: &Live) -> Option<String> {
+        let requirements = Requirements::of(&live.spec);
+        let mut left: Vec<&Daemon> = self
+            .daemons
+            .keys()
+            .filter(|daemon| self.roster.session_of(**daemon).is_some())
+            .filter_map(|daemon| self.roster.get(*daemon))
+            .collect();
+        for need in requirements.needs() {
+            left.retain(|daemon| requirements.has(daemon, need));
+            if left.is_empty() {
+                return Some(need.to_string());
+            }
+        }
+        None
     }
 
     /// What it waits for, and until when at most where time alone ends that.

@@ -13,6 +13,7 @@ use crate::effects::Effects;
 use crate::fences::Fences;
 use crate::id::TaskId;
 use crate::live::Live;
+use crate::open::Open;
 use crate::queue::Queue;
 use crate::record::{AttemptRecord, Budget, State, TaskRecord, TimerKind};
 use crate::roster::Roster;
@@ -64,7 +65,7 @@ impl Core {
             tasks: HashMap::new(),
             attempts: HashMap::new(),
             keys: BTreeMap::new(),
-            open: BTreeMap::new(),
+            open: Open::default(),
             queue: Queue::default(),
             roster: Roster::new(&config),
             fences: Fences::default(),
@@ -96,7 +97,7 @@ impl Core {
         };
         let timers = self.restore_timers(newest, &spec, &record, turn.now);
         let mut live = Box::new(Live::new(spec, record, timers));
-        *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
+        self.open.add(&live.spec);
         self.fence_inherited(&live, turn.now);
         live.retry_at = live
             .record()

@@ -119,7 +119,7 @@ impl Core {
         }
         if live.is_reopened() {
             self.fence_inherited(&live, turn.now);
-            *self.open.entry(live.spec.tenant.clone()).or_default() += 1;
+            self.open.add(&live.spec);
             if let Some(key) = &live.spec.idempotency_key {
                 // The store still knows the key; the core looks for live tasks there only.
                 self.keys.remove(&(live.spec.tenant.clone(), key.clone()));

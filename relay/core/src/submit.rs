@@ -43,7 +43,7 @@ impl Core {
                 record,
             });
         }
-        *self.open.entry(spec.tenant.clone()).or_default() += 1;
+        self.open.add(&spec);
         let record = new_record(submit.task, &spec, turn.now.wall, turn.mint);
         let mut live = Box::new(Live::new(spec, Arc::new(record), TimerSet::default()));
         live.note(EventKind::Submitted, None);
@@ -104,7 +104,10 @@ impl Core {
         if self.tasks.len() >= self.config.max_open && !mutant!(BoundIgnored) {
             return Err(Rejection::QueueFull);
         }
-        if self.open.get(&spec.tenant).copied().unwrap_or(0) >= self.config.max_open_per_tenant {
+        if !self.open.has_room_for(spec, self.config.max_open_bytes) {
+            return Err(Rejection::QueueFull);
+        }
+        if self.open.tasks_of(&spec.tenant) >= self.config.max_open_per_tenant {
             return Err(Rejection::TenantQueueFull);
         }
         match spec.dispatch_policy {

@@ -164,6 +164,7 @@ impl Api {
                     deadlines: Vec::new(),
                     waits_for: None,
                     waits_ms: None,
+                    unmet: None,
                 }))
             }
             other => Err(unexpected(other)),
@@ -185,7 +186,13 @@ impl Api {
             let until = |left_ms: u64| timestamp(Wall(now.0.saturating_add(left_ms)));
             task.waits_until = view.waits_ms.map(until);
         }
-        let (next_action, next_action_text) = next_action(record, view.waits_for);
+        let (next_action, text) = next_action(record, view.waits_for);
+        let next_action_text = match (view.waits_for, &view.unmet) {
+            (Some(WaitsFor::Daemon), Some(need)) => {
+                format!("no connected daemon {need}; start one that does, or cancel the task")
+            }
+            _told_by_its_state => text.to_owned(),
+        };
         let events = events::after(record, 0);
         let recent = events.len().saturating_sub(RECENT_EVENTS);
         v1::InspectResponse {
@@ -202,7 +209,7 @@ impl Api {
             recent_events: events.into_iter().skip(recent).collect(),
             diagnostics: Vec::new(),
             next_action: next_action.into(),
-            next_action_text: next_action_text.to_owned(),
+            next_action_text,
             fence_remaining_ms: view.waits_ms.filter(|_| is_fenced(view.waits_for)),
         }
     }
@@ -411,7 +418,7 @@ fn next_action(record: &TaskRecord, waits: Option<WaitsFor>) -> (v1::NextAction,
     match (record.state, waits) {
         (_, Some(WaitsFor::Daemon)) => (
             NextAction::WaitingForDaemon,
-            "no daemon that may take it has a free slot; start one or wait",
+            "every daemon that may take it is busy, draining or resting; wait, or start another",
         ),
         (_, Some(WaitsFor::Backoff | WaitsFor::Fence | WaitsFor::Conversation)) => (
             NextAction::WaitingForTime,

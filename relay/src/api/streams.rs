@@ -30,7 +30,7 @@ pub(super) type Answers<T> = BoxStream<T>;
 /// How a feeder hands messages over.
 pub(super) type Feed<T> = mpsc::Sender<Result<T, Status>>;
 
-/// Open streams by token. Clones share it.
+/// What each token holds open: streams, or calls of one kind. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveStreams {
     limit: usize,
@@ -39,7 +39,7 @@ pub(crate) struct LiveStreams {
 
 /// One stream's place; dropping it frees the place.
 #[derive(Debug)]
-struct Place {
+pub(crate) struct Place {
     streams: LiveStreams,
     token: TokenId,
 }
@@ -52,7 +52,7 @@ impl LiveStreams {
         }
     }
 
-    fn enter(&self, token: TokenId) -> Result<Place, Fault> {
+    pub(crate) fn enter(&self, token: TokenId) -> Result<Place, Fault> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.entry(token).or_default();
         if *count >= self.limit {

@@ -26,7 +26,7 @@ const PUBLIC: [&str; 3] = [
 const READ: &[Role] = &[Admin, Operator, Submitter, Answerer, Agent, ReadOnly];
 const READ_INPUTS: &[Role] = &[Admin, Operator, Submitter, Answerer, ReadOnly];
 const READ_FLEET: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
-const LOOK_INSIDE: &[Role] = &[Admin, Operator, ReadOnly];
+const LOOK_INSIDE: &[Role] = &[Admin, Operator, Submitter, ReadOnly];
 /// Who am I, and is the relay well: every credential may ask.
 const ANYONE: &[Role] = &Role::ALL;
 const SUBMIT: &[Role] = &[Admin, Operator, Submitter];

@@ -77,7 +77,7 @@ async fn answer(
         .layer(ClosedLayer)
         .add_routes(Routes::new(health))
         .serve_with_incoming_shutdown(listener, room.clone().cancelled_owned());
-    let served = drained(serve, &room, Duration::ZERO, &cut).await;
+    let served = drained(serve, &room, Duration::ZERO, &cut, std::future::ready(())).await;
     served.map_err(RelayError::Serve)
 }
 

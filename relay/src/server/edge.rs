@@ -46,7 +46,7 @@ where
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        // Load shedding is always ready; if it failed all the same, the call fails and is answered.
+        // The layers within are always ready; if one failed all the same, the call fails and is answered.
         self.inner.poll_ready(cx).map(|_| Ok(()))
     }
 

@@ -4,9 +4,11 @@
 
 mod boot;
 mod closed;
+mod drain;
 mod edge;
 mod health;
 mod listener;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -22,8 +24,6 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::service::Routes;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tower::ServiceBuilder;
-use tower::limit::GlobalConcurrencyLimitLayer;
-use tower::load_shed::LoadShedLayer;
 use tower::timeout::TimeoutLayer;
 use tracing::{info, warn};
 
@@ -36,17 +36,19 @@ use crate::space;
 use crate::store;
 use crate::telemetry::Telemetry;
 use boot::Booted;
+use drain::{after, drained};
 use edge::EdgeLayer;
 use listener::Listener;
+use shares::Shares;
 
 /// Streams that a peer may reset before they were accepted, and that we reset because of its errors: a rapid-reset
 /// attacker is cut after this many, and no honest peer comes near.
 const PENDING_RESETS: usize = 20;
 const LOCAL_RESETS: usize = 1024;
-/// After the drain's deadline connections are cut, and this is left for their tasks to notice.
-const AFTER_CUT: Duration = Duration::from_millis(500);
 /// Tries to open the store again after an import; each waits half a second for its lock.
 const BOOT_TRIES: usize = 60;
+/// Longest message that is read from somebody without a credential.
+const PUBLIC_BYTES: usize = 16 * 1024;
 /// For spans that the collector has not taken yet.
 const LAST_SPANS: Duration = Duration::from_secs(2);
 /// By this time after the drain's deadline the relay has ended, whatever its collector or its peers do.
@@ -99,6 +101,8 @@ impl Relay {
 pub async fn start(config: RelayConfig) -> Result<Relay, RelayError> {
     config.check()?;
     let tls = config.tls.as_ref().map(tls).transpose()?;
+    // What does not fit together is found before anything is opened or announced.
+    server(&config.network, tls.clone())?;
     let tcp = bind(config.listen).await?;
     let address = tcp.local_addr().map_err(|source| RelayError::Listen {
         address: config.listen,
@@ -253,16 +257,17 @@ impl Serving {
         tokio::spawn(guard.watch(boot::watched(&api), finish.clone()));
         let cut = CancellationToken::new();
         let listener = Listener::new(tcp, &network, cut.clone());
-        let routes = routes(&api)?.add_service(health);
+        let routes = routes(&api)?.add_service(health.max_decoding_message_size(PUBLIC_BYTES));
+        let shares = Shares::new(network.unary_in_flight, network.unary_timeout);
         let serve = server(&network, tls)?
-            .layer(layers(&network, &api))
+            .layer(layers(&network, &api, &shares))
             .add_routes(routes)
             .serve_with_incoming_shutdown(listener, stop.clone().cancelled_owned());
         drop(api);
         // On its own: it counts from the order to stop, whoever looks at it when.
         let over = AbortOnDropHandle::new(tokio::spawn(after(stop.clone(), drain + LAST)));
         let served = tokio::select! {
-            served = drained(serve, &stop, drain, &cut) => served.map_err(RelayError::Serve),
+            served = drained(serve, &stop, drain, &cut, shares.none_owed()) => served.map_err(RelayError::Serve),
             // Without a dispatcher nothing can be answered; the process must end and be started again.
             _ = &mut dispatching => return Err(RelayError::Stopped),
         };
@@ -278,30 +283,6 @@ impl Serving {
         }
         served
     }
-}
-
-/// Serves; once stopping, waits for peers until the deadline, then cuts them off.
-async fn drained<E>(
-    serve: impl Future<Output = Result<(), E>>,
-    stop: &CancellationToken,
-    drain: Duration,
-    cut: &CancellationToken,
-) -> Result<(), E> {
-    tokio::pin!(serve);
-    tokio::select! {
-        served = &mut serve => return served,
-        () = after(stop.clone(), drain) => {}
-    }
-    warn!("peers did not leave in time; cutting their connections");
-    cut.cancel();
-    let ended = tokio::time::timeout(AFTER_CUT, &mut serve).await;
-    ended.unwrap_or(Ok(()))
-}
-
-/// Completes so long after the order to stop.
-async fn after(stop: CancellationToken, wait: Duration) {
-    stop.cancelled().await;
-    tokio::time::sleep(wait).await;
 }
 
 /// Every limit is set here; tonic's own defaults are not relied upon.
@@ -330,25 +311,21 @@ type Layers = ServiceBuilder<
     tower::layer::util::Stack<
         TimeoutLayer,
         tower::layer::util::Stack<
-            GlobalConcurrencyLimitLayer,
+            Shares,
             tower::layer::util::Stack<
-                LoadShedLayer,
-                tower::layer::util::Stack<
-                    AuthLayer,
-                    tower::layer::util::Stack<EdgeLayer, tower::layer::util::Identity>,
-                >,
+                AuthLayer,
+                tower::layer::util::Stack<EdgeLayer, tower::layer::util::Identity>,
             >,
         >,
     >,
 >;
 
-/// Outside in. The limit and the timeout end with a response's head, so they bind unary calls and never a stream.
-fn layers(network: &NetworkLimits, api: &Api) -> Layers {
+/// Outside in. The timeout ends with a response's head, so it binds unary calls and never a stream.
+fn layers(network: &NetworkLimits, api: &Api, shares: &Shares) -> Layers {
     ServiceBuilder::new()
         .layer(EdgeLayer)
         .layer(AuthLayer::new(api.tokens.clone()))
-        .layer(LoadShedLayer::new())
-        .layer(GlobalConcurrencyLimitLayer::new(network.unary_in_flight))
+        .layer(shares.clone())
         .layer(TimeoutLayer::new(network.unary_timeout))
 }
 
@@ -370,8 +347,16 @@ fn routes(api: &Api) -> Result<Routes, RelayError> {
         .add_service(service!(v1::fleet_server::FleetServer<Api>))
         .add_service(service!(v1::operator_server::OperatorServer<Api>))
         .add_service(service!(v1::daemon_link_server::DaemonLinkServer<Api>))
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?))
+        .add_service(
+            reflection()
+                .build_v1()?
+                .max_decoding_message_size(PUBLIC_BYTES),
+        )
+        .add_service(
+            reflection()
+                .build_v1alpha()?
+                .max_decoding_message_size(PUBLIC_BYTES),
+        ))
 }
 
 fn tls(files: &TlsFiles) -> Result<ServerTlsConfig, ConfigError> {

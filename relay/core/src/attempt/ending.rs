@@ -168,7 +168,7 @@ impl Machine<'_> {
         Outcome::Applied
     }
 
-    /// Not started and never will be: the strongest receipt there is.
+    /// Not started and never will be: the strongest receipt there is. Another daemon may take it, unless nobody can.
     pub(super) fn reject(&mut self, code: &RejectCode, message: Option<Arc<str>>) -> Outcome {
         self.notes.push(EventKind::Rejected {
             code: code.as_str().into(),
@@ -179,7 +179,12 @@ impl Machine<'_> {
             Receipt::NotNeeded
         };
         let why = FailureCode::parse(code.as_str());
-        self.finish(EndState::Released, Some(why), EndedBy::Daemon, receipt);
+        let state = if code.is_about_the_task() {
+            EndState::Failed
+        } else {
+            EndState::Released
+        };
+        self.finish(state, Some(why), EndedBy::Daemon, receipt);
         if let Some(end) = self.end_mut() {
             end.message = Some(message.unwrap_or_else(|| code.as_str().into()));
         }

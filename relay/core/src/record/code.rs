@@ -108,6 +108,23 @@ impl RejectCode {
         self.is_about_the_machine() || *self == Self::WorkspaceBusy
     }
 
+    /// Whether it speaks of the task: wherever it is offered, it cannot be run as it was submitted.
+    pub fn is_about_the_task(&self) -> bool {
+        match self {
+            Self::UnsupportedOption | Self::Invalid => true,
+            Self::AtCapacity
+            | Self::LowMemory
+            | Self::Draining
+            | Self::DiskFull
+            | Self::UnsupportedAgent
+            | Self::BadCwd
+            | Self::WorkspaceBusy
+            | Self::Duplicate
+            | Self::NotConfirmed
+            | Self::Other(_) => false,
+        }
+    }
+
     /// Whether it speaks of the machine as it is now and not of the task: any other task would be refused as well, and
     /// this one may be taken later.
     pub fn is_about_the_machine(&self) -> bool {

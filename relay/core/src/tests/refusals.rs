@@ -60,6 +60,29 @@ impl World {
 }
 
 #[test]
+fn a_task_that_nobody_can_run_as_submitted_fails_at_once_and_not_after_twenty_offers() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.dispatch();
+    let code = RejectCode::UnsupportedOption;
+    let message = Some("a command takes no option model".into());
+    world.frame(&mut work, FrameBody::Rejected { code, message });
+    assert_eq!(world.state(task), TaskState::Failed);
+    let newest = world.newest(task);
+    let end = newest.state.end().unwrap();
+    assert_eq!(
+        end.failure_code.as_ref().unwrap().as_str(),
+        "unsupported_option"
+    );
+    assert_eq!(
+        end.message.as_deref(),
+        Some("a command takes no option model")
+    );
+    assert_eq!((end.retryable, newest.number), (false, 1));
+}
+
+#[test]
 fn a_full_disk_ends_no_task_however_often_it_refuses() {
     let mut world = World::new();
     let machine = world.machine(1);

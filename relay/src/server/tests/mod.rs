@@ -5,6 +5,7 @@ mod life;
 mod raw;
 mod refusals;
 mod scripted;
+mod shares;
 mod tasks;
 
 use std::time::Duration;

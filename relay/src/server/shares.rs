@@ -1,0 +1,289 @@
+//! Who may have how many calls at once, counted until an answer has left: nobody can make the relay hold more than its
+//! share, and whoever has no credential, or does not read, takes nothing from the others.
+//!
+//! | class | at once | from one token | ends at the latest |
+//! |---|---|---|---|
+//! | public (health, reflection) | 256 | | a minute after its answer began, streams too |
+//! | large answers (get, lists, inspect) | 128 | 32 | 30 s after its answer began |
+//! | other unary calls | the configured limit | a quarter of it | with the answer, which is short |
+//! | streams | by their own limits (`api/streams.rs`, connections) | | |
+//!
+//! A daemon's link is a stream: it is never turned away because clients are busy.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use baton_core::id::TokenId;
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Frame, SizeHint};
+use prost::Message;
+use prost_types::FileDescriptorSet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::AbortOnDropHandle;
+use tonic::Status;
+use tonic::body::Body;
+use tower::load_shed::error::Overloaded;
+use tower::{BoxError, Layer, Service};
+
+use crate::api::fault::Fault;
+use crate::api::status;
+use crate::api::streams::{LiveStreams, Place};
+use crate::auth::Principal;
+
+const PUBLIC_AT_ONCE: usize = 256;
+const PUBLIC_TIME: Duration = Duration::from_secs(60);
+const LARGE_AT_ONCE: usize = 128;
+const LARGE_PER_TOKEN: usize = 32;
+
+/// Answers that may be as long as a message can be.
+const LARGE: &[&str] = &[
+    "/baton.v1.Tasks/Get",
+    "/baton.v1.Tasks/List",
+    "/baton.v1.Inputs/ListInputs",
+    "/baton.v1.Fleet/ListDaemons",
+    "/baton.v1.Operator/Inspect",
+    "/baton.v1.Operator/ListTokens",
+];
+
+/// One pool, and how much of it one token may have.
+#[derive(Clone, Debug)]
+struct Share {
+    free: Arc<Semaphore>,
+    most: usize,
+    per_token: LiveStreams,
+}
+
+impl Share {
+    fn new(most: usize, per_token: usize) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(most)),
+            most,
+            per_token: LiveStreams::new(per_token),
+        }
+    }
+
+    fn take(&self, token: Option<TokenId>) -> Option<Taken> {
+        let place = token.map(|token| self.per_token.enter(token));
+        let place = place.transpose().ok()?;
+        let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
+        Some(Taken {
+            _permit: permit,
+            _place: place,
+        })
+    }
+
+    /// Completes when nobody has any of it.
+    async fn unused(&self) {
+        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+        let _ = self.free.acquire_many(all).await; // It is never closed.
+    }
+}
+
+/// Given back when it is dropped.
+#[derive(Debug)]
+struct Taken {
+    _permit: OwnedSemaphorePermit,
+    _place: Option<Place>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Shares {
+    public: Share,
+    large: Share,
+    unary: Share,
+    streams: Arc<HashSet<String>>,
+    answer_time: Duration,
+}
+
+impl Shares {
+    pub(super) fn new(unary_in_flight: usize, answer_time: Duration) -> Self {
+        Self {
+            public: Share::new(PUBLIC_AT_ONCE, PUBLIC_AT_ONCE),
+            large: Share::new(LARGE_AT_ONCE, LARGE_PER_TOKEN),
+            unary: Share::new(unary_in_flight, unary_in_flight.div_ceil(4)),
+            streams: Arc::new(streaming_calls()),
+            answer_time,
+        }
+    }
+
+    /// Completes when no call is being answered; streams do not count.
+    pub(super) async fn none_owed(&self) {
+        self.large.unused().await;
+        self.unary.unused().await;
+    }
+
+    /// Which pool a call is of, and how long its answer may take to leave where it counts until then. None for streams.
+    fn of(&self, path: &str, known: bool) -> Option<(&Share, Option<Duration>)> {
+        if !known {
+            Some((&self.public, Some(PUBLIC_TIME)))
+        } else if self.streams.contains(path) {
+            None
+        } else if LARGE.contains(&path) {
+            Some((&self.large, Some(self.answer_time)))
+        } else {
+            Some((&self.unary, None))
+        }
+    }
+}
+
+/// Paths of calls that answer with a stream.
+fn streaming_calls() -> HashSet<String> {
+    let set = FileDescriptorSet::decode(baton_proto::FILE_DESCRIPTOR_SET).unwrap_or_default();
+    let mut paths = HashSet::new();
+    for file in &set.file {
+        for service in &file.service {
+            let streams = service.method.iter().filter(|m| m.server_streaming());
+            paths.extend(
+                streams.map(|m| format!("/{}.{}/{}", file.package(), service.name(), m.name())),
+            );
+        }
+    }
+    paths
+}
+
+impl<S> Layer<S> for Shares {
+    type Service = Shared<S>;
+
+    fn layer(&self, inner: S) -> Shared<S> {
+        Shared {
+            inner,
+            shares: self.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Shared<S> {
+    inner: S,
+    shares: Shares,
+}
+
+impl<S> Service<Request<Body>> for Shared<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let token = request.extensions().get::<Principal>().map(|who| who.token);
+        let Some((share, time)) = self.shares.of(request.uri().path(), token.is_some()) else {
+            return Box::pin(self.inner.call(request));
+        };
+        let Some(taken) = share.take(token) else {
+            return Box::pin(std::future::ready(Err(Overloaded::new().into())));
+        };
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let response = answer.await?;
+            Ok(match time {
+                Some(time) => response.map(|body| Body::new(Leaving::new(body, taken, time))),
+                None => response,
+            })
+        })
+    }
+}
+
+/// A body that counts until it has left, and is let go when that takes too long: who does not read is not even asked for
+/// more by HTTP/2, so somebody else has to look at the time.
+struct Leaving {
+    held: Held,
+    _watch: AbortOnDropHandle<()>,
+}
+
+type Held = Arc<Mutex<Option<(Body, Taken)>>>;
+
+impl Leaving {
+    fn new(body: Body, taken: Taken, time: Duration) -> Self {
+        let held: Held = Arc::new(Mutex::new(Some((body, taken))));
+        let watched = Arc::clone(&held);
+        let watch = tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            lock(&watched).take();
+        });
+        Self {
+            held,
+            _watch: AbortOnDropHandle::new(watch),
+        }
+    }
+}
+
+fn lock(held: &Held) -> MutexGuard<'_, Option<(Body, Taken)>> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl http_body::Body for Leaving {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let mut held = lock(&self.held);
+        let Some((body, _)) = held.as_mut() else {
+            return Poll::Ready(Some(Err(status::status(&Fault::TimedOut))));
+        };
+        Pin::new(body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        lock(&self.held)
+            .as_ref()
+            .is_some_and(|(body, _)| body.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let held = lock(&self.held);
+        held.as_ref()
+            .map_or_else(SizeHint::default, |(body, _)| body.size_hint())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_and_watches_are_streams_and_everything_else_is_counted() {
+        let shares = Shares::new(8, Duration::from_secs(1));
+        let most = |path: &str, known: bool| shares.of(path, known).map(|(share, _)| share.most);
+        assert_eq!(most("/baton.v1.DaemonLink/Link", true), None);
+        assert_eq!(most("/baton.v1.Tasks/Watch", true), None);
+        assert_eq!(most("/baton.v1.Tasks/Submit", true), Some(8));
+        assert_eq!(most("/baton.v1.Tasks/Get", true), Some(LARGE_AT_ONCE));
+        assert_eq!(
+            most("/grpc.health.v1.Health/Watch", false),
+            Some(PUBLIC_AT_ONCE)
+        );
+        for path in LARGE {
+            let access = crate::auth::permission::access(path);
+            assert!(
+                matches!(access, crate::auth::permission::Access::Roles(_)),
+                "{path}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn one_token_leaves_room_for_others_and_what_is_dropped_is_given_back() {
+        let share = Share::new(4, 2);
+        let token = |n: u128| Some(TokenId(uuid::Uuid::from_u128(n)));
+        let own: Vec<_> = (0..2).map(|_| share.take(token(1)).unwrap()).collect();
+        assert!(share.take(token(1)).is_none());
+        let other = share.take(token(2)).unwrap();
+        drop((own, other));
+        share.unused().await;
+        assert!(share.take(token(1)).is_some());
+    }
+}

@@ -1,0 +1,74 @@
+//! Nobody takes the others' part: not by answers that are never read, not by messages that never end, not by long prompts.
+
+use std::time::Duration;
+
+use baton_proto::v1;
+use bytes::Bytes;
+use tokio::task::JoinSet;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+use super::raw::raw;
+use super::{Bearer, Caller, Fixture, get, in_time, refused, spec, submission};
+
+impl Fixture {
+    /// A client on a connection of its own that lets the relay send not one byte of an answer.
+    async fn mute(&self, token: &str) -> v1::tasks_client::TasksClient<Caller> {
+        let uri = format!("http://{}", self.relay.address());
+        let endpoint = Endpoint::from_shared(uri).unwrap();
+        let channel: Channel = endpoint
+            .initial_stream_window_size(0)
+            .connect()
+            .await
+            .unwrap();
+        let bearer = Bearer(Some(format!("Bearer {token}").parse().unwrap()));
+        v1::tasks_client::TasksClient::new(Caller::new(channel, bearer))
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_read_has_a_share_of_the_large_answers_and_only_for_a_while() {
+    let relay = Fixture::with(|config| config.network.unary_timeout = Duration::from_secs(2)).await;
+    let (_, greedy) = relay.token("acme", v1::Role::ReadOnly).await;
+    let (_, other) = relay.token("acme", v1::Role::Submitter).await;
+    let task = relay.submit(&other, submission(spec())).await.task.unwrap();
+    let mute = relay.mute(&greedy).await;
+    let mut unread = JoinSet::new();
+    let refusal = async {
+        // Each waits for an answer that never comes, until one is refused.
+        loop {
+            let (mut mute, request) = (mute.clone(), get(&task.task_id));
+            unread.spawn(async move { mute.get(request).await });
+            if let Some(Ok(Err(status))) = unread.try_join_next() {
+                return status;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let status = in_time("refusal", refusal).await;
+    assert_eq!(
+        refused::<()>(Err(status)),
+        (Code::Unavailable, "overloaded".to_owned())
+    );
+    let seen = relay.tasks(&other).get(get(&task.task_id)).await;
+    assert_eq!(
+        seen.unwrap().into_inner().task.unwrap().task_id,
+        task.task_id
+    );
+    // When the time of the unread answers is over, their places are free again.
+    let again = async {
+        while relay.tasks(&greedy).get(get(&task.task_id)).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    in_time("answer to the same token", again).await;
+}
+
+#[tokio::test]
+async fn a_stranger_sends_short_messages_only() {
+    let relay = Fixture::new().await;
+    let long = Bytes::from(vec![0; 1 << 20]);
+    let answer = raw(relay.channel.clone(), "/grpc.health.v1.Health/Check", long).await;
+    let refusal = answer.unwrap_err();
+    assert!(refusal.message().contains("large"), "{refusal:?}");
+}
