@@ -99,6 +99,10 @@ pub(crate) enum AttemptEvent {
         length: u64,
         progress: Progress,
     },
+    /// Much was read of which there is nothing to tell.
+    Read {
+        progress: Progress,
+    },
     /// A shim that did not answer does so now.
     Reached {
         token: Option<LeaseToken>,
@@ -123,7 +127,8 @@ impl AttemptEvent {
             Self::Entered { progress, .. }
             | Self::Output { progress, .. }
             | Self::Said { progress, .. }
-            | Self::Missed { progress, .. } => Some(progress),
+            | Self::Missed { progress, .. }
+            | Self::Read { progress } => Some(progress),
             Self::Reached { .. }
             | Self::Waits { .. }
             | Self::Placed(_)
@@ -137,7 +142,8 @@ impl AttemptEvent {
             Self::Entered { progress, .. }
             | Self::Output { progress, .. }
             | Self::Said { progress, .. }
-            | Self::Missed { progress, .. } => Some(progress),
+            | Self::Missed { progress, .. }
+            | Self::Read { progress } => Some(progress),
             Self::Reached { .. }
             | Self::Waits { .. }
             | Self::Placed(_)

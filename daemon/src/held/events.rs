@@ -36,6 +36,7 @@ impl Held {
             | AttemptEvent::Said { .. }
             | AttemptEvent::Missed { .. }
             | AttemptEvent::Waits { .. }
+            | AttemptEvent::Read { .. }
                 if fenced => {}
             AttemptEvent::Waits { message } => self.say(frames::waits(message), clock),
             AttemptEvent::Output { chunk, progress } => {
@@ -61,6 +62,10 @@ impl Held {
                 self.advance(progress);
                 self.outbox
                     .push_cut(length, CutWhy::WorkerCrash, clock.wall());
+            }
+            AttemptEvent::Read { progress } => {
+                self.advance(progress);
+                self.outbox.store_progress();
             }
             AttemptEvent::Entered {
                 phase,

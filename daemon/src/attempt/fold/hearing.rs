@@ -85,6 +85,17 @@ impl Fold {
         }
         if self.heard.line_end - self.heard.saved_at >= SNAPSHOT_EVERY {
             self.catch_up();
+            self.save_or_say_so();
+        }
+    }
+
+    /// Nobody hears of a position by itself, and whoever reads on waits for that: pieces of a long tool call, or a line
+    /// that is too long, come to nothing that could be told.
+    fn save_or_say_so(&mut self) {
+        if self.ready.is_empty() {
+            let progress = self.progress(true);
+            self.ready.push_back(AttemptEvent::Read { progress });
+        } else {
             self.save();
         }
     }
@@ -164,7 +175,11 @@ impl Fold {
                 Told::Output(label, text) => {
                     self.hear_output(label, text, only_output.then_some(begun..end), now);
                 }
-                Told::Phase(phase) => self.enter_within_line(phase, now),
+                Told::Phase(phase) => {
+                    // The word that the prompt is written comes another way, and may come later than the answer to it.
+                    self.enter_within_line(OncePhase::PromptWritten, now);
+                    self.enter_within_line(phase, now);
+                }
                 Told::Said(said) => self.say(said, now),
             }
         }

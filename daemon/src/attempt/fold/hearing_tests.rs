@@ -249,3 +249,46 @@ fn an_undisturbed_talk_tells_each_thing_once_and_in_order() {
     assert!(fold.is_over() && fold.lingers(at(5_010)) && !fold.lingers(at(5_009)));
     assert_eq!(world.phases.last(), Some(&OncePhase::Streaming));
 }
+
+#[test]
+fn what_comes_to_nothing_is_heard_of_all_the_same() {
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    let blank = [b'\n'; 64 * 1024];
+    let mut heard = 0;
+    for _ in 0..32 {
+        fold.take_in(OutputKind::Stdout, &blank, at(1));
+        while let Some(event) = fold.next(at(1)) {
+            assert!(matches!(event, AttemptEvent::Read { .. }), "{event:?}");
+            let progress = event.progress().unwrap();
+            assert!(progress.snapshot.is_some());
+            assert_eq!(progress.keep_from, progress.position);
+            heard = progress.position;
+        }
+        assert!(
+            fold.position() == heard,
+            "nobody waits for a position that is never told"
+        );
+    }
+    assert_eq!(heard, 32 * blank.len() as u64);
+}
+
+#[test]
+fn an_answer_to_a_prompt_proves_that_it_was_written() {
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    fold.enter(OncePhase::AgentStarted, Some(7), at(1));
+    for (kind, line) in LINES.iter().take(5) {
+        fold.take_in(*kind, format!("{line}\n").as_bytes(), at(2));
+    }
+    let mut phases = Vec::new();
+    while let Some(event) = fold.next(at(3)) {
+        if let AttemptEvent::Entered { phase, .. } = event {
+            phases.push(phase);
+        }
+    }
+    let expected = [
+        OncePhase::AgentStarted,
+        OncePhase::PromptWritten,
+        OncePhase::FirstEventSeen,
+    ];
+    assert_eq!(phases, expected);
+}
