@@ -20,9 +20,12 @@ use crate::process::{ATTEMPT_MARKER, ProcessId, kill_marked};
 use crate::shim::client::Connection;
 use crate::shim::lease::to_message;
 use crate::spool::{Chunk, SpoolError};
+use crate::timers::DeadlineKind;
 
 /// What a shim may take from KILL to its report: the sweep, the drain, a busy machine.
 const REPORT: Duration = Duration::from_secs(8);
+/// The same when a child could not even be started: there is nothing to sweep, and the shim itself may be what waits.
+const REPORT_UNSTARTED: Duration = Duration::from_secs(1);
 /// The same after the limit of the lease, when this side has swept by itself.
 const REPORT_AFTER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -179,8 +182,22 @@ impl Attempt {
         }
         self.cause = Some(cause);
         self.enter(OncePhase::CleanupStarted, None);
-        let by_grace = self.workshop.clock.now().after(self.cleanup_term);
+        // What does not run needs no grace.
+        let grace = if self.is_unstarted() {
+            Duration::ZERO
+        } else {
+            self.cleanup_term
+        };
+        let by_grace = self.workshop.clock.now().after(grace);
         self.kill_at.get_or_insert(by_grace);
+    }
+
+    /// The program could not be started in time: its file may be on a disk that hangs.
+    fn is_unstarted(&self) -> bool {
+        matches!(
+            self.cause,
+            Some(Cause::Deadline(DeadlineKind::ProcessStart))
+        )
     }
 
     /// Takes note of orders and of deadlines that have passed.
@@ -322,7 +339,12 @@ impl Attempt {
             .map(|_| told.seen_over.unwrap_or(now));
         let over = told.seen_over.or(limit);
         let by_lease = over.map(|over| over.after(REPORT_AFTER_LIMIT));
-        let by_order = self.kill_at.map(|kill_at| kill_at.after(REPORT));
+        let report = if self.is_unstarted() {
+            REPORT_UNSTARTED
+        } else {
+            REPORT
+        };
+        let by_order = self.kill_at.map(|kill_at| kill_at.after(report));
         [by_lease, by_order].into_iter().flatten().min()
     }
 
