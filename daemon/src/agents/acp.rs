@@ -86,6 +86,8 @@ impl Acp {
             }
             Some(Rpc::Notice { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
+                // Methods of its own, about itself.
+                _ if method.starts_with('_') => self.turn.aside(json, out),
                 _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
             },
             Some(Rpc::Result { id, result }) => match self.waiting.remove(&id.to_string()) {

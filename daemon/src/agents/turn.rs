@@ -122,6 +122,16 @@ impl Turn {
         }));
     }
 
+    /// What a program says beside its turn, such as what it offers: no sign that it works on the prompt.
+    pub(super) fn aside(&self, text: &str, out: &mut Vec<AgentEvent>) {
+        out.push(AgentEvent::Output(Output {
+            kind: OutputKind::System,
+            visible: false,
+            text: text.to_owned(),
+            tool: None,
+        }));
+    }
+
     /// Text of the agent. `message` is its id where it has one: another message begins on a line of its own.
     pub(super) fn speak(&mut self, text: &str, message: Option<&str>, out: &mut Vec<AgentEvent>) {
         let another = self.words.message.as_deref() != message && self.after_words;

@@ -46,7 +46,7 @@ impl Acp {
             }
             "session_info_update" => {
                 self.on_session_info(update);
-                self.turn.say(OutputKind::System, false, json, None, out);
+                self.turn.aside(json, out);
             }
             "plan" | "plan_update" => {
                 self.turn
@@ -57,11 +57,13 @@ impl Acp {
                 let words = words.trim().to_owned();
                 self.turn.say(OutputKind::System, true, words, None, out);
             }
+            // What a session is and offers. Some of it comes right behind the answer that opens it, when the prompt is on
+            // its way.
             "user_message_chunk"
             | "available_commands_update"
             | "current_mode_update"
-            | "config_option_update"
-            | "compaction_update"
+            | "config_option_update" => self.turn.aside(json, out),
+            "compaction_update"
             | "compaction_summary_chunk"
             | "plan_removed"
             | "subagent_update"

@@ -243,22 +243,13 @@ impl AppServer {
                 self.model = Some(text(params, "/toModel").to_owned());
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
-            "error" | "warning" | "configWarning" | "guardianWarning" | "deprecationNotice" => {
+            "error" | "thread/status/changed" => {
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
-            _ if [
-                "thread/",
-                "account/",
-                "turn/",
-                "hook/",
-                "model/",
-                "mcpServer/",
-            ]
-            .iter()
-            .any(|kind| method.starts_with(kind)) =>
-            {
+            _ if method.starts_with("turn/") || method.starts_with("hook/") => {
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
+            _ if is_aside(method) => self.turn.aside(json, out),
             _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
         }
     }
@@ -389,6 +380,25 @@ impl AppServer {
         let failure = || failure::exit_failure(exit, resuming, stderr);
         self.turn.process_ended(failure, out);
     }
+}
+
+/// About the program, the account or the thread as a whole: some of it comes right behind the answer that opens a
+/// thread, when the prompt is on its way.
+fn is_aside(method: &str) -> bool {
+    let kinds = [
+        "thread/",
+        "account/",
+        "model/",
+        "mcpServer/",
+        "remoteControl/",
+    ];
+    let words = [
+        "warning",
+        "configWarning",
+        "guardianWarning",
+        "deprecationNotice",
+    ];
+    words.contains(&method) || kinds.iter().any(|kind| method.starts_with(kind))
 }
 
 /// `codexErrorInfo` is a word, or an object with one key and perhaps a status under it.

@@ -278,6 +278,33 @@ impl Reader {
     }
 }
 
+/// Whether a line shows that the agent works on its prompt: not what it says about itself or the session, and not that
+/// it has taken a request.
+pub(super) fn is_event(wire: AgentWire, line: &Value) -> bool {
+    let (method, update) = (
+        word(line, "/method"),
+        word(line, "/params/update/sessionUpdate"),
+    );
+    match wire {
+        AgentWire::Claude | AgentWire::CodexExec => true,
+        _ if method.is_empty() => line.get("error").is_some(),
+        AgentWire::CodexAppServer => {
+            let of_turn = ["turn/", "item/", "error", "thread/status/changed"];
+            of_turn.iter().any(|kind| method.starts_with(kind))
+        }
+        AgentWire::Acp => {
+            let of_session = [
+                "available_commands_update",
+                "current_mode_update",
+                "config_option_update",
+                "session_info_update",
+                "user_message_chunk",
+            ];
+            !method.starts_with('_') && !of_session.contains(&update)
+        }
+    }
+}
+
 fn claude_block(role: &str, block: &Value) -> Vec<Mark> {
     let id = |path| word(block, path).to_owned();
     match word(block, "/type") {

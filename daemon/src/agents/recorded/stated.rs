@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Recording;
 use super::facts::{Facts, Told};
-use super::lines::{Mark, Reader, word};
+use super::lines::{Mark, Reader, is_event, word};
 use super::outcomes;
 use crate::agents::rendered;
 use crate::agents::usage::{Tokens, TurnUsage};
@@ -89,7 +89,9 @@ impl Story {
         if begins && !self.begun {
             self.begin();
         }
-        self.reach("event");
+        if is_event(self.wire, line) {
+            self.reach("event");
+        }
     }
 
     fn reach(&mut self, phase: &'static str) {
