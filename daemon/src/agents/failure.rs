@@ -153,6 +153,7 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "permission_error",
             "oauth token",
             "oauth_org",
+            "organization has been disabled",
             "account_on_hold",
             "login required",
             "missing environment variable",
@@ -362,6 +363,103 @@ mod tests {
             class(None, "", "something else"),
             FailureClass::ProviderError
         );
+    }
+
+    /// As programs and providers have put it.
+    #[test]
+    fn what_providers_say_has_a_class() {
+        use FailureClass::*;
+        for (said, class) in [
+            ("Not logged in · Please run /login", ProviderAuth),
+            ("Invalid API key · Fix external API key", ProviderAuth),
+            (
+                "Failed to authenticate. API Error: 403 not allowed",
+                ProviderAuth,
+            ),
+            (
+                "Missing environment variable: `OPENAI_API_KEY`.",
+                ProviderAuth,
+            ),
+            ("OAuth token has expired", ProviderAuth),
+            ("This organization has been disabled.", ProviderAuth),
+            (
+                "exceeded retry limit, last status: 429 Too Many Requests",
+                ProviderQuota,
+            ),
+            (
+                "API Error: Request rejected (429) · This would exceed your rate limit",
+                ProviderQuota,
+            ),
+            ("Credit balance is too low", ProviderQuota),
+            (
+                "You've hit your usage limit. Try again at 7 PM.",
+                ProviderQuota,
+            ),
+            ("insufficient_quota", ProviderQuota),
+            (
+                "API Error: 529 Overloaded. This is a server-side issue",
+                ProviderOverloaded,
+            ),
+            (
+                "unexpected status 529 <unknown status code>: Overloaded",
+                ProviderOverloaded,
+            ),
+            (
+                "We\u{2019}re currently experiencing high demand",
+                ProviderOverloaded,
+            ),
+            (
+                "stream disconnected before completion: idle timeout waiting for SSE",
+                ProviderOverloaded,
+            ),
+            (
+                "API Error: Connection refused (ECONNREFUSED)",
+                ProviderOverloaded,
+            ),
+            (
+                "API Error: 400 prompt is too long: 210000 tokens > 200000 maximum",
+                ContextOverflow,
+            ),
+            (
+                "Your input exceeds the context window of this model",
+                ContextOverflow,
+            ),
+            ("the model gpt-0 does not exist", ProviderError),
+        ] {
+            assert_eq!(provider_failure(None, "", said).class, class, "{said}");
+        }
+    }
+
+    #[test]
+    fn every_class_has_a_code_of_its_own_and_words_for_people() {
+        use FailureClass::*;
+        let classes = [
+            ProviderAuth,
+            ProviderQuota,
+            ProviderOverloaded,
+            ProviderError,
+            ContextOverflow,
+            Refusal,
+            ProviderMissing,
+            BadCwd,
+            SpawnFailed,
+            AgentExit,
+            NoResult,
+            OutputInvalid,
+            ResumeFailed,
+            UnsupportedOption,
+        ];
+        let told: std::collections::BTreeMap<&str, &str> =
+            classes.map(FailureClass::code_and_words).into();
+        assert_eq!(told.len(), classes.len());
+        for (code, words) in told {
+            assert!(
+                words.ends_with('.') && !words.contains(code),
+                "{code}: {words}"
+            );
+        }
+        // An operator is never told nothing.
+        assert!(!Failure::new(Refusal, " ").message.is_empty());
     }
 
     #[test]
