@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::BATON;
-use crate::agents::{self, KINDS, named};
+use crate::scripted_agents::{self, KINDS, named};
 
 /// A relay and a daemon as processes, and an agent of each kind that asks before it does anything.
 pub(crate) struct Stage {
@@ -86,7 +86,7 @@ impl Stage {
 
     async fn asks_with(&self, spec: TaskSpec) -> (Task, Input) {
         let task = self.client.submit(spec).await;
-        let input = agents::asked(&self.client, &task).await;
+        let input = scripted_agents::asked(&self.client, &task).await;
         (task, input)
     }
 
@@ -99,7 +99,7 @@ impl Stage {
         assert_eq!(told, (result.as_bytes(), 1), "{what}");
         // The scripts repeat there whatever else they are told.
         let more = |chunk: &baton_proto::v1::OutputChunk| chunk.kind() == OutputKind::Stderr;
-        let errors = agents::output(&self.client, task, more).await;
+        let errors = scripted_agents::output(&self.client, task, more).await;
         assert_eq!(errors, "", "{what}");
     }
 
@@ -171,7 +171,7 @@ async fn a_question_stays_when_the_relay_is_killed_before_and_after_the_answer()
             1,
             "{wire:?}: it is still asked"
         );
-        agents::answer(&stage.client, &input, true).await;
+        scripted_agents::answer(&stage.client, &input, true).await;
         // What was answered OK is durable, and reaches the agent from the next life of the relay if it must.
         stage.relay.kill().await;
         stage.relay.revive().await;
@@ -189,7 +189,7 @@ async fn an_answer_given_while_the_link_is_cut_is_delivered_once_when_it_is_back
         let (task, input) = stage.asks(wire).await;
         link.let_pass(Passing::Nothing);
         link.cut();
-        agents::answer(&stage.client, &input, true).await;
+        scripted_agents::answer(&stage.client, &input, true).await;
         link.let_pass(Passing::Both);
         link.cut();
         stage

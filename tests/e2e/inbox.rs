@@ -8,8 +8,8 @@ use baton_proto::v1::{
 use baton_tests::{Client, Relay, ScriptedDaemon, code_of, for_agent, hello, within};
 use tonic::Streaming;
 
-use crate::agents::{self, named};
 use crate::asking::stage;
+use crate::scripted_agents::{self, named};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn watchers_of_inputs_see_what_is_open_and_what_becomes_of_it() {
@@ -22,7 +22,7 @@ async fn watchers_of_inputs_see_what_is_open_and_what_becomes_of_it() {
         (first.input_id.as_str(), first.state()),
         (&*input.input_id, InputState::Open)
     );
-    agents::answer(&stage.client, &input, true).await;
+    scripted_agents::answer(&stage.client, &input, true).await;
     let states = [next(&mut own).await, next(&mut own).await].map(|input| input.state());
     assert_eq!(states, [InputState::Answered, InputState::Received]);
     stage.ends_once(&task, "allowed", "watched").await;

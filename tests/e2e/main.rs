@@ -29,6 +29,8 @@ mod relay_disk_full;
 mod restart;
 mod results_survive;
 mod retention;
+mod scripted_agents;
+mod standin_shapes;
 mod storm;
 mod surroundings;
 mod suspend;

@@ -1,12 +1,14 @@
 //! What the wire shows: every frame about an attempt says which one, and no secret is where it must not be.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    Attempt, AttemptRef, RetryPolicy, Task, TaskState, attempt_command, daemon_frame, relay_frame,
+    Attempt, AttemptRef, AttemptState, RetryPolicy, Task, TaskEvent, TaskSpec, TaskState,
+    attempt_command, daemon_frame, relay_frame,
 };
-use baton_tests::{RealDaemon, Relay, Tap, Taped, command};
+use baton_tests::{ASKING_AGENTS, RealDaemon, Relay, Tap, Taped, coding_agents, command, played};
 
 use crate::STANDIN;
 
@@ -19,6 +21,8 @@ fn kind(body: &Body) -> &'static str {
         Body::Complete(_) => "complete",
         Body::Error(_) => "error",
         Body::Canceled(_) => "canceled",
+        Body::PermissionRequest(_) => "permission",
+        Body::Question(_) => "question",
         _ => "other",
     }
 }
@@ -35,11 +39,13 @@ fn about_an_attempt(frame: &Taped) -> Option<(Option<AttemptRef>, &'static str)>
         },
         Taped::Down(down) => match &down.frame {
             Some(relay_frame::Frame::Attempt(command)) => {
-                let dispatch = matches!(command.body, Some(attempt_command::Body::Dispatch(_)));
-                Some((
-                    command.r#ref.clone(),
-                    if dispatch { "dispatch" } else { "command" },
-                ))
+                let what = match command.body {
+                    Some(attempt_command::Body::Dispatch(_)) => "dispatch",
+                    Some(attempt_command::Body::PermissionDecision(_)) => "decision",
+                    Some(attempt_command::Body::Answer(_)) => "answer",
+                    _ => "command",
+                };
+                Some((command.r#ref.clone(), what))
             }
             _ => None,
         },
@@ -83,9 +89,7 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
         .await;
     let mut watch = client.watch(&canceled.task_id).await;
     watch
-        .until("output", |event| {
-            event.state() == baton_proto::v1::AttemptState::Streaming
-        })
+        .until("output", |event| event.state() == AttemptState::Streaming)
         .await;
     client.cancel(&canceled.task_id).await;
     watch.until_state(TaskState::Canceled).await;
@@ -94,19 +98,7 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
     let canceled = client.get(&canceled.task_id).await;
     let known: BTreeSet<Named> = attempts_of(&done).chain(attempts_of(&canceled)).collect();
     assert_eq!(known.len(), 3, "two attempts and a canceled one");
-    let named = |re: &AttemptRef| (re.task_id.clone(), re.attempt_id.clone(), re.attempt_number);
-    let mut kinds = BTreeSet::new();
-    let mut checked = 0;
-    for (re, what) in tap.frames().iter().filter_map(about_an_attempt) {
-        let re = re.unwrap_or_else(|| panic!("{what} without a ref"));
-        assert!(known.contains(&named(&re)), "{what} names {re:?}");
-        assert!(
-            !re.incarnation.is_empty() && !re.traceparent.is_empty(),
-            "{what}: {re:?}"
-        );
-        kinds.insert(what);
-        checked += 1;
-    }
+    let (checked, kinds) = kinds_of_named_frames(&tap.frames(), &known);
     println!("{checked} frames of kinds {kinds:?}");
     for needed in [
         "accepted",
@@ -119,6 +111,101 @@ async fn every_attempt_frame_on_the_wire_names_task_attempt_and_number() {
         "dispatch",
     ] {
         assert!(kinds.contains(needed), "{needed} was seen in {kinds:?}");
+    }
+}
+
+/// How many frames concern an attempt, and of which kinds they are. Each names one of these.
+fn kinds_of_named_frames(
+    frames: &[Taped],
+    known: &BTreeSet<Named>,
+) -> (usize, BTreeSet<&'static str>) {
+    let named = |re: &AttemptRef| (re.task_id.clone(), re.attempt_id.clone(), re.attempt_number);
+    let mut kinds = BTreeSet::new();
+    let mut checked = 0;
+    for (re, what) in frames.iter().filter_map(about_an_attempt) {
+        let re = re.unwrap_or_else(|| panic!("{what} without a ref"));
+        assert!(known.contains(&named(&re)), "{what} names {re:?}");
+        assert!(
+            !re.incarnation.is_empty() && !re.traceparent.is_empty(),
+            "{what}: {re:?}"
+        );
+        kinds.insert(what);
+        checked += 1;
+    }
+    (checked, kinds)
+}
+
+/// What every agent says; those that can ask say more.
+const ALL_SAY: [&str; 8] = [
+    "accepted",
+    "started",
+    "lifecycle",
+    "stream",
+    "complete",
+    "error",
+    "canceled",
+    "dispatch",
+];
+const ASKING_SAY: [&str; 4] = ["permission", "question", "decision", "answer"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_frame_of_every_kind_of_agent_names_task_attempt_and_number() {
+    for agent in ["command", "claude", "codex", "codex-exec", "acp"] {
+        let relay = Relay::start().await;
+        let tap = Tap::start(relay.url()).await;
+        let token = relay.daemon_token().await;
+        let _daemon = RealDaemon::start_with(&tap.url(), &token, |config| {
+            let agents = coding_agents(Path::new(STANDIN), &[]);
+            config.agents.extend(agents);
+        })
+        .await;
+        let client = relay.admin();
+        let asks = ASKING_AGENTS.contains(&agent);
+        let mut known = BTreeSet::new();
+        for (script, state) in [
+            (STORY, TaskState::Completed),
+            ("say hm; crash 7", TaskState::Failed),
+            ("say hm; stall", TaskState::Canceled),
+        ] {
+            let task = client.submit(story(agent, script)).await;
+            if asks && script == STORY {
+                client.answer_all(&task.task_id).await;
+            }
+            if state == TaskState::Canceled {
+                let mut watch = client.watch(&task.task_id).await;
+                let talks = |event: &TaskEvent| event.state() == AttemptState::Streaming;
+                watch.until("output", talks).await;
+                client.cancel(&task.task_id).await;
+            }
+            client.watch(&task.task_id).await.to_end().await;
+            let done = client.get(&task.task_id).await;
+            assert_eq!(done.state(), state, "{agent}: {done:?}");
+            known.extend(attempts_of(&done));
+        }
+        let (checked, kinds) = kinds_of_named_frames(&tap.frames(), &known);
+        println!("{agent}: {checked} frames of kinds {kinds:?}");
+        let more: &[&str] = if asks { &ASKING_SAY } else { &[] };
+        for needed in ALL_SAY.iter().chain(more) {
+            assert!(kinds.contains(needed), "{agent}: {needed} in {kinds:?}");
+        }
+    }
+}
+
+const STORY: &str = "say hm; ask Bash ls; question Which? = A, B; say done";
+
+/// A command plays no scripts: it does the like of them.
+fn story(agent: &str, script: &str) -> TaskSpec {
+    let words: &[&str] = match script {
+        STORY => &["print", "2"],
+        "say hm; stall" => &["print", "1", "pause"],
+        _ => &["print", "1", "exit", "7"],
+    };
+    match agent {
+        "command" => TaskSpec {
+            retry: played(agent, "").retry,
+            ..command(STANDIN, words, "wire-kinds")
+        },
+        agent => played(agent, script),
     }
 }
 
@@ -148,7 +235,7 @@ async fn no_lease_token_and_no_credential_is_in_the_relays_files() {
     }
 }
 
-fn files(root: &std::path::Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
+fn files(root: &Path) -> Vec<(std::path::PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root)
         .expect("the relay's directory")

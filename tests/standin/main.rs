@@ -1,17 +1,32 @@
 //! The child program of the tests: behaves as its arguments say, in their order, and never busy-waits.
 //!
+//! `speak WIRE` makes it a coding agent (`claude`, `app-server`, `exec` or `acp`): it plays the script that
+//! `STANDIN_SCRIPT` holds, or the prompt where there is none, and takes what a daemon gives the real program as further
+//! arguments. `script.rs` says what a script can say. Without it:
+//!
 //! `print N` lines, `tick N MS` (lines with a pause after each), `flood BYTES`, `fail-once FILE`, `count FILE`, `env`, `read` (all of stdin, echoed), `note-term FILE`,
 //! `ignore-term`, `grandchild` (in a session of its own), `orphan` (the same, double-forked), `nap MS`, `pause` (until
 //! killed), `exit CODE`, `live SOCKET N MS` (tells who it is and each of N lines before it prints it, and holds the
 //! connection as long as it lives). Grandchildren hold stdout open. Without `read`, stdin is never read.
 
+mod acp;
+mod app_server;
+mod claude;
+mod exec;
+mod pipes;
+mod play;
+mod script;
+
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
+use play::Wire;
 use rustix::event::poll;
 use rustix::time::{ClockId, Timespec, clock_gettime};
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
@@ -35,7 +50,10 @@ fn main() -> ExitCode {
             "env" => print_environment(),
             "read" => echo(),
             "note-term" => stop = Stop::Note(value()),
-            "ignore-term" => stop = Stop::Ignore,
+            "ignore-term" => {
+                ignore_term();
+                stop = Stop::Ignore;
+            }
             "grandchild" => spawn(&["in-session", "pause"]),
             "orphan" => spawn(&["in-session", "leave-behind"]),
             "in-session" => drop(rustix::process::setsid()),
@@ -45,7 +63,9 @@ fn main() -> ExitCode {
             }
             "live" => live(&value(), number(&value()), number(&value())),
             "nap" => nap(number(&value())),
+            "--version" => say(concat!("standin ", env!("CARGO_PKG_VERSION"))),
             "pause" => return pause(&stop),
+            "speak" => return speak(&value(), &words.collect::<Vec<_>>()),
             "exit" => return ExitCode::from(u8::try_from(number(&value())).unwrap_or(1)),
             other => {
                 say(&format!("standin knows no {other:?}"));
@@ -62,6 +82,71 @@ enum Stop {
     Ignore,
     /// Writes the time at which it came, then ends.
     Note(String),
+}
+
+fn speak(wire: &str, arguments: &[String]) -> ExitCode {
+    let script = std::env::var("STANDIN_SCRIPT").ok();
+    let script = script.as_deref();
+    let mut wire: Box<dyn Wire> = match wire {
+        "claude" => Box::new(claude::Claude::new(arguments, script)),
+        "app-server" => Box::new(app_server::AppServer::new(script)),
+        "exec" => Box::new(exec::Exec::new(arguments, script)),
+        "acp" => Box::new(acp::Acp::new(script)),
+        other => {
+            say(&format!("standin speaks no {other:?}"));
+            return ExitCode::from(2);
+        }
+    };
+    play::play(&mut *wire, script)
+}
+
+/// The value of `--name=value` or `--name value`.
+fn argument(arguments: &[String], name: &str) -> Option<String> {
+    let joined = arguments.iter().find_map(|word| {
+        let rest = word.strip_prefix(name)?;
+        rest.strip_prefix('=').map(str::to_owned)
+    });
+    let apart = || {
+        let at = arguments.iter().position(|word| word == name)?;
+        arguments.get(at + 1).cloned()
+    };
+    joined.or_else(apart)
+}
+
+/// Text at a path of a message; empty when there is none.
+fn text<'a>(message: &'a Value, path: &str) -> &'a str {
+    let found = message.pointer(path).and_then(Value::as_str);
+    found.unwrap_or_default()
+}
+
+/// In the middle, between two characters.
+fn halves(text: &str) -> [&str; 2] {
+    text.split_at(text.floor_char_boundary(text.len() / 2))
+        .into()
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// From now on TERM does nothing.
+fn ignore_term() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.expect("a runtime can be started");
+    let inside = runtime.enter();
+    let handler = signal(SignalKind::terminate()).expect("TERM can be caught");
+    drop(inside);
+    // For as long as the process lives.
+    std::mem::forget((runtime, handler));
+}
+
+/// Until it is killed. Signals that it catches change nothing.
+fn stay() -> ! {
+    loop {
+        let _ = poll(&mut [], None);
+    }
 }
 
 fn number(word: &str) -> u64 {

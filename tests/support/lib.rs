@@ -4,6 +4,7 @@
 //! Everything waits for events under one generous deadline (`PATIENCE`); nothing sleeps and no port is fixed. What is
 //! checked is the tests' business, but a watch checks by itself that revisions have no gap.
 
+mod asking;
 mod attempt;
 mod bent_boot;
 mod bent_clock;
@@ -25,6 +26,7 @@ mod relay;
 mod scripted;
 mod small_disk;
 mod specs;
+mod standin;
 mod tap;
 mod tls_authority;
 mod watching;
@@ -51,6 +53,9 @@ pub use relay::Relay;
 pub use scripted::{Heard, ScriptedDaemon, active, hello};
 pub use small_disk::{Room, SmallDisk, SmallRelay};
 pub use specs::{command, for_agent, retried};
+pub use standin::{
+    ASKING_AGENTS, CODING_AGENTS, coding_agents, coding_agents_file, played, played_from_the_start,
+};
 pub use tap::{Listener, Tap, Taped};
 pub use tls_authority::{Authority, Certified};
 pub use watching::{Watch, recorded_ms};

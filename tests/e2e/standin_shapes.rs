@@ -1,0 +1,396 @@
+//! The stand-in imitates the real programs: what it says in each wire has the fields of what they say, with the same
+//! JSON types. The recordings of them are where `BATON_RECORDINGS` says; the transcripts beside the adapters are ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use baton_proto::v1::TaskState;
+use baton_tests::{RealDaemon, Relay, coding_agents, played};
+use serde_json::Value;
+
+use crate::STANDIN;
+
+/// One of each that a client sees in a turn, in turns that end well and in one that does not.
+const SCRIPTS: [(&str, TaskState); 3] = [
+    (
+        "hint; think hm; say I look.; tool Bash ls; ask Bash make; question Which? = A, B; say done",
+        TaskState::Completed,
+    ),
+    ("say hm; error 429", TaskState::Failed),
+    ("say hm; error 401", TaskState::Failed),
+];
+
+/// Names of the wires in transcripts, of the stand-in's agents, and how a recording's folder tells them.
+const WIRES: [(&str, &str, fn(&str) -> bool); 4] = [
+    ("claude", "claude", |folder| {
+        folder.starts_with("claude-") && !folder.contains("acp")
+    }),
+    ("codex", "codex", |folder| folder.contains("app-server")),
+    ("codex-exec", "codex-exec", |folder| {
+        folder.starts_with("codex-") && !folder.contains("app-server") && !folder.contains("acp")
+    }),
+    ("acp", "acp", |folder| folder.contains("acp")),
+];
+
+/// What the stand-in says and no recording that we have shows; their fields are those of the published schema.
+const UNRECORDED: [&str; 4] = [
+    "request item/tool/requestUserInput",
+    "notify item/started reasoning",
+    "notify item/completed reasoning",
+    "notify item/reasoning/summaryTextDelta",
+];
+
+/// Objects whose fields are data.
+const DATA: [&str; 8] = [
+    "input",
+    "rawInput",
+    "modelUsage",
+    "model_usage_since_last_result",
+    "tool_use_result",
+    "_meta",
+    "properties",
+    "rawOutput",
+];
+
+/// The JSON types of each field.
+type Shape = BTreeMap<String, BTreeSet<&'static str>>;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_stand_in_says_has_the_shape_of_what_the_programs_say() {
+    let recordings = std::env::var_os("BATON_RECORDINGS").map(PathBuf::from);
+    let mut compared = 0;
+    let mut problems = Vec::new();
+    for (wire, agent, is_of) in WIRES {
+        let mut said = through_the_system(agent).await;
+        said.extend(directly(agent));
+        assert!(said.len() > 10, "{agent} says {} messages", said.len());
+        let ours = transcripts(wire);
+        assert!(!ours.is_empty(), "{wire} has transcripts");
+        problems.extend(disagreements(wire, &said, &ours));
+        if let Some(folder) = &recordings {
+            let recorded = recorded(folder, is_of);
+            assert!(!recorded.is_empty(), "{wire} has recordings");
+            problems.extend(differences(wire, &said, &recorded));
+            compared += said.len();
+        }
+    }
+    match recordings {
+        Some(_) => println!("{compared} messages of the stand-in have the shape of recorded ones"),
+        None => println!("recordings skipped: BATON_RECORDINGS does not say where they are"),
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Prompted, answered and ended by a real daemon.
+async fn through_the_system(agent: &str) -> Vec<Value> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let tape = dir.path().join("tape");
+    let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
+    let relay = Relay::start().await;
+    let token = relay.daemon_token().await;
+    let _daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+        config
+            .agents
+            .extend(coding_agents(Path::new(STANDIN), &env));
+    })
+    .await;
+    for (script, state) in SCRIPTS {
+        let task = relay.admin().submit(played(agent, script)).await;
+        relay.admin().answer_all(&task.task_id).await;
+        let done = relay.admin().get(&task.task_id).await;
+        assert_eq!(done.state(), state, "{agent}, {script}: {done:?}");
+    }
+    let tape = std::fs::read_to_string(&tape).expect("it was taped");
+    let said = tape.lines().filter_map(|line| line.strip_prefix("< "));
+    said.map(|line| serde_json::from_str(line).expect("it says JSON"))
+        .collect()
+}
+
+/// What a daemon does not do to an agent: interrupt it, and (yet) ask for a conversation that nobody knows.
+fn directly(agent: &str) -> Vec<Value> {
+    const UNKNOWN: &str = "00000000-0000-4000-8000-000000000000";
+    let stalled = r#"{"type":"user","message":{"role":"user","content":"say hm; stall"}}"#;
+    let greeting = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{}}"#;
+    let runs: Vec<(Vec<String>, Vec<String>)> = match agent {
+        "claude" => vec![
+            (
+                vec!["--include-partial-messages".to_owned()],
+                vec![
+                    stalled.to_owned(),
+                    r#"{"type":"control_request","request_id":"i","request":{"subtype":"interrupt"}}"#
+                        .to_owned(),
+                ],
+            ),
+            (vec![format!("--resume={UNKNOWN}")], vec![stalled.to_owned()]),
+        ],
+        "codex" => vec![(
+            Vec::new(),
+            vec![
+                greeting.to_owned(),
+                format!(r#"{{"id":1,"method":"thread/resume","params":{{"threadId":"{UNKNOWN}"}}}}"#),
+                r#"{"id":2,"method":"thread/start","params":{"cwd":"/"}}"#.to_owned(),
+                r#"{"id":3,"method":"turn/start","params":{"input":[{"text":"say hm; stall"}]}}"#
+                    .to_owned(),
+                r#"{"id":4,"method":"turn/interrupt","params":{}}"#.to_owned(),
+            ],
+        )],
+        "acp" => vec![(
+            Vec::new(),
+            vec![
+                greeting.to_owned(),
+                format!(
+                    r#"{{"id":1,"method":"session/load","params":{{"sessionId":"{UNKNOWN}"}}}}"#
+                ),
+                r#"{"id":2,"method":"session/new","params":{"cwd":"/"}}"#.to_owned(),
+                r#"{"id":3,"method":"session/prompt","params":{"prompt":[{"text":"say hm; stall"}]}}"#
+                    .to_owned(),
+                r#"{"jsonrpc":"2.0","method":"session/cancel","params":{}}"#.to_owned(),
+            ],
+        )],
+        _ => Vec::new(),
+    };
+    let spoken = if agent == "codex" {
+        "app-server"
+    } else {
+        agent
+    };
+    let said = runs.iter().map(|(args, lines)| run(spoken, args, lines));
+    said.flatten().collect()
+}
+
+fn run(spoken: &str, args: &[String], lines: &[String]) -> Vec<Value> {
+    let mut child = Command::new(STANDIN)
+        .args(["speak", spoken])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the stand-in can be started");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    // One that has ended by itself reads no more.
+    let _ = stdin.write_all((lines.join("\n") + "\n").as_bytes());
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8(output.stdout).expect("text");
+    said.lines()
+        .map(|line| serde_json::from_str(line).expect("it says JSON"))
+        .collect()
+}
+
+/// By kind: the shape of each message that a program printed.
+fn recorded(folder: &Path, is_of: fn(&str) -> bool) -> BTreeMap<String, Vec<Shape>> {
+    let mut found: BTreeMap<String, Vec<Shape>> = BTreeMap::new();
+    for program in entries(folder) {
+        let name = program.file_name().unwrap_or_default().to_string_lossy();
+        if !program.is_dir() || !is_of(&name) {
+            continue;
+        }
+        for file in entries(&program) {
+            if !file.to_string_lossy().ends_with(".stdout.ndjson") {
+                continue;
+            }
+            let lines = std::fs::read_to_string(&file).expect("a recording is text");
+            let messages = lines
+                .lines()
+                .filter_map(|line| serde_json::from_str(line).ok());
+            for message in messages.filter(Value::is_object) {
+                found
+                    .entry(kind(&message))
+                    .or_default()
+                    .push(shape(&message));
+            }
+        }
+    }
+    found
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the folder is there");
+    entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect()
+}
+
+/// What agents print in our own transcripts of this wire.
+fn transcripts(wire: &str) -> Vec<Value> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../daemon/src/agents/transcripts");
+    let mut found = Vec::new();
+    for file in entries(&folder) {
+        let text = std::fs::read_to_string(&file).expect("a transcript is text");
+        let mut ours = false;
+        for line in text.lines() {
+            if let Some(start) = line.strip_prefix("start ") {
+                ours = start.split(' ').next() == Some(wire);
+            }
+            let said = line.strip_prefix("< ").filter(|_| ours);
+            let message = said.and_then(|said| serde_json::from_str::<Value>(said).ok());
+            found.extend(message.filter(Value::is_object));
+        }
+    }
+    found
+}
+
+/// Fields that both have must be of the same type.
+fn disagreements(wire: &str, said: &[Value], ours: &[Value]) -> Vec<String> {
+    let said: BTreeMap<String, Shape> = merged(said);
+    let ours: BTreeMap<String, Shape> = merged(ours);
+    let mut problems = Vec::new();
+    for (kind, shape) in &said {
+        let Some(known) = ours.get(kind) else {
+            continue;
+        };
+        let of_data = |path: &str| DATA.iter().any(|name| path.ends_with(name));
+        for (path, types) in shape.iter().filter(|(path, _)| !of_data(path)) {
+            let differ = known.get(path).is_some_and(|known| {
+                let known: BTreeSet<_> = known.iter().filter(|of| **of != "null").collect();
+                let types: BTreeSet<_> = types.iter().filter(|of| **of != "null").collect();
+                !known.is_empty() && !types.is_empty() && known.is_disjoint(&types)
+            });
+            if differ {
+                problems.push(format!("{wire}, {kind}: {path} is another in a transcript"));
+            }
+        }
+    }
+    problems
+}
+
+fn merged(messages: &[Value]) -> BTreeMap<String, Shape> {
+    let mut merged: BTreeMap<String, Shape> = BTreeMap::new();
+    for message in messages {
+        let whole = merged.entry(kind(message)).or_default();
+        for (path, types) in shape(message) {
+            whole.entry(path).or_default().extend(types);
+        }
+    }
+    merged
+}
+
+/// Every field that all recorded messages of the kind have, none that no recorded message has, each of a type that was
+/// recorded.
+fn differences(wire: &str, said: &[Value], recorded: &BTreeMap<String, Vec<Shape>>) -> Vec<String> {
+    let mut problems = BTreeSet::new();
+    for message in said {
+        let kind = kind(message);
+        let Some(known) = recorded.get(&kind) else {
+            if !UNRECORDED.contains(&kind.as_str()) {
+                problems.insert(format!("{wire}: no recording has {kind:?}"));
+            }
+            continue;
+        };
+        let shape = shape(message);
+        let required = known[0]
+            .keys()
+            .filter(|path| known.iter().all(|one| one.contains_key(*path)));
+        for path in required {
+            if !shape.contains_key(path) {
+                problems.insert(format!("{wire}, {kind}: {path} is missing"));
+            }
+        }
+        for (path, types) in &shape {
+            let fits = known
+                .iter()
+                .filter_map(|one| one.get(path))
+                .any(|one| one == types);
+            if !fits {
+                problems.insert(format!(
+                    "{wire}, {kind}: {path} is {types:?}, which was never recorded"
+                ));
+            }
+        }
+    }
+    problems.into_iter().collect()
+}
+
+fn shape(message: &Value) -> Shape {
+    let mut shape = Shape::new();
+    walk(message, "", &mut shape);
+    shape
+}
+
+fn walk(value: &Value, path: &str, shape: &mut Shape) {
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let path = format!("{path}/{name}");
+        shape
+            .entry(path.clone())
+            .or_default()
+            .insert(type_of(value));
+        if !DATA.contains(&name.as_str()) {
+            walk(value, &path, shape);
+        }
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// What a message is: by its type or method and what stands closest in it.
+fn kind(message: &Value) -> String {
+    let word = |path: &str| {
+        message
+            .pointer(path)
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+    };
+    let item = [word("/params/item/type"), word("/item/type")].concat();
+    match (word("/method"), message.get("id")) {
+        ("session/update", _) => format!("update {}", word("/params/update/sessionUpdate")),
+        ("", Some(_)) => answer_kind(message),
+        ("", None) => {
+            let parts = [
+                word("/type"),
+                word("/subtype"),
+                word("/request/subtype"),
+                word("/response/subtype"),
+                word("/event/type"),
+                word("/event/delta/type"),
+                word("/event/content_block/type"),
+                word("/message/content/0/type"),
+                &item,
+                never_begun(message),
+            ];
+            let parts = parts.into_iter().filter(|part| !part.is_empty());
+            parts.collect::<Vec<_>>().join(" ")
+        }
+        (method, Some(_)) => format!("request {method}"),
+        (method, None) => format!("notify {method} {item}").trim_end().to_owned(),
+    }
+}
+
+/// The result of a turn that could not begin has fewer fields.
+fn never_begun(message: &Value) -> &'static str {
+    let is_result = message["type"] == "result";
+    match is_result && message.get("terminal_reason").is_none() {
+        true => "of nothing",
+        false => "",
+    }
+}
+
+/// An answer is known by what it gives.
+fn answer_kind(message: &Value) -> String {
+    if message.get("error").is_some() {
+        return "error".to_owned();
+    }
+    let gives = [
+        "protocolVersion",
+        "stopReason",
+        "sessionId",
+        "thread",
+        "turn",
+        "codexHome",
+    ];
+    let given = gives
+        .into_iter()
+        .find(|name| message["result"].get(name).is_some());
+    format!("answer {}", given.unwrap_or("something"))
+}

@@ -1,0 +1,121 @@
+//! The stand-in's pipes. Standard input line by line, with a limit on the wait; standard output in whole lines. What
+//! goes either way is also written to the file that `STANDIN_TAPE` names.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use serde_json::Value;
+
+use crate::{millis, nap};
+
+#[derive(Debug)]
+pub(crate) struct Pipes {
+    held: Vec<u8>,
+    closed: bool,
+    tape: Option<File>,
+}
+
+/// What came of listening.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Sound {
+    Line(String),
+    /// Nothing, for as long as was waited.
+    Silence,
+    Closed,
+}
+
+impl Pipes {
+    pub(crate) fn open() -> Self {
+        let tape = std::env::var_os("STANDIN_TAPE").map(|file| {
+            let opened = OpenOptions::new().create(true).append(true).open(file);
+            opened.expect("the test names a file that can be written")
+        });
+        Self {
+            held: Vec::new(),
+            closed: false,
+            tape,
+        }
+    }
+
+    /// One message. A closed pipe is the reader's choice.
+    pub(crate) fn say(&mut self, message: &Value) {
+        let line = message.to_string();
+        self.keep('<', &line);
+        self.raw(&line);
+    }
+
+    /// A line as it is.
+    pub(crate) fn raw(&mut self, line: &str) {
+        let mut out = std::io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+
+    /// The next line; waits as long as it takes, or so long.
+    pub(crate) fn listen(&mut self, limit: Option<Duration>) -> Sound {
+        let until = limit.map(|limit| now_ms() + millis(limit));
+        loop {
+            if let Some(at) = self.held.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.held.drain(..=at).collect();
+                let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+                self.keep('>', &line);
+                return Sound::Line(line);
+            }
+            let left = until.map(|until| until.saturating_sub(now_ms()));
+            if self.closed {
+                left.into_iter().for_each(nap);
+                return Sound::Closed;
+            }
+            if !wait_for_stdin(left) {
+                return Sound::Silence;
+            }
+            self.fill();
+        }
+    }
+
+    /// Everything up to the end.
+    pub(crate) fn listen_to_the_end(&mut self) -> String {
+        while !self.closed {
+            wait_for_stdin(None);
+            self.fill();
+        }
+        let all = String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned();
+        all.lines().for_each(|line| self.keep('>', line));
+        all
+    }
+
+    fn fill(&mut self) {
+        let mut bytes = [0; 64 * 1024];
+        match rustix::io::read(rustix::stdio::stdin(), &mut bytes) {
+            Ok(0) => self.closed = true,
+            Ok(read) => self.held.extend_from_slice(&bytes[..read]),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => self.closed = true,
+        }
+    }
+
+    fn keep(&mut self, way: char, line: &str) {
+        if let Some(tape) = &mut self.tape {
+            let kept = tape.write_all(format!("{way} {line}\n").as_bytes());
+            kept.expect("the tape can be written");
+        }
+    }
+}
+
+fn now_ms() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec.cast_unsigned() * 1_000 + now.tv_nsec.cast_unsigned() / 1_000_000
+}
+
+/// False when the time was over first. Signals end no wait.
+fn wait_for_stdin(limit: Option<u64>) -> bool {
+    let span = limit.map(|ms| Timespec {
+        tv_sec: (ms / 1_000).cast_signed(),
+        tv_nsec: (ms % 1_000 * 1_000_000).cast_signed(),
+    });
+    let stdin = rustix::stdio::stdin();
+    let mut fds = [PollFd::from_borrowed_fd(stdin, PollFlags::IN)];
+    !matches!(poll(&mut fds, span.as_ref()), Ok(0))
+}

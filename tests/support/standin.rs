@@ -1,0 +1,79 @@
+//! Coding agents for tests: the stand-in, in each wire. A task's prompt is the script that its agent plays
+//! (`standin/script.rs` says what it can say), or its environment holds it where the prompt must be something else.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use baton_daemon::{AgentConfig, AgentWire};
+use baton_proto::v1::{RetryPolicy, TaskSpec};
+
+/// The name of the agent, what it speaks, and how the stand-in calls that.
+pub const CODING_AGENTS: [(&str, AgentWire, &str); 4] = [
+    ("claude", AgentWire::Claude, "claude"),
+    ("codex", AgentWire::CodexAppServer, "app-server"),
+    ("codex-exec", AgentWire::CodexExec, "exec"),
+    ("acp", AgentWire::Acp, "acp"),
+];
+
+/// Those that can ask people.
+pub const ASKING_AGENTS: [&str; 3] = ["claude", "codex", "acp"];
+
+/// Every coding agent, played by `program`. `env` is the operator's.
+pub fn coding_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, AgentConfig> {
+    let env: BTreeMap<String, String> = env
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    let agents = CODING_AGENTS.map(|(name, wire, spoken)| {
+        let agent = AgentConfig::Coding {
+            wire,
+            program: program.into(),
+            args: vec!["speak".into(), spoken.into()],
+            env: env.clone(),
+        };
+        (name.to_owned(), agent)
+    });
+    agents.into()
+}
+
+/// The same as a `daemon.toml`.
+pub fn coding_agents_file(program: &str, env: &[(&str, &str)]) -> String {
+    let env: Vec<String> = env
+        .iter()
+        .map(|(name, value)| format!("{name} = {value:?}"))
+        .collect();
+    let env = env.join(", ");
+    let agents = CODING_AGENTS.map(|(name, wire, spoken)| {
+        let kind = match wire {
+            AgentWire::Claude => "kind = \"claude\"",
+            AgentWire::CodexAppServer => "kind = \"codex\"",
+            AgentWire::CodexExec => "kind = \"codex\"\nprotocol = \"exec\"",
+            AgentWire::Acp => "kind = \"acp\"",
+        };
+        let args = format!("args = [\"speak\", {spoken:?}]");
+        format!("[agents.{name}]\n{kind}\nprogram = {program:?}\n{args}\nenv = {{ {env} }}\n")
+    });
+    agents.join("\n")
+}
+
+/// A task whose prompt is the script. No retry: the first end is the end.
+pub fn played(agent: &str, script: &str) -> TaskSpec {
+    TaskSpec {
+        agent: agent.to_owned(),
+        prompt: script.to_owned(),
+        retry: Some(RetryPolicy {
+            max_attempts: Some(1),
+            ..RetryPolicy::default()
+        }),
+        ..TaskSpec::default()
+    }
+}
+
+/// A task whose agent knows its script before it has a prompt.
+pub fn played_from_the_start(agent: &str, script: &str, prompt: &str) -> TaskSpec {
+    TaskSpec {
+        prompt: prompt.to_owned(),
+        env: [("STANDIN_SCRIPT".to_owned(), script.to_owned())].into(),
+        ..played(agent, "")
+    }
+}
