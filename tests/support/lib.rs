@@ -12,6 +12,7 @@ mod census;
 mod client;
 mod collector;
 mod daemon;
+mod file_lease;
 mod files;
 mod gateway;
 mod island;
@@ -39,6 +40,7 @@ pub use census::{MARK, Process, by_attempt, marked, marked_gone, of_attempt, shi
 pub use client::{Client, code_of};
 pub use collector::{Collector, attribute};
 pub use daemon::RealDaemon;
+pub use file_lease::lease_of;
 pub use files::copy_directory;
 pub use gateway::Gateway;
 pub use island::Island;

@@ -1,0 +1,301 @@
+//! Every kind of agent against every deadline of a profile: the stand-in stalls where the deadline looks, and the task
+//! ends with that deadline's code. What comes of it is compared with `deadlines.txt`, which people review.
+//!
+//! Each cell arms one deadline only, so that a busy machine makes it later and never another one; all stall at once.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_proto::v1::{
+    CommandSpec, DeadlineProfile, LifecyclePhase, TaskEventKind, TaskSpec, TaskState,
+};
+use baton_tests::{
+    ASKING_AGENTS, Client, RealDaemon, Relay, coding_agents, lease_of, played,
+    played_from_the_start, poll_until, recorded_ms, together,
+};
+use tempfile::TempDir;
+
+use crate::STANDIN;
+
+const LIMIT: u64 = 1_000;
+/// More than a pipe holds: it is not written while nobody reads.
+const LONG_PROMPT: usize = 512 * 1024;
+
+const KINDS: [&str; 5] = ["command", "claude", "codex", "codex-exec", "acp"];
+
+const DEADLINES: [&str; 8] = [
+    "process_start",
+    "prompt_write",
+    "first_event",
+    "first_visible_event",
+    "stream_idle",
+    "tool_idle",
+    "user_input",
+    "cleanup_term",
+];
+
+/// A relay, and a daemon with every kind of agent twice: as it is, and (`-stuck`) as a program that cannot be started
+/// because another process has a lease on its file.
+struct Stage {
+    client: Client,
+    _relay: Relay,
+    _daemon: RealDaemon,
+    held: HeldProgram,
+}
+
+impl Stage {
+    async fn open() -> Self {
+        let mut held = HeldProgram::make();
+        let relay = Relay::start().await;
+        let token = relay.daemon_token().await;
+        let stuck = coding_agents(&held.program, &[]);
+        let stuck = stuck
+            .into_iter()
+            .map(|(name, agent)| (format!("{name}-stuck"), agent));
+        let daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+            config.slots = 64;
+            config.agents.extend(coding_agents(Path::new(STANDIN), &[]));
+            config.agents.extend(stuck);
+        })
+        .await;
+        // By now the daemon has asked every program for its version.
+        held.hold().await;
+        Self {
+            client: relay.admin().clone(),
+            _relay: relay,
+            _daemon: daemon,
+            held,
+        }
+    }
+}
+
+/// The stand-in under another name, with a lease on its file: whoever executes it waits until the lease is given back.
+struct HeldProgram {
+    program: PathBuf,
+    lease: Option<File>,
+    _dir: TempDir,
+}
+
+impl HeldProgram {
+    fn make() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let program = dir.path().join("standin");
+        std::fs::copy(STANDIN, &program).expect("a program can be copied");
+        Self {
+            program,
+            lease: None,
+            _dir: dir,
+        }
+    }
+
+    /// Processes that other tests start may have the copy open for a moment.
+    async fn hold(&mut self) {
+        let lease = poll_until("a lease on the program", || lease_of(&self.program)).await;
+        self.lease = Some(lease);
+    }
+
+    fn let_go(&mut self) {
+        self.lease = None;
+    }
+}
+
+/// What one cell does: the task, and whether somebody cancels it once it talks.
+struct Cell {
+    kind: &'static str,
+    deadline: &'static str,
+    spec: TaskSpec,
+    canceled: bool,
+}
+
+/// Or why no agent of this kind can run into it.
+fn cell(kind: &'static str, deadline: &'static str, held: &Path) -> Result<Cell, &'static str> {
+    let script = match (deadline, kind) {
+        ("tool_idle", "command") => return Err("not reachable: a command has no tools"),
+        ("user_input", "command") => return Err("not reachable: a command asks nobody"),
+        ("user_input", "codex-exec") => return Err("not reachable: exec has no way to ask"),
+        ("process_start", _) => "say never",
+        // Where the prompt comes after a greeting, one that is not returned is enough.
+        ("prompt_write", "codex" | "acp") => "mute",
+        ("prompt_write", _) => "deaf",
+        ("first_event", _) => "mute",
+        ("first_visible_event", _) => "hint; stall",
+        ("stream_idle", _) => "say hm; stall",
+        ("tool_idle", _) => "begin Bash make; stall",
+        ("user_input", _) => "ask Bash ls",
+        _ => "ignore-term; say hm; stall",
+    };
+    let spec = if kind == "command" {
+        commanded(deadline, held)
+    } else {
+        coded(kind, deadline, script)
+    };
+    let spec = TaskSpec {
+        profile: Some(profile(deadline)),
+        ..spec
+    };
+    Ok(Cell {
+        kind,
+        deadline,
+        spec,
+        canceled: deadline == "cleanup_term",
+    })
+}
+
+fn coded(kind: &str, deadline: &str, script: &str) -> TaskSpec {
+    let long = "x".repeat(LONG_PROMPT);
+    match (deadline, kind) {
+        ("process_start", _) => played(&format!("{kind}-stuck"), script),
+        ("prompt_write", _) => played_from_the_start(kind, script, &long),
+        // It says that it has begun before it knows its prompt.
+        ("first_event", "codex-exec") => played_from_the_start(kind, script, "x"),
+        _ => played(kind, script),
+    }
+}
+
+fn commanded(deadline: &str, held: &Path) -> TaskSpec {
+    let program = match deadline {
+        "process_start" => held.to_str().expect("a plain path"),
+        _ => STANDIN,
+    };
+    let words: &[&str] = match deadline {
+        "stream_idle" => &["print", "1", "pause"],
+        "cleanup_term" => &["ignore-term", "print", "1", "pause"],
+        _ => &["pause"],
+    };
+    let argv = std::iter::once(program).chain(words.iter().copied());
+    let prompt = match deadline {
+        "prompt_write" => "x".repeat(LONG_PROMPT),
+        _ => "x".to_owned(),
+    };
+    TaskSpec {
+        command: Some(CommandSpec {
+            argv: argv.map(str::to_owned).collect(),
+        }),
+        prompt,
+        ..played("command", "")
+    }
+}
+
+fn profile(deadline: &str) -> DeadlineProfile {
+    let limit = |name: &str| (name == deadline).then_some(LIMIT);
+    DeadlineProfile {
+        process_start_ms: limit("process_start"),
+        prompt_write_ms: limit("prompt_write"),
+        first_event_ms: limit("first_event"),
+        first_visible_event_ms: limit("first_visible_event"),
+        stream_idle_ms: limit("stream_idle"),
+        tool_idle_ms: limit("tool_idle"),
+        user_input_ms: limit("user_input"),
+        cleanup_term_ms: limit("cleanup_term"),
+    }
+}
+
+impl Cell {
+    /// The code that it ended with.
+    async fn run(self, client: &Client) -> String {
+        let task = client.submit(self.spec).await;
+        let mut watch = client.watch(&task.task_id).await;
+        let mut asked_at = 0;
+        if self.canceled {
+            watch
+                .until("it to talk", |event| {
+                    event.phase() == LifecyclePhase::FirstVisibleEventSeen
+                })
+                .await;
+            client.cancel(&task.task_id).await;
+            let asked = watch.until_kind(TaskEventKind::CancelRequested).await;
+            asked_at = recorded_ms(&asked);
+        }
+        let end = watch.until_kind(TaskEventKind::Ended).await;
+        let done = client.get(&task.task_id).await;
+        let attempt = &done.attempts[0];
+        if !self.canceled {
+            let what = (self.kind, self.deadline);
+            assert_eq!(done.state(), TaskState::TimedOut, "{what:?}: {done:?}");
+            return attempt.failure_code.clone();
+        }
+        let signal = attempt.signal.unwrap_or(0);
+        assert!(recorded_ms(&end) >= asked_at + LIMIT, "{done:?}");
+        format!("{}, signal {signal} after it", attempt.failure_code)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
+    let mut stage = Stage::open().await;
+    let rows = DEADLINES.into_iter().map(|deadline| {
+        let (client, held) = (&stage.client, stage.held.program.as_path());
+        async move {
+            let cells = KINDS.into_iter().map(|kind| async move {
+                match cell(kind, deadline, held) {
+                    Ok(cell) => cell.run(client).await,
+                    Err(reason) => reason.to_owned(),
+                }
+            });
+            (deadline, together(cells).await)
+        }
+    });
+    let rows = together(rows).await;
+    stage.held.let_go();
+    let mut table = String::new();
+    for (deadline, cells) in &rows {
+        for (kind, cell) in KINDS.iter().zip(cells) {
+            table += &format!("{deadline:<20} {kind:<11} {cell}\n");
+        }
+    }
+    println!("{table}");
+    for kind in ASKING_AGENTS {
+        let reached = |(_, cells): &&(&str, Vec<String>)| {
+            let at = KINDS.iter().position(|known| *known == kind);
+            at.is_some_and(|at| !cells[at].starts_with("not reachable"))
+        };
+        assert_eq!(
+            rows.iter().filter(reached).count(),
+            DEADLINES.len(),
+            "{kind}"
+        );
+    }
+    assert_eq!(table, include_str!("deadlines.txt"), "see deadlines.txt");
+}
+
+/// A minute is a second here.
+const MINUTE: u64 = 1_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
+    let stage = Stage::open().await;
+    let script = format!(
+        "say hm; begin Bash make; nap {}; end; say built",
+        15 * MINUTE
+    );
+    let runs = ["claude", "codex", "codex-exec", "acp"].map(|kind| {
+        let spec = TaskSpec {
+            profile: Some(DeadlineProfile {
+                stream_idle_ms: Some(2 * MINUTE),
+                tool_idle_ms: Some(30 * MINUTE),
+                ..DeadlineProfile::default()
+            }),
+            ..played(kind, &script)
+        };
+        let client = stage.client.clone();
+        async move {
+            let task = client.submit(spec).await;
+            let events = client.watch(&task.task_id).await.to_end().await;
+            let at = |kind| events.iter().find(|event| event.kind() == kind);
+            let (began, ended) = (
+                at(TaskEventKind::ToolStarted),
+                at(TaskEventKind::ToolFinished),
+            );
+            let took =
+                recorded_ms(ended.expect("the tool ends")) - recorded_ms(began.expect("it began"));
+            (client.get(&task.task_id).await, took)
+        }
+    });
+    for (done, took) in together(runs.into_iter()).await {
+        assert_eq!(done.state(), TaskState::Completed, "{done:?}");
+        assert_eq!(done.result, "built");
+        let short = Duration::from_millis(took) < Duration::from_millis(14 * MINUTE);
+        assert!(!short, "the tool ran for {took} ms only");
+    }
+}
