@@ -27,15 +27,19 @@ pub struct Retry {
 /// still time to renew, so a quarter of what is left is the most that is waited. Results that nobody has heard keep the
 /// ceiling low: a relay that comes back waits for them only a little.
 pub fn delay(retry: Retry, random: f64) -> Duration {
+    let hurried_by = retry
+        .last_words
+        .filter(|_| !mutant!(BackoffIgnoresLastWords));
     let ceiling = FIRST
         .saturating_mul(1 << retry.failures.min(7))
-        .min(retry.last_words.unwrap_or(LONGEST))
+        .min(hurried_by.unwrap_or(LONGEST))
         .min(LONGEST);
     let jittered = ceiling.mul_f64(random.clamp(0.0, 1.0));
     let wished = retry
         .retry_after
         .map_or(jittered, |wish| wish.saturating_add(jittered));
     match retry.shortest_lease {
+        Some(_) if mutant!(BackoffIgnoresLease) => wished,
         Some(left) => wished.min(left / 4),
         None => wished,
     }

@@ -116,6 +116,9 @@ impl Course {
 
     /// A later order can only bring KILL forward.
     pub fn on_stop(&mut self, kill_at: Moment) {
+        if mutant!(StopForgotten) {
+            return;
+        }
         self.stop = Some(self.stop.map_or(kill_at, |earlier| earlier.min(kill_at)));
     }
 

@@ -63,7 +63,7 @@ impl Heartbeats {
 
     /// Two are out and neither was answered in its time: nobody is listening.
     pub fn is_dead(&self, now: Moment) -> bool {
-        self.dead_at().is_some_and(|at| at <= now)
+        self.dead_at().is_some_and(|at| at <= now) && !mutant!(DeadStreamKept)
     }
 
     /// The second one gets its time from when it was due, so that one sent earlier shortens nobody's, and from when it was
@@ -86,6 +86,10 @@ impl Heartbeats {
     /// When the heartbeat was sent that is answered here; later ones stay out.
     pub fn answered(&mut self, seq: u64) -> Option<Moment> {
         let at = self.unanswered.iter().position(|(sent, _)| *sent == seq)?;
+        let at = match mutant!(LeaseFromNewestBeat) {
+            true => self.unanswered.len() - 1,
+            false => at,
+        };
         self.heard_seq = seq;
         self.unanswered
             .drain(..=at)

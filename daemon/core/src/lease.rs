@@ -22,7 +22,7 @@ impl LeaseClock {
     /// `sent_at` is when the frame went out that this grant answers.
     pub fn granted(sent_at: Moment, granted: Duration) -> Self {
         Self {
-            limit: sent_at.after(granted),
+            limit: counted(sent_at, granted),
             granted,
         }
     }
@@ -45,7 +45,7 @@ impl LeaseClock {
     /// An answer never shortens the lease: a larger grant that is outstanding still counts.
     pub fn renew(&mut self, sent_at: Moment, granted: Duration) {
         self.granted = granted;
-        self.limit = self.limit.max(sent_at.after(granted));
+        self.limit = self.limit.max(counted(sent_at, granted));
     }
 
     pub fn limit(&self) -> Moment {
@@ -54,7 +54,7 @@ impl LeaseClock {
 
     /// Nothing of the attempt may run or be heard any more.
     pub fn is_over(&self, now: Moment) -> bool {
-        self.limit <= now
+        self.limit <= now && !mutant!(LostRightIgnored)
     }
 
     pub fn ttl(&self) -> Duration {
@@ -63,13 +63,26 @@ impl LeaseClock {
 
     /// When TERM goes out if no renewal is acknowledged before.
     pub fn term_at(&self, cleanup_term: Duration) -> Moment {
+        if mutant!(TermTooLate) {
+            return self.kill_at();
+        }
         self.limit.before(cleanup_term.min(self.granted / 4))
     }
 
     /// When KILL goes out after that, so that nothing is left at the limit.
     pub fn kill_at(&self) -> Moment {
+        if mutant!(KillAtLimit) {
+            return self.limit;
+        }
         self.limit.before(KILL_LEAD.min(self.granted / 8))
     }
+}
+
+fn counted(sent_at: Moment, granted: Duration) -> Moment {
+    if mutant!(LeaseWithGrace) {
+        return sent_at.after(granted + granted / 4);
+    }
+    sent_at.after(granted)
 }
 
 #[cfg(test)]

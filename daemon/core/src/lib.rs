@@ -4,6 +4,9 @@
 //! `outbox` is what an attempt has to say and what of it may leave; `heartbeats` and `lease` count the right to run, `course` and `ladder` end what
 //! has lost it; `stake` and `backoff` say how soon a lost stream is dialed again.
 
+#[macro_use]
+pub mod mutants;
+
 pub mod backoff;
 pub mod course;
 pub mod heartbeats;

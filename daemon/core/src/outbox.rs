@@ -156,6 +156,9 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
 
     /// Whatever is not acknowledged goes out again.
     pub fn rewind(&mut self) {
+        if mutant!(ReplaySkipped) {
+            return;
+        }
         self.sent = 0;
     }
 
@@ -163,7 +166,12 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
     /// frames that the disk has lost.
     pub fn settle(&mut self, acked: Acked) {
         if let Some(at) = self.taken_over_at {
-            let raised_by = acked.control_seq.saturating_sub(at);
+            let known = if mutant!(NumbersReused) {
+                0
+            } else {
+                acked.control_seq
+            };
+            let raised_by = known.saturating_sub(at);
             self.commit(Entry::Settled { raised_by }, Leaves::Synced);
         }
         self.rewind();
@@ -172,7 +180,8 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
 
     /// Cumulative per numbering. Older or impossible numbers change nothing.
     pub fn ack(&mut self, acked: Acked) {
-        let control_seq = acked.control_seq.min(self.last_control_seq);
+        let taken = acked.control_seq + u64::from(mutant!(AckTakesUnacked));
+        let control_seq = taken.min(self.last_control_seq);
         let output_offset = acked.output_offset.min(self.end_offset);
         let newest = Acked {
             control_seq: control_seq.max(self.acked.control_seq),
@@ -263,6 +272,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
         let frames = self
             .records
             .iter()
+            .skip(usize::from(mutant!(ImageForgets)))
             .map(|kept| (Entry::Frame(kept.record.clone()), kept.leaves));
         let entries = std::iter::once((Entry::Base(base), Leaves::Synced)).chain(frames);
         self.log.replace_all(entries, &self.progress)
@@ -358,7 +368,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
     }
 
     fn cut_to_limit(&mut self) {
-        while self.held > self.limit && self.cut_oldest_output() {}
+        while self.held > self.limit && !mutant!(OutputUnbounded) && self.cut_oldest_output() {}
     }
 
     /// The newest record always stays: a chunk is far smaller than the limit.
@@ -386,6 +396,10 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
             return;
         };
         self.held -= self.records[index].record.cost();
+        if mutant!(CutNotRecorded) {
+            self.records.remove(index);
+            return;
+        }
         self.records[index] = cut;
         self.merge_cut(index);
     }

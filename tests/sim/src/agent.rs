@@ -3,15 +3,12 @@
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, InputId};
-use baton_core::input::{
-    Activity, CanceledBody, Completed, Errored, FrameBody, Input, Termination,
-};
+use baton_core::input::{CanceledBody, Completed, Errored, FrameBody, Termination};
 use baton_core::record::{Exit, FailureCode, Phase, Usage};
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 
-use crate::daemon::Kill;
-use crate::links::Up;
+use crate::held::Kill;
 use crate::ruled::CASES;
 use crate::world::{Event, World};
 
@@ -76,13 +73,18 @@ impl World {
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
-        if held.confirmed || held.ended || held.limit <= now {
+        if held.confirmed || held.ended || !held.may_start(now) {
             return;
         }
         held.confirmed = true;
         held.alive = true;
-        let (re, spec) = (held.re, Arc::clone(&held.spec));
+        let (re, spec, until) = (held.re, Arc::clone(&held.spec), held.rights.until);
+        assert!(
+            now < until,
+            "S14: {attempt} starts, and its lease was over at {until}"
+        );
         self.born(re, &spec);
+        self.start_shim(index, attempt);
         self.say(index, attempt, FrameBody::Started);
         let at = now + self.rng.between(10, 3_000);
         self.at(
@@ -152,24 +154,17 @@ impl World {
         }
     }
 
+    /// Printed into a pipe; a relay that is behind holds the child back.
     fn print(&mut self, index: usize, attempt: AttemptId) {
         let daemon = &mut self.daemons[index];
-        let (Some(conn), true) = (daemon.conn, daemon.welcomed) else {
+        let (connected, most) = (daemon.welcomed, self.options.outbox_limit / 2);
+        let held = daemon.held.get_mut(&attempt);
+        let Some(held) = held.filter(|held| !(connected && held.outbox.held() > most)) else {
             return;
         };
-        let Some(held) = daemon.held.get_mut(&attempt) else {
-            return;
-        };
-        held.output += 100;
-        let activity = Activity {
-            session: self.conns[conn].session,
-            re: held.re,
-            visible: self.rng.chance(50),
-            tools: Vec::new(),
-            output_end: held.output,
-        };
-        self.daemons[index].past.printed(activity.clone());
-        self.send_up(conn, Up::Input(Input::Activity(activity)));
+        let (length, visible) = (self.rng.between(1, 150), self.rng.chance(50));
+        held.print(length, visible);
+        self.fold(index, attempt);
     }
 
     fn open_tool(&mut self, index: usize, attempt: AttemptId) {
@@ -233,46 +228,7 @@ impl World {
         self.say(index, attempt, body);
         if lingers {
             let takes = self.rng.below(20_000);
-            self.kill(index, attempt, Kill::Lingering, takes);
-        }
-    }
-
-    /// TERM goes out; the processes are gone after `takes`, and by the limit at the latest.
-    pub(crate) fn kill(&mut self, index: usize, attempt: AttemptId, why: Kill, takes: u64) {
-        let now = self.now;
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
-            return;
-        };
-        held.killing = Some(why);
-        let at = (now + takes).min(held.limit);
-        self.at(
-            at,
-            Event::Dead {
-                daemon: index,
-                attempt,
-            },
-        );
-    }
-
-    pub(crate) fn limit_reached(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
-            return;
-        };
-        if held.alive && self.now >= held.limit {
-            held.killing.get_or_insert(Kill::Limit);
-            self.killed(index, attempt);
-        }
-    }
-
-    pub(crate) fn bury(&mut self, index: usize, attempt: AttemptId) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
-            return;
-        };
-        // A shim that is gone can no longer be silent: the daemon finds its report.
-        held.reachable = true;
-        if std::mem::take(&mut held.alive) {
-            let (task, spec) = (held.re.task, Arc::clone(&held.spec));
-            self.died(task, attempt, &spec);
+            self.kill(index, attempt, Kill::Lingering, takes, 0);
         }
     }
 
@@ -315,7 +271,7 @@ impl World {
             return;
         };
         held.ended = true;
-        let in_lease = now < held.limit;
+        let in_lease = held.is_within_lease(now);
         let body = if self.rng.chance(15) {
             completed(gone())
         } else {
@@ -339,11 +295,11 @@ impl World {
 
     /// A receipt, or the worker's own word that its lease ran out.
     pub(crate) fn report_death(&mut self, index: usize, attempt: AttemptId) {
-        let bare = self.rng.chance(50);
+        let either = self.rng.chance(50);
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
-        let body = if held.ended || bare {
+        let body = if held.ended || held.fenced || either {
             FrameBody::Receipt {
                 termination: gone(),
             }

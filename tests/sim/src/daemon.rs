@@ -1,22 +1,25 @@
-//! A simulated daemon: an honest and simple speaker of the protocol. It keeps frames until they are acknowledged, renews
-//! what it holds, and counts its leases from the send of what was acknowledged.
+//! A simulated daemon: an honest and simple speaker of the protocol. What it decides by time and by what it was told is the daemon's
+//! own code (`baton_daemon_core`); when something happens to it, and to its machine, is the world's.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TenantId, TenantScope, TokenId};
-use baton_core::input::{
-    ActiveAttempt, ActiveState, FrameBody, FrameRef, Heartbeat, Hello, Input, LeaseToken,
-};
+use baton_core::input::{ActiveAttempt, ActiveState, Heartbeat, Hello, Input};
 use baton_core::record::Decision;
-use baton_core::spec::TaskSpec;
-use baton_core::time::{Mint, Wall};
+use baton_core::time::Mint;
+use baton_daemon_core::heartbeats::Heartbeats;
 use uuid::Uuid;
 
-use crate::agent::Plan;
-use crate::ghosts::{Past, Said};
+use crate::ghosts::Past;
+use crate::held::{Held, Kill, moment};
 use crate::links::Up;
 use crate::world::{Event, World};
+
+/// Before a Welcome says how often.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Two are out before a stream is given up, and a short lease may bring others forward.
+const MOST_UNANSWERED: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Daemon {
@@ -31,10 +34,15 @@ pub(crate) struct Daemon {
     pub(crate) conn: Option<usize>,
     pub(crate) welcomed: bool,
     pub(crate) hello_at: u64,
-    pub(crate) beat_ms: u64,
-    beat_seq: u64,
-    /// Heartbeats that are not answered yet, with the time they were sent.
-    pub(crate) beats: VecDeque<(u64, u64)>,
+    /// Dials in vain since its last stream.
+    pub(crate) failures: u32,
+    /// Nobody answers before this.
+    pub(crate) cut_off_until: u64,
+    pub(crate) beats: Heartbeats,
+    /// How much output of its attempts the relay has, as its last Welcome says.
+    pub(crate) offsets: Vec<(AttemptId, u64)>,
+    /// The judge's own: when each heartbeat of this stream was sent.
+    pub(crate) beats_sent: BTreeMap<u64, u64>,
     pub(crate) hold: Option<Hold>,
     pub(crate) draining: bool,
     /// Its disk is full until then, and it may be of those that say so in heartbeats.
@@ -43,6 +51,8 @@ pub(crate) struct Daemon {
     pub(crate) held: BTreeMap<AttemptId, Held>,
     /// It does nothing before this.
     pub(crate) stopped_until: u64,
+    /// Its whole machine does nothing before this, or did so.
+    pub(crate) asleep_until: u64,
     /// What may come again much later.
     pub(crate) past: Past,
     pub(crate) ghosts: BTreeSet<(AttemptId, u64)>,
@@ -55,69 +65,6 @@ pub(crate) struct Daemon {
 pub(crate) struct Hold {
     pub(crate) request: u64,
     pub(crate) at: u64,
-}
-
-/// One attempt on its machine.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) re: FrameRef,
-    pub(crate) token: LeaseToken,
-    pub(crate) spec: Arc<TaskSpec>,
-    pub(crate) plan: Plan,
-    pub(crate) stage: u32,
-    /// Its processes run.
-    pub(crate) alive: bool,
-    pub(crate) confirmed: bool,
-    pub(crate) accepted_at: u64,
-    /// By then its processes are dead, unless a renewal is acknowledged.
-    pub(crate) limit: u64,
-    /// Why it is being killed, if it is.
-    pub(crate) killing: Option<Kill>,
-    /// A terminal frame was made.
-    pub(crate) ended: bool,
-    pub(crate) reachable: bool,
-    /// Its frames were read back from the disk: they carry no token.
-    pub(crate) restored: bool,
-    /// Not even its receipt is wanted.
-    pub(crate) unwanted: bool,
-    pub(crate) tool: Option<Arc<str>>,
-    pub(crate) asked: Option<InputId>,
-    pub(crate) output: u64,
-    pub(crate) outbox: VecDeque<(u64, Wall, FrameBody)>,
-    /// How many of the outbox went out on this stream.
-    pub(crate) sent: usize,
-    pub(crate) seq: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kill {
-    /// The relay asked for it in a Cancel.
-    Canceled,
-    /// It is over for the relay, and nothing of it will count.
-    GivenUp,
-    /// The lease ran out.
-    Limit,
-    /// It told its end before its processes were gone.
-    Lingering,
-}
-
-impl Held {
-    pub(crate) fn push(&mut self, body: FrameBody, wall: Wall) {
-        self.seq += 1;
-        self.outbox.push_back((self.seq, wall, body));
-    }
-
-    pub(crate) fn acked(&mut self, upto: u64) {
-        while self.outbox.front().is_some_and(|(seq, ..)| *seq <= upto) {
-            self.outbox.pop_front();
-            self.sent = self.sent.saturating_sub(1);
-        }
-    }
-
-    /// Nothing is left to run or to say.
-    pub(crate) fn is_over(&self) -> bool {
-        self.ended && !self.alive && self.outbox.is_empty()
-    }
 }
 
 impl World {
@@ -139,15 +86,18 @@ impl World {
             conn: None,
             welcomed: false,
             hello_at: 0,
-            beat_ms: 5_000,
-            beat_seq: 0,
-            beats: VecDeque::new(),
+            failures: 0,
+            cut_off_until: 0,
+            beats: Heartbeats::new(HEARTBEAT, moment(0)),
+            offsets: Vec::new(),
+            beats_sent: BTreeMap::new(),
             hold: None,
             draining: false,
             full_until: 0,
             says_full: false,
             held: BTreeMap::new(),
             stopped_until: 0,
+            asleep_until: 0,
             past: Past::default(),
             ghosts: BTreeSet::new(),
             answers: BTreeMap::new(),
@@ -164,18 +114,14 @@ impl World {
 
     pub(crate) fn connect(&mut self, index: usize, life: u64) {
         let daemon = &self.daemons[index];
-        if daemon.life != life || daemon.down || daemon.conn.is_some() {
+        if daemon.life != life || daemon.conn.is_some() {
             return;
         }
-        if self.relay.core.is_none() {
-            let at = self.now + self.rng.between(200, 2_000);
-            return self.at(
-                at,
-                Event::Connect {
-                    daemon: index,
-                    life,
-                },
-            );
+        if daemon.down {
+            self.revive(index);
+        }
+        if self.relay.core.is_none() || self.is_cut_off(index) {
+            return self.dialed_in_vain(index);
         }
         let conn = self.open_conn(index);
         let hello = self.hello(index);
@@ -183,7 +129,7 @@ impl World {
         daemon.conn = Some(conn);
         daemon.welcomed = false;
         daemon.hello_at = self.now;
-        daemon.beats.clear();
+        daemon.beats_sent.clear();
         daemon.hold = None;
         if self.options.stale_hellos && !self.healing && self.rng.chance(30) {
             self.freeze(conn);
@@ -206,10 +152,9 @@ impl World {
 
     fn hello(&mut self, index: usize) -> Hello {
         let daemon = &mut self.daemons[index];
-        let active = daemon.held.values_mut().map(|held| {
-            held.sent = 0;
+        let active = daemon.held.values().map(|held| {
             let state = match (held.ended, held.reachable) {
-                (true, _) if !held.outbox.is_empty() => ActiveState::Finished,
+                (true, _) if !held.is_told() => ActiveState::Finished,
                 (_, false) => ActiveState::Unreachable,
                 (_, true) => ActiveState::Running,
             };
@@ -217,8 +162,8 @@ impl World {
                 re: held.re,
                 proof: Some(held.token.clone()),
                 state,
-                control_seq: held.seq,
-                output_end: held.output,
+                control_seq: held.outbox.last_control_seq(),
+                output_end: held.outbox.end_offset(),
                 finished: None,
             }
         });
@@ -241,29 +186,6 @@ impl World {
         }
     }
 
-    /// The stream is gone on this side; another is tried soon, while attempts go on.
-    pub(crate) fn lost_conn(&mut self, index: usize) {
-        let daemon = &mut self.daemons[index];
-        daemon.conn = None;
-        daemon.welcomed = false;
-        daemon.life += 1;
-        let life = daemon.life;
-        let long = self.options.long_outages && !self.healing && self.rng.chance(40);
-        let worst = match (long, self.rng.chance(20)) {
-            (true, true) => 300_000,
-            (true, false) => 80_000,
-            (false, _) => 2_000,
-        };
-        let at = self.now + self.rng.between(1, worst);
-        self.at(
-            at,
-            Event::Connect {
-                daemon: index,
-                life,
-            },
-        );
-    }
-
     pub(crate) fn hang_up(&mut self, index: usize) {
         if let Some(conn) = self.daemons[index].conn {
             self.daemon_hangs_up(conn);
@@ -275,33 +197,15 @@ impl World {
         if self.daemons[index].conn != Some(conn) || self.daemons[index].down {
             return;
         }
-        if self.daemons[index].beats.len() >= 2 {
+        let now = self.now;
+        if self.daemons[index].beats.is_dead(moment(now)) {
             self.note(|| format!("d{index} hears nothing on {conn} and hangs up"));
             return self.hang_up(index);
         }
-        let session = self.conns[conn].session;
-        let now = self.now;
-        let daemon = &mut self.daemons[index];
-        daemon.beat_seq += 1;
-        daemon.beats.push_back((daemon.beat_seq, now));
-        let running = daemon.held.values().filter(|held| {
-            let leased = !held.ended || (held.limit > now && !held.outbox.is_empty());
-            leased && held.reachable && held.killing != Some(Kill::GivenUp)
-        });
-        let oldest_unanswered = daemon.beats.front().map_or(0, |(seq, _)| *seq);
-        let heartbeat = Heartbeat {
-            seq: daemon.beat_seq,
-            heard_seq: Some(oldest_unanswered.saturating_sub(1)),
-            renewals: running
-                .map(|held| (held.re.attempt, held.token.clone()))
-                .collect(),
-            free_slots: 0,
-            draining: daemon.draining,
-            unfit: daemon.says_full && daemon.full_until > now,
-            load: None,
-        };
-        let next = now + daemon.beat_ms;
-        self.send_up(conn, Up::Input(Input::Heartbeat { session, heartbeat }));
+        if self.daemons[index].beats.due_at() <= moment(now) {
+            self.send_beat(index, conn);
+        }
+        let next = self.daemons[index].beats.due_at().as_millis().max(now + 1);
         self.at(
             next,
             Event::Beat {
@@ -311,49 +215,47 @@ impl World {
         );
     }
 
-    /// Numbers a frame, keeps it, and sends it if there is a stream.
-    pub(crate) fn say(&mut self, index: usize, attempt: AttemptId, body: FrameBody) {
-        let wall = self.wall();
-        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
-            held.push(body, wall);
-        }
-        self.flush(index, attempt);
-    }
-
-    pub(crate) fn flush(&mut self, index: usize, attempt: AttemptId) {
-        if self.is_stopped(index) {
-            return;
-        }
+    fn send_beat(&mut self, index: usize, conn: usize) {
+        let (session, now) = (self.conns[conn].session, self.now);
         let daemon = &mut self.daemons[index];
-        let (Some(conn), true, false) = (daemon.conn, daemon.welcomed, daemon.down) else {
-            return;
+        let seq = daemon.beats.sent(moment(now));
+        daemon.beats_sent.insert(seq, now);
+        let unanswered = daemon.beats_sent.len();
+        assert!(
+            unanswered <= MOST_UNANSWERED,
+            "L4: d{index} speaks to nobody for {unanswered} heartbeats"
+        );
+        let running = daemon.held.values().filter(|held| {
+            let leased = !held.ended || (held.is_within_lease(now) && !held.is_told());
+            let over = matches!(held.killing, Some(Kill::GivenUp | Kill::Limit));
+            leased && held.reachable && !over
+        });
+        let heartbeat = Heartbeat {
+            seq,
+            heard_seq: Some(daemon.beats.heard_seq()),
+            renewals: running
+                .map(|held| (held.re.attempt, held.token.clone()))
+                .collect(),
+            free_slots: 0,
+            draining: daemon.draining,
+            unfit: daemon.says_full && daemon.full_until > now,
+            load: None,
         };
-        let session = self.conns[conn].session;
-        let Some(held) = daemon.held.get_mut(&attempt).filter(|held| held.reachable) else {
-            return;
-        };
-        let unsent: Vec<_> = held.outbox.iter().skip(held.sent).cloned().collect();
-        held.sent = held.outbox.len();
-        let (re, token, restored) = (held.re, held.token.clone(), held.restored);
-        let said = |(control_seq, observed, body)| Said {
-            re,
-            control_seq,
-            observed,
-            body,
-        };
-        let unsent: Vec<Said> = unsent.into_iter().map(said).collect();
-        self.doubled(index, conn, &unsent);
-        for said in unsent {
-            let proof = (!restored && self.rng.chance(50)).then(|| token.clone());
-            self.daemons[index].past.said(said.clone());
-            let frame = Box::new(said.frame(session, proof));
-            self.send_up(conn, Up::Input(Input::Frame(frame)));
+        let leases = daemon
+            .held
+            .values()
+            .filter(|held| held.alive)
+            .filter_map(|held| held.lease);
+        if let Some(ttl) = leases.map(|lease| lease.ttl()).min() {
+            daemon.beats.keep_alive(ttl, moment(now));
         }
+        self.send_up(conn, Up::Input(Input::Heartbeat { session, heartbeat }));
     }
 
     /// Its process ends by force. What it had in memory is gone; its machine may go with it.
     pub(crate) fn crash_daemon(&mut self, index: usize, reboot: bool) {
-        if self.daemons[index].down {
+        let asleep = self.daemons[index].asleep_until > self.now;
+        if self.daemons[index].down || (asleep && !reboot) {
             return;
         }
         self.note(|| format!("d{index} {}", if reboot { "reboots" } else { "crashes" }));
@@ -361,30 +263,23 @@ impl World {
             let silent = reboot && self.rng.chance(50);
             self.daemon_dies(conn, silent);
         }
-        let shims = self.options.shims && !reboot;
+        self.daemons[index].down = true;
         let attempts: Vec<AttemptId> = self.daemons[index].held.keys().copied().collect();
         for attempt in attempts {
-            self.crash_attempt(index, attempt, shims);
+            self.crash_attempt(index, attempt, reboot);
         }
         let instance = InstanceId(self.mint.id());
         let daemon = &mut self.daemons[index];
         daemon.conn = None;
         daemon.welcomed = false;
-        daemon.down = true;
         daemon.life += 1;
+        daemon.failures = 0;
         daemon.instance = instance;
         daemon.boot += u64::from(reboot);
-        daemon.stopped_until = 0;
+        (daemon.stopped_until, daemon.asleep_until) = (0, 0);
         let life = daemon.life;
-        let away = self.rng.between(
-            100,
-            if self.rng.clone().chance(20) {
-                90_000
-            } else {
-                8_000
-            },
-        );
-        self.daemons[index].down = false;
+        let long = self.rng.chance(20);
+        let away = self.rng.between(100, if long { 90_000 } else { 8_000 });
         self.at(
             self.now + away,
             Event::Connect {
@@ -395,35 +290,42 @@ impl World {
     }
 
     /// What becomes of one attempt when its daemon's process ends.
-    fn crash_attempt(&mut self, index: usize, attempt: AttemptId, shims: bool) {
-        let disk = self.options.disk_outbox;
-        let answers = self.rng.chance(80);
+    fn crash_attempt(&mut self, index: usize, attempt: AttemptId, reboot: bool) {
+        let (shims, disk) = (self.options.shims && !reboot, self.options.disk_outbox);
+        let (answers, limit) = (self.rng.chance(80), self.options.outbox_limit);
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
-        held.sent = 0;
         held.restored = true;
         if shims && disk && held.alive {
             held.reachable = answers;
             self.counts.unreachable += u64::from(!answers);
-            return;
+            return held.restore(limit);
         }
-        if held.alive {
-            held.alive = false;
-            let (task, spec) = (held.re.task, Arc::clone(&held.spec));
-            self.died(task, attempt, &spec);
-        }
+        self.bury(index, attempt);
         let swept = self.rng.chance(50);
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
-        let told = held.ended && !held.outbox.is_empty();
-        if disk && told {
-            return;
-        }
-        if disk && swept && held.confirmed && !held.ended {
-            return self.report_death(index, attempt);
+        if disk && held.disk.is_begun() {
+            if reboot {
+                held.lose_power(limit, &mut self.rng);
+            } else {
+                held.restore(limit);
+            }
+            if held.ended && !held.is_told() {
+                return;
+            }
+            if swept && held.confirmed && !held.ended {
+                return self.report_death(index, attempt);
+            }
         }
         self.daemons[index].held.remove(&attempt);
+    }
+
+    /// The next daemon is there, and reads on where the one before stopped.
+    fn revive(&mut self, index: usize) {
+        self.daemons[index].down = false;
+        self.fold_all(index);
     }
 }

@@ -27,7 +27,7 @@ impl World {
         if self.options.imports {
             self.relay.store.back_up();
         }
-        match self.rng.below(152) {
+        match self.rng.below(158) {
             0..=18 if self.options.cuts => self.cut_daemon(index),
             19..=29 if self.options.freezes => self.freeze_daemon(index),
             30..=39 if self.options.relay_crashes => self.crash_relay(),
@@ -55,6 +55,7 @@ impl World {
             116..=119 if self.options.imports => self.import(),
             91..=100 | 128..=137 if self.options.ghosts => self.haunt(index),
             120..=127 if self.options.one_way => self.deafen_daemon(index),
+            152..=157 if self.options.suspends && self.options.shims => self.suspend(index),
             138..=141 if self.options.full_disks => self.fill_disk(index),
             _ => {}
         }

@@ -27,6 +27,8 @@ pub(crate) struct Said {
     pub(crate) control_seq: u64,
     pub(crate) observed: Wall,
     pub(crate) body: FrameBody,
+    /// Which word of its attempt it is, if the attempt ever said it.
+    pub(crate) nth: Option<u64>,
 }
 
 impl Said {
@@ -99,8 +101,10 @@ impl World {
         self.counts.ghosts += 1;
         let ghost = (said.re.attempt, said.control_seq);
         self.daemons[index].ghosts.insert(ghost);
-        let frame = said.frame(self.conns[conn].session, proof);
-        self.send_up(conn, Up::Input(Input::Frame(Box::new(frame))));
+        let nth = said.nth;
+        let frame = Box::new(said.frame(self.conns[conn].session, proof));
+        let ghost = true;
+        self.send_up(conn, Up::Said { frame, nth, ghost });
     }
 
     fn past_frame(&mut self, index: usize) -> Option<Said> {
@@ -170,6 +174,7 @@ impl World {
             control_seq: after + 1,
             observed: self.wall(),
             body,
+            nth: None,
         }
     }
 

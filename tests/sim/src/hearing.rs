@@ -1,16 +1,20 @@
 //! What a simulated daemon does with each message of the relay.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
-use baton_core::effects::{Dispatch, Downstream, Renewal, Settlement, Verdict};
+use baton_core::effects::{Dispatch, Downstream, Settlement, Verdict};
 use baton_core::id::AttemptId;
 use baton_core::input::{CanceledBody, FrameBody, FrameRef, LeaseToken};
 use baton_core::record::{Phase, RejectCode};
 use baton_core::reject::Rejection;
 
+use baton_daemon_core::heartbeats::Heartbeats;
+use baton_daemon_core::outbox::Acked;
+
 use crate::agent::{Plan, gone};
-use crate::daemon::{Held, Kill};
+use crate::grants::Grant;
+use crate::held::{Held, Kill, Offer, Sayings, moment};
 use crate::links::Down;
 use crate::world::{Event, World};
 
@@ -30,6 +34,14 @@ impl World {
                 });
                 self.obey(index, conn, message);
             }
+            Down::OutputAck { attempt, offset } => {
+                let acked = Acked {
+                    control_seq: 0,
+                    output_offset: offset,
+                };
+                self.acknowledged(index, attempt, acked);
+            }
+            Down::Offsets(offsets) => self.daemons[index].offsets = offsets,
             Down::End => {
                 self.conns[conn].daemon_open = false;
                 self.lost_conn(index);
@@ -56,7 +68,13 @@ impl World {
             Downstream::Ack {
                 attempt,
                 control_seq,
-            } => self.acknowledged(index, attempt, control_seq),
+            } => {
+                let acked = Acked {
+                    control_seq,
+                    output_offset: 0,
+                };
+                self.acknowledged(index, attempt, acked);
+            }
             Downstream::Dispatch(dispatch) => self.dispatched(index, conn, *dispatch),
             Downstream::LeaseConfirmed { to, granted_ms, .. } => {
                 self.lease_confirmed(index, to.attempt, granted_ms);
@@ -81,9 +99,12 @@ impl World {
                 attempt,
                 control_seq,
                 code,
-                ..
+                expected,
             } => {
                 if self.is_ghost(index, attempt, control_seq) {
+                    return;
+                }
+                if code == Rejection::Gap && self.starts_again(index, attempt, expected) {
                     return;
                 }
                 assert!(
@@ -105,7 +126,10 @@ impl World {
     ) {
         let daemon = &mut self.daemons[index];
         daemon.welcomed = true;
-        daemon.beat_ms = heartbeat_ms;
+        daemon.beats = Heartbeats::new(Duration::from_millis(heartbeat_ms), moment(self.now));
+        for held in daemon.held.values_mut() {
+            held.outbox.rewind();
+        }
         for Settlement { attempt, verdict } in settlements {
             match verdict {
                 Verdict::Keep { acked, granted_ms } => {
@@ -115,8 +139,7 @@ impl World {
                 }
                 Verdict::Adopt { acked } => {
                     self.counts.settled_adopt += 1;
-                    self.acknowledged(index, attempt, acked);
-                    self.flush(index, attempt);
+                    self.settled(index, attempt, acked);
                 }
                 Verdict::Kill { acked, .. } => {
                     self.counts.settled_kill += 1;
@@ -128,7 +151,7 @@ impl World {
             }
         }
         self.at(
-            self.now + heartbeat_ms,
+            self.now,
             Event::Beat {
                 daemon: index,
                 conn,
@@ -136,96 +159,77 @@ impl World {
         );
     }
 
+    /// The relay's knowledge of an attempt on a new stream: everything beyond it goes out again.
+    fn settled(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
+        let daemon = &mut self.daemons[index];
+        let offset = daemon.offsets.iter().find(|(known, _)| *known == attempt);
+        let output_offset = offset.map_or(0, |(_, offset)| *offset);
+        let Some(held) = daemon.held.get_mut(&attempt) else {
+            return;
+        };
+        held.settled(Acked {
+            control_seq,
+            output_offset,
+        });
+        if held.is_over() {
+            return self.told(index, attempt);
+        }
+        self.fold(index, attempt);
+    }
+
     fn kept(&mut self, index: usize, attempt: AttemptId, acked: u64, granted_ms: Option<u64>) {
-        self.acknowledged(index, attempt, acked);
-        if let Some(granted) = granted_ms {
-            let from = self.daemons[index].hello_at;
-            self.renewed(index, attempt, from + granted);
+        self.settled(index, attempt, acked);
+        if let Some(granted_ms) = granted_ms {
+            let sent = self.daemons[index].hello_at;
+            self.granted(index, attempt, Grant::since(sent, granted_ms));
             self.start(index, attempt);
         }
-        self.flush(index, attempt);
     }
 
-    fn beat_answered(
-        &mut self,
-        index: usize,
-        seq: u64,
-        heartbeat_ms: u64,
-        results: Vec<(AttemptId, Renewal)>,
-    ) {
-        let daemon = &mut self.daemons[index];
-        daemon.beat_ms = heartbeat_ms;
-        let sent = daemon
-            .beats
-            .iter()
-            .find(|(known, _)| *known == seq)
-            .map(|(_, at)| *at);
-        daemon.beats.retain(|(known, _)| *known > seq);
-        let Some(sent) = sent else {
-            return;
-        };
-        for (attempt, renewal) in results {
-            match renewal {
-                Renewal::Renewed { granted_ms, .. } => {
-                    self.renewed(index, attempt, sent + granted_ms)
-                }
-                Renewal::Revoked { .. } => self.give_up(index, attempt),
-            }
-        }
-    }
-
-    /// The hold is durable: now it may restart, and its processes go on alone.
-    fn hold_answered(&mut self, index: usize, request: u64, results: Vec<(AttemptId, Renewal)>) {
-        let Some(hold) = self.daemons[index]
-            .hold
-            .filter(|hold| hold.request == request)
-        else {
-            return;
-        };
-        self.counts.holds_granted += 1;
-        for (attempt, renewal) in results {
-            match renewal {
-                Renewal::Renewed { granted_ms, .. } => {
-                    self.renewed(index, attempt, hold.at + granted_ms)
-                }
-                Renewal::Revoked { .. } => self.give_up(index, attempt),
-            }
-        }
-        self.crash_daemon(index, false);
-    }
-
-    /// The local limit moves, never back.
-    fn renewed(&mut self, index: usize, attempt: AttemptId, limit: u64) {
+    fn acknowledged(&mut self, index: usize, attempt: AttemptId, acked: Acked) {
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
-        if held.ended || limit <= held.limit {
-            return;
+        held.acked(acked);
+        if held.is_over() {
+            self.told(index, attempt);
         }
-        held.limit = limit;
-        self.at(
-            limit,
-            Event::Limit {
-                daemon: index,
-                attempt,
-            },
+    }
+
+    /// S4: the relay has all of an attempt's words in its keeping, so it knows that the attempt is over.
+    fn told(&mut self, index: usize, attempt: AttemptId) {
+        let Some(held) = self.daemons[index].held.remove(&attempt) else {
+            return;
+        };
+        let known = self.relay.store.view.attempt(held.re.task, attempt);
+        let same = held.re.incarnation == self.relay.incarnation() && self.relay.core.is_some();
+        let leased = known.is_some_and(|known| known.state.is_leased());
+        assert!(
+            !(same && leased),
+            "S4: the last word of {attempt} is acknowledged, and it is leased all the same"
         );
     }
 
-    fn acknowledged(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
-        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
-            return;
+    /// Its frames were dropped when the relay took it away: the receipt takes their place.
+    fn starts_again(&mut self, index: usize, attempt: AttemptId, expected: Option<u64>) -> bool {
+        let held = self.daemons[index].held.get_mut(&attempt);
+        let Some(held) = held.filter(|held| held.fenced) else {
+            return false;
         };
-        held.acked(control_seq);
-        if held.is_over() {
-            self.daemons[index].held.remove(&attempt);
+        if let Some(expected) = expected.filter(|_| held.ended && !held.alive) {
+            held.drop_words();
+            held.outbox.restart_at(expected);
+            self.report_death(index, attempt);
         }
+        true
     }
 
     /// Used up, and kept until it is acknowledged; but where it was the last word there is nothing left to say.
     fn refused(&mut self, index: usize, attempt: AttemptId, control_seq: u64) {
         let held = self.daemons[index].held.get(&attempt);
-        if held.is_some_and(|held| held.ended && !held.alive && held.seq == control_seq) {
+        if held.is_some_and(|held| {
+            held.ended && !held.alive && held.outbox.last_control_seq() == control_seq
+        }) {
             self.daemons[index].held.remove(&attempt);
         }
     }
@@ -246,28 +250,21 @@ impl World {
             number: dispatch.to.number,
             incarnation: self.conns[conn].incarnation,
         };
-        let held = Held {
+        let (limit, kept) = (self.options.outbox_limit, self.options.disk_outbox);
+        let cleanup = self.rng.pick(&[300, 400, 2_000]).unwrap_or(400);
+        let held = Held::new(Offer {
             re,
             token: LeaseToken(dispatch.token.0),
             spec: Arc::clone(&dispatch.spec),
             plan,
-            stage: 0,
-            alive: false,
-            confirmed: false,
-            accepted_at: self.now,
-            limit: 0,
-            killing: None,
-            ended: false,
-            reachable: true,
-            restored: false,
-            unwanted: false,
-            tool: None,
-            asked: None,
-            output: 0,
-            outbox: VecDeque::new(),
-            sent: 0,
-            seq: 0,
-        };
+            at: self.now,
+            cleanup_term: Duration::from_millis(cleanup),
+            outbox: if kept {
+                Sayings::new(limit)
+            } else {
+                Sayings::in_memory(limit)
+            },
+        });
         self.daemons[index].held.insert(attempt, held);
         if self.daemons[index].full_until > self.now {
             self.counts.machine_refusals += 1;
@@ -326,8 +323,8 @@ impl World {
         let Some(held) = self.daemons[index].held.get(&attempt) else {
             return;
         };
-        let from = held.accepted_at;
-        self.renewed(index, attempt, from + granted_ms);
+        let grant = Grant::since(held.accepted_at, granted_ms);
+        self.granted(index, attempt, grant);
         self.start(index, attempt);
     }
 
@@ -353,7 +350,7 @@ impl World {
             } else {
                 self.rng.below(grace_ms)
             };
-            return self.kill(index, attempt, Kill::Canceled, takes);
+            return self.kill(index, attempt, Kill::Canceled, takes, grace_ms);
         }
         let body = CanceledBody {
             termination: gone(),
@@ -367,17 +364,23 @@ impl World {
     }
 
     /// Nothing of it counts any more: its processes must go, and then it is forgotten.
-    fn give_up(&mut self, index: usize, attempt: AttemptId) {
+    pub(crate) fn give_up(&mut self, index: usize, attempt: AttemptId) {
         let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
             return;
         };
         if held.alive {
+            held.fenced = true;
+            held.drop_words();
+            let grace = u64::try_from(held.cleanup_term.as_millis()).unwrap_or(0);
             let takes = self.rng.below(6_000);
-            return self.kill(index, attempt, Kill::GivenUp, takes);
+            return self.kill(index, attempt, Kill::GivenUp, takes, grace);
         }
         // A result that is on its way may still be adopted; anything else is forgotten.
         if !held.ended || held.unwanted {
             self.daemons[index].held.remove(&attempt);
+        } else {
+            held.keep_last_word();
+            self.fold(index, attempt);
         }
     }
 }

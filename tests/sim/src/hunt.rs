@@ -1,8 +1,58 @@
-//! Looks for a seed that shows a breakage of the core.
+//! Looks for a seed that shows a breakage of one of the cores.
 
-use baton_core::mutants::{Mutant, activate};
+use std::fmt;
+
+use baton_core::mutants as relay;
+use baton_daemon_core::mutants as worker;
 
 use crate::run;
+
+/// One breakage, of what the relay or of what a worker decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    Relay(relay::Mutant),
+    Worker(worker::Mutant),
+}
+
+impl Mutant {
+    pub fn all() -> impl Iterator<Item = Self> {
+        let relay = relay::Mutant::ALL.iter().copied().map(Self::Relay);
+        relay.chain(worker::Mutant::ALL.iter().copied().map(Self::Worker))
+    }
+
+    pub fn named(name: &str) -> Option<Self> {
+        Self::all().find(|mutant| mutant.to_string() == name)
+    }
+
+    /// What is broken.
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Relay(mutant) => mutant.what(),
+            Self::Worker(mutant) => mutant.what(),
+        }
+    }
+}
+
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Relay(mutant) => write!(f, "{mutant:?}"),
+            Self::Worker(mutant) => write!(f, "{mutant:?}"),
+        }
+    }
+}
+
+/// Breaks this thread's world in this way, or mends it.
+pub fn activate(mutant: Option<Mutant>) {
+    relay::activate(match mutant {
+        Some(Mutant::Relay(mutant)) => Some(mutant),
+        Some(Mutant::Worker(_)) | None => None,
+    });
+    worker::activate(match mutant {
+        Some(Mutant::Worker(mutant)) => Some(mutant),
+        Some(Mutant::Relay(_)) | None => None,
+    });
+}
 
 #[derive(Debug)]
 pub enum Hunt {
@@ -12,7 +62,7 @@ pub enum Hunt {
         by: String,
     },
     Survived,
-    /// The core as it is breaks a promise under this seed: nothing can be learned from it.
+    /// Without any breakage a promise is broken under this seed: nothing can be learned from it.
     Blameless {
         seed: u64,
     },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use baton_core::effects::{Downstream, Effects, Send, Settlement, Verdict};
 use baton_core::id::{AttemptId, DaemonId, SessionId, TaskId};
-use baton_core::input::{ActiveState, Activity, Frame, FrameRef, Hello, Input};
+use baton_core::input::{ActiveState, Activity, Frame, FrameBody, FrameRef, Hello, Input};
 use baton_core::record::{AttemptRecord, FailureCode, State as AttemptStage, TaskRecord};
 
 use crate::checks;
@@ -30,6 +30,9 @@ struct Word {
     right: Right,
     task: Arc<TaskRecord>,
     control_seq: Option<u64>,
+    /// Which of its words it is, if its worker says it.
+    nth: Option<u64>,
+    body: Option<FrameBody>,
 }
 
 #[derive(Debug)]
@@ -58,10 +61,10 @@ struct Greeting {
 }
 
 impl World {
-    pub(crate) fn before(&self, input: &Input) -> Before {
+    pub(crate) fn before(&self, input: &Input, nth: Option<u64>) -> Before {
         match input {
             Input::Frame(frame) => Before {
-                word: self.word_of(frame),
+                word: self.word_of(frame, nth),
                 late: self.late_word(input),
                 ..Before::default()
             },
@@ -101,7 +104,7 @@ impl World {
         }
     }
 
-    fn word_of(&self, frame: &Frame) -> Option<Word> {
+    fn word_of(&self, frame: &Frame, nth: Option<u64>) -> Option<Word> {
         let (task, attempt, right) = self.speaks(frame.session, frame.re)?;
         let right = match right {
             Right::Leased | Right::Stale if frame.proof.as_ref() == Some(&FORGED) => {
@@ -115,6 +118,8 @@ impl World {
             right,
             task: Arc::clone(task),
             control_seq: Some(frame.control_seq),
+            nth,
+            body: nth.map(|_| frame.body.clone()),
         })
     }
 
@@ -135,6 +140,8 @@ impl World {
             right,
             task: Arc::clone(task),
             control_seq: None,
+            nth: None,
+            body: None,
         })
     }
 
@@ -233,6 +240,7 @@ impl World {
     fn judge_word(&mut self, word: &Word) {
         if let (Right::Leased, Some(seq)) = (&word.right, word.control_seq) {
             self.relay.heard.insert(word.attempt, seq);
+            self.judge_order(word);
         }
         let Some(after) = self.relay.store.view.record(word.task.task) else {
             return;
@@ -249,6 +257,32 @@ impl World {
                 unchanged(&word.task, after, &other, "of another attempt");
             }
         }
+    }
+
+    /// A worker leaves nothing out: every word before this one was heard, or is acknowledged.
+    fn judge_order(&mut self, word: &Word) {
+        let (attempt, Some(nth)) = (word.attempt, word.nth) else {
+            return;
+        };
+        let held = self.daemons.iter().find_map(|d| d.held.get(&attempt));
+        let heard = &self.relay.heard_words;
+        let missed = held.and_then(|held| {
+            let mut earlier = held.untold.range(..nth);
+            earlier.find(|earlier| !heard.contains(&(attempt, **earlier)))
+        });
+        assert!(
+            missed.is_none(),
+            "S10: word {nth} of {attempt} is heard, and {missed:?} never was"
+        );
+        self.relay.heard_words.insert((attempt, nth));
+        if let Some(body) = &word.body {
+            self.judge_output(attempt, body);
+        }
+    }
+
+    pub(crate) fn may_print(&self, session: SessionId, re: FrameRef) -> bool {
+        let spoken = self.speaks(session, re);
+        spoken.is_some_and(|(_, _, right)| matches!(right, Right::Leased))
     }
 
     /// Whatever this daemon held goes on by its word or is over, and nothing outlives its machine's boot.

@@ -46,10 +46,10 @@ impl World {
             let held = daemons.filter_map(|daemon| daemon.held.get(&attempt.id));
             for held in held.filter(|h| h.alive && h.re.incarnation == self.relay.incarnation()) {
                 assert!(
-                    held.limit <= now,
+                    held.rights.until <= now,
                     "L4: {} was given up at {now}, and its worker may run it until {}",
                     attempt.id,
-                    held.limit
+                    held.rights.until
                 );
             }
         }

@@ -1,8 +1,8 @@
 //! A deterministic simulation of the real core: one thread, one seed, a virtual clock, and everything that can go
 //! wrong around it.
 //!
-//! Daemons, clients, links and the store are small honest models; every decision is the core's own. Each seed enables
-//! its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
+//! Clients, links, disks and processes are small honest models; every decision is the relay's own core's, or that of the
+//! daemon's. Each seed enables its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
 
 mod agent;
 mod changes;
@@ -11,9 +11,13 @@ mod clients;
 mod counts;
 mod daemon;
 mod deadlines;
+mod dialing;
+mod disk;
 mod faults;
 mod ghosts;
+mod grants;
 mod hearing;
+mod held;
 #[cfg(feature = "mutants")]
 pub mod hunt;
 mod imports;
@@ -21,12 +25,15 @@ mod judges;
 mod late;
 mod links;
 mod options;
+mod outputs;
 mod relay;
 mod removals;
 mod rng;
 mod ruled;
 mod sent;
+mod shims;
 mod shown;
+mod speaking;
 mod stopped;
 mod store;
 mod strangers;

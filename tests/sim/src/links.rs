@@ -4,21 +4,36 @@
 use std::collections::VecDeque;
 
 use baton_core::effects::Downstream;
-use baton_core::id::{Incarnation, SessionId};
-use baton_core::input::{Hello, Input};
+use baton_core::id::{AttemptId, Incarnation, SessionId};
+use baton_core::input::{Frame, Hello, Input};
 
+use crate::outputs::Chunk;
 use crate::world::{Event, World};
 
 #[derive(Debug)]
 pub(crate) enum Up {
     Hello(Box<Hello>),
     Input(Input),
+    /// A frame of an attempt, and which of its words it is.
+    Said {
+        frame: Box<Frame>,
+        nth: Option<u64>,
+        ghost: bool,
+    },
+    Output(Box<Chunk>),
     End,
 }
 
 #[derive(Debug)]
 pub(crate) enum Down {
     Message(Downstream),
+    /// The session's own word: output up to here is stored.
+    OutputAck {
+        attempt: AttemptId,
+        offset: u64,
+    },
+    /// The same of all attempts, with a Welcome.
+    Offsets(Vec<(AttemptId, u64)>),
     End,
 }
 

@@ -41,6 +41,8 @@ pub struct Options {
     pub imports: bool,
     /// Daemons are stopped for a while (SIGSTOP, a busy machine); their shims are not.
     pub daemon_stalls: bool,
+    /// Whole machines are asleep for a while.
+    pub suspends: bool,
     /// Frames that were sent long ago come again, on the stream of today.
     pub ghosts: bool,
     /// Links give frames twice, and some before those that they follow.
@@ -59,6 +61,8 @@ pub struct Options {
     pub shim_kills: bool,
     /// Frames outlive their daemon.
     pub disk_outbox: bool,
+    /// Workers' disks take their time.
+    pub slow_outbox: bool,
     pub holds: bool,
     pub hangs: bool,
     /// Children that print without end.
@@ -82,6 +86,8 @@ pub struct Options {
     pub grace_ms: u64,
     pub delay_ms: u64,
     pub max_open: usize,
+    /// Unacknowledged output that a daemon keeps of one attempt.
+    pub outbox_limit: usize,
     pub short_ttl: bool,
 }
 
@@ -105,6 +111,7 @@ impl Options {
             relay_stalls: on(35),
             imports: on(20),
             daemon_stalls: on(30),
+            suspends: on(25),
             ghosts: on(40),
             doubles: on(30),
             one_way: on(30),
@@ -116,6 +123,7 @@ impl Options {
             shims: on(60),
             shim_kills: on(30),
             disk_outbox: on(60),
+            slow_outbox: on(40),
             holds: on(30),
             hangs: on(40),
             floods: on(20),
@@ -137,6 +145,7 @@ impl Options {
             storm_ms: rng.between(60_000, 400_000),
             grace_ms: rng.pick(&[1, 200, 5_000]).unwrap_or(1),
             delay_ms: rng.pick(&[2, 20, 300]).unwrap_or(2),
+            outbox_limit: rng.pick(&[1_500, 6_000, 100_000]).unwrap_or(1_500),
             max_open: usize::try_from(rng.pick(&[6, 100, 100]).unwrap_or(100)).unwrap_or(100),
         }
     }

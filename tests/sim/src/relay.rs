@@ -12,6 +12,7 @@ use baton_core::time::{Moment, Now};
 use uuid::Uuid;
 
 use crate::links::{Down, Up};
+use crate::outputs::Outputs;
 use crate::sent;
 use crate::shown::{shown, shown_write};
 use crate::store::Store;
@@ -38,12 +39,16 @@ pub(crate) struct Relay {
     born: u64,
     gate: Gate<u64>,
     pub(crate) store: Store,
-    inbox: VecDeque<Input>,
+    /// Inputs, and of a frame which word of its attempt it is.
+    inbox: VecDeque<(Input, Option<u64>)>,
     pub(crate) requests: VecDeque<Input>,
     writes: Vec<Write>,
     sends: Vec<Outgoing>,
     /// Numbers of the frames that it has heard in this run.
     pub(crate) heard: BTreeMap<AttemptId, u64>,
+    /// Words that it has heard in this run, each in its turn.
+    pub(crate) heard_words: BTreeSet<(AttemptId, u64)>,
+    pub(crate) outputs: Outputs,
     pub(crate) stalled_until: u64,
     /// Counts the times that the loop was away, and whether this turn is the first after one.
     pub(crate) stall: u64,
@@ -77,6 +82,8 @@ impl Relay {
             writes: Vec::new(),
             sends: Vec::new(),
             heard: BTreeMap::new(),
+            heard_words: BTreeSet::new(),
+            outputs: Outputs::default(),
             stalled_until: 0,
             stall: 0,
             is_back: false,
@@ -216,6 +223,8 @@ impl World {
         self.relay.writes.clear();
         self.relay.sends.clear();
         self.relay.heard.clear();
+        self.relay.heard_words.clear();
+        self.relay.outputs.crash(&mut self.rng);
         self.clients.forget_requests();
         for conn in 0..self.conns.len() {
             self.relay_dies(conn);
@@ -235,18 +244,22 @@ impl World {
             return;
         }
         let session = self.conns[conn].session;
-        let input = match item {
+        let (input, nth) = match item {
             Up::Hello(hello) => {
                 self.conns[conn].greeted = true;
-                Input::SessionOpened { session, hello }
+                (Input::SessionOpened { session, hello }, None)
             }
-            Up::Input(input) => input,
+            Up::Input(input) => (input, None),
+            // What came before its output waits in the session, and comes again in its place.
+            Up::Said { frame, ghost, .. } if ghost && self.is_early(&frame) => return,
+            Up::Said { frame, nth, .. } => (Input::Frame(frame), nth),
+            Up::Output(chunk) => return self.relay_takes(conn, &chunk),
             Up::End => {
                 self.conns[conn].relay_open = false;
-                Input::SessionClosed { session }
+                (Input::SessionClosed { session }, None)
             }
         };
-        self.relay.inbox.push_back(input);
+        self.relay.inbox.push_back((input, nth));
         self.wake_relay();
     }
 
@@ -285,15 +298,15 @@ impl World {
             return self.want_turn(self.relay.stalled_until);
         }
         self.note_stall();
-        while let Some(input) = self.relay.inbox.pop_front() {
-            self.relay_handles(input);
+        while let Some((input, nth)) = self.relay.inbox.pop_front() {
+            self.relay_handles(input, nth);
         }
         let due = self.relay.core.as_ref().and_then(Core::next_deadline);
         if due.is_some_and(|due| due <= self.relay.moment(self.now)) {
-            self.relay_handles(Input::Tick);
+            self.relay_handles(Input::Tick, None);
         }
         while let Some(request) = self.relay.requests.pop_front() {
-            self.relay_handles(request);
+            self.relay_handles(request, None);
         }
         self.relay.is_back = false;
         self.relay_finishes_turn();
@@ -385,14 +398,14 @@ impl World {
     }
 
     /// One input, completed as the shell does it, decided by the core, and judged.
-    fn relay_handles(&mut self, mut input: Input) {
+    fn relay_handles(&mut self, mut input: Input, nth: Option<u64>) {
         self.counts.inputs += 1;
         if let Some(core) = &self.relay.core {
             core.load_finished(&mut input, &self.relay.store.view);
         }
         self.note(|| shown(&input));
         self.note_signs(&input);
-        let before = self.before(&input);
+        let before = self.before(&input, nth);
         let now = self.relay_now();
         let Some(core) = &mut self.relay.core else {
             return;
@@ -437,6 +450,26 @@ impl World {
         self.relay.sends.extend(effects.sends);
     }
 
+    /// What the core says, and what the session adds to it: how much output is stored.
+    fn tell(&mut self, conn: usize, message: Downstream) {
+        match &message {
+            Downstream::Ack { attempt, .. } => {
+                let (attempt, offset) = (*attempt, self.relay.outputs.durable(*attempt));
+                self.send_down(conn, Down::OutputAck { attempt, offset });
+            }
+            Downstream::Welcome { settlements, .. } => {
+                let known = settlements.iter().map(|one| {
+                    let offset = self.relay.outputs.durable(one.attempt);
+                    (one.attempt, offset)
+                });
+                let known = known.collect();
+                self.send_down(conn, Down::Offsets(known));
+            }
+            _ => {}
+        }
+        self.send_down(conn, Down::Message(message));
+    }
+
     fn perform(&mut self, send: Send) {
         sent::check(&self.relay.store.durable, &send, self.now);
         match send {
@@ -447,12 +480,12 @@ impl World {
                     .iter()
                     .rposition(|c| c.session == session && c.relay_open);
                 match (conn, message) {
-                    (Some(conn), message) => self.send_down(conn, Down::Message(message)),
+                    (Some(conn), message) => self.tell(conn, message),
                     (None, Downstream::Dispatch(dispatch)) if self.rng.chance(50) => {
                         let attempt = dispatch.to.attempt;
                         self.relay
                             .inbox
-                            .push_back(Input::DeliveryFailed { session, attempt });
+                            .push_back((Input::DeliveryFailed { session, attempt }, None));
                         self.wake_relay();
                     }
                     (None, _) => {}
@@ -465,7 +498,8 @@ impl World {
                     .rposition(|c| c.session == session && c.relay_open);
                 if let Some(conn) = conn {
                     self.relay_hangs_up(conn);
-                    self.relay.inbox.push_back(Input::SessionClosed { session });
+                    let closed = Input::SessionClosed { session };
+                    self.relay.inbox.push_back((closed, None));
                     self.wake_relay();
                 }
             }

@@ -58,7 +58,17 @@ pub(crate) enum Event {
         daemon: usize,
         attempt: AttemptId,
     },
-    /// Kill it, if the lease has not been renewed by then.
+    /// Its shim is looked after.
+    Tend {
+        daemon: usize,
+        attempt: AttemptId,
+    },
+    /// The disk has done what it was given of an attempt.
+    Store {
+        daemon: usize,
+        attempt: AttemptId,
+    },
+    /// By now it is dead, unless a renewal was acknowledged.
     Limit {
         daemon: usize,
         attempt: AttemptId,
@@ -215,6 +225,8 @@ impl World {
             Event::Beat { daemon, conn } => self.beat(daemon, conn),
             Event::Patience { daemon, conn } => self.patience_ends(daemon, conn),
             Event::Step { daemon, attempt } => self.step(daemon, attempt),
+            Event::Tend { daemon, attempt } => self.tend(daemon, attempt),
+            Event::Store { daemon, attempt } => self.stored(daemon, attempt),
             Event::Limit { daemon, attempt } => self.limit_reached(daemon, attempt),
             Event::Dead { daemon, attempt } => self.killed(daemon, attempt),
             Event::Wake { daemon } => self.daemon_wakes(daemon),
@@ -244,7 +256,11 @@ impl World {
         }
     }
 
+    /// Once: what sleeps beyond its right counts as dead before it is ended.
     pub(crate) fn died(&mut self, task: TaskId, attempt: AttemptId, spec: &TaskSpec) {
+        if self.alive.tasks.get(&task) != Some(&attempt) {
+            return;
+        }
         self.note(|| format!("process of {attempt} is dead"));
         self.alive.tasks.remove(&task);
         if let Some(talk) = talk_of(spec)

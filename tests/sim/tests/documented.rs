@@ -3,11 +3,15 @@
 use std::collections::BTreeSet;
 
 const DOCUMENT: &str = include_str!("../../../docs/simulation.md");
-const MUTANTS: &str = include_str!("../../../relay/core/src/mutants.rs");
+const MUTANTS: [&str; 2] = [
+    include_str!("../../../relay/core/src/mutants.rs"),
+    include_str!("../../../daemon/core/src/mutants.rs"),
+];
 
 /// Names of the declarations: `Name = "what is broken",`.
 fn declared() -> BTreeSet<&'static str> {
-    let declarations = MUTANTS.lines().filter(|line| line.contains(" = \""));
+    let lines = MUTANTS.iter().flat_map(|text| text.lines());
+    let declarations = lines.filter(|line| line.contains(" = \""));
     declarations
         .filter_map(|line| line.trim().split_once(" = ").map(|(name, _)| name))
         .filter(|name| name.chars().all(char::is_alphanumeric))

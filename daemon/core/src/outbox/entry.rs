@@ -187,9 +187,10 @@ impl<C, L, T> Record<C, L, T> {
             Self::Control { seq, .. } => *seq > acked.control_seq,
             Self::Output { offset, bytes, .. } => {
                 let known = known(*offset).min(bytes.len() as u64);
+                let is_some_known = known > 0 && mutant!(AckTakesOutput);
                 *offset += known;
                 bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
-                !bytes.is_empty()
+                !bytes.is_empty() && !is_some_known
             }
             Self::Cut { offset, length, .. } => {
                 let known = known(*offset).min(*length);

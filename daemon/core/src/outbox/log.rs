@@ -94,7 +94,7 @@ impl<C: Clone, L: Clone, T: Clone> Log<C, L, T> {
                 serial,
                 leaves,
                 progress: Step {
-                    consumed: at.consumed,
+                    consumed: at.consumed + u64::from(mutant!(ProgressAhead)),
                     snapshot,
                 },
                 entry: entry.clone(),
@@ -158,6 +158,10 @@ impl<C: Clone, L: Clone, T: Clone> Log<C, L, T> {
     pub(super) fn lets_go(&self, serial: u64, leaves: Leaves) -> bool {
         match (self.keeping, leaves) {
             (Keeping::Memory | Keeping::Failed, _) => true,
+            (Keeping::Disk, _) if mutant!(SentBeforeStored) => true,
+            (Keeping::Disk, Leaves::Synced) if mutant!(SentBeforeSynced) => {
+                serial <= self.durable.written
+            }
             (Keeping::Disk, Leaves::Written) => serial <= self.durable.written,
             (Keeping::Disk, Leaves::Synced) => serial <= self.durable.synced,
         }

@@ -7,45 +7,39 @@ pub(crate) use without::{choose, hunt_all};
 
 #[cfg(feature = "mutants")]
 mod with {
-    use baton_core::mutants::{Mutant, activate};
-    use baton_sim::hunt::{Hunt, hunt};
+    use baton_sim::hunt::{Hunt, Mutant, activate, hunt};
 
     /// How much of a failure the table shows.
     const SHOWN: usize = 70;
 
-    fn named(name: &str) -> Option<Mutant> {
-        let all = Mutant::ALL.iter().copied();
-        all.into_iter().find(|mutant| format!("{mutant:?}") == name)
-    }
-
-    /// Breaks the core of this thread for whatever is run next.
+    /// Breaks the cores of this thread for whatever is run next.
     pub(crate) fn choose(name: &str) -> Result<(), String> {
-        let mutant = named(name).ok_or_else(|| format!("there is no mutant {name:?}"))?;
+        let mutant = Mutant::named(name).ok_or_else(|| format!("there is no mutant {name:?}"))?;
         activate(Some(mutant));
         Ok(())
     }
 
     /// False if one of them survives, or if a seed fails that no mutant is to blame for.
     pub(crate) fn hunt_all(seeds: u64, only: Option<&str>) -> bool {
-        let all = Mutant::ALL.iter().copied();
-        let chosen = all.filter(|mutant| only.is_none_or(|name| named(name) == Some(*mutant)));
+        let only = only.map(Mutant::named);
+        let chosen = Mutant::all().filter(|mutant| only.is_none_or(|one| one == Some(*mutant)));
         let (mut hunted, mut bad) = (0, 0);
-        println!("{:<22} {:>5}  given away by", "mutant", "seeds");
+        println!("{:<24} {:>5}  given away by", "mutant", "seeds");
         for mutant in chosen {
             hunted += 1;
-            let name = format!("{mutant:?}");
+            let name = mutant.to_string();
             match hunt(mutant, seeds) {
                 Hunt::Found { seeds, by } => {
                     let by: String = by.chars().take(SHOWN).collect();
-                    println!("{name:<22} {seeds:>5}  {by}");
+                    println!("{name:<24} {seeds:>5}  {by}");
                 }
                 Hunt::Survived => {
                     bad += 1;
-                    println!("{name:<22}     -  SURVIVED: {}", mutant.what());
+                    println!("{name:<24}     -  SURVIVED: {}", mutant.what());
                 }
                 Hunt::Blameless { seed } => {
                     bad += 1;
-                    println!("{name:<22}     -  seed {seed} fails without any mutant");
+                    println!("{name:<24}     -  seed {seed} fails without any mutant");
                 }
             }
         }

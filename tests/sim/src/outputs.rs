@@ -1,0 +1,152 @@
+//! The relay's log of output, and the judge of S10: what a child printed is stored without a gap, each byte once and where it was
+//! printed, or a record says what is missing.
+
+use std::collections::BTreeMap;
+
+use baton_core::id::AttemptId;
+use baton_core::input::{Activity, Frame, FrameBody, FrameRef, Input};
+use baton_daemon_core::outbox::Record;
+
+use crate::held::Word;
+use crate::links::{Down, Up};
+use crate::rng::Rng;
+use crate::world::World;
+
+/// Output as it goes up: bytes, or how many of them will never come.
+#[derive(Clone, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) re: FrameRef,
+    pub(crate) record: Record<Word, bool, baton_core::time::Wall>,
+}
+
+/// How much of one attempt's output the relay has, and how much of that would survive it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extent {
+    end: u64,
+    durable: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Outputs(BTreeMap<AttemptId, Extent>);
+
+impl Outputs {
+    /// What may be acknowledged.
+    pub(crate) fn durable(&self, attempt: AttemptId) -> u64 {
+        self.0.get(&attempt).map_or(0, |extent| extent.durable)
+    }
+
+    fn end(&self, attempt: AttemptId) -> u64 {
+        self.0.get(&attempt).map_or(0, |extent| extent.end)
+    }
+
+    fn sync(&mut self, attempt: AttemptId) {
+        if let Some(extent) = self.0.get_mut(&attempt) {
+            extent.durable = extent.end;
+        }
+    }
+
+    /// What was not synced is gone, but for some that had just reached the disk.
+    pub(crate) fn crash(&mut self, rng: &mut Rng) {
+        for extent in self.0.values_mut() {
+            extent.end = rng.between(extent.durable, extent.end);
+            extent.durable = extent.end;
+        }
+    }
+}
+
+fn final_offset(body: &FrameBody) -> Option<u64> {
+    match body {
+        FrameBody::Completed(done) => Some(done.final_offset),
+        FrameBody::Errored(failed) => Some(failed.final_offset),
+        FrameBody::Canceled(canceled) => Some(canceled.final_offset),
+        _ => None,
+    }
+}
+
+/// What every child prints: any byte tells where it belongs.
+pub(crate) fn printed(from: u64, length: u64) -> impl Iterator<Item = u8> {
+    (from..from + length).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+}
+
+impl World {
+    /// A session takes output of attempts that its daemon holds, where it goes on with what is there.
+    pub(crate) fn relay_takes(&mut self, conn: usize, chunk: &Chunk) {
+        let session = self.conns[conn].session;
+        if !self.may_print(session, chunk.re) {
+            return;
+        }
+        let attempt = chunk.re.attempt;
+        let end = self.relay.outputs.end(attempt);
+        let (offset, length) = match &chunk.record {
+            Record::Output { offset, bytes, .. } => {
+                let right = printed(*offset, bytes.len() as u64).eq(bytes.iter().copied());
+                assert!(
+                    right,
+                    "S10: other bytes at {offset} of {attempt} than were printed"
+                );
+                (*offset, bytes.len() as u64)
+            }
+            Record::Cut { offset, length, .. } => {
+                self.counts.output_cuts += 1;
+                (*offset, *length)
+            }
+            Record::Control { .. } => return,
+        };
+        assert!(
+            offset <= end,
+            "S10: output of {attempt} goes on at {offset} after {end}"
+        );
+        let visible = matches!(chunk.record, Record::Output { label: true, .. });
+        let end = end.max(offset + length);
+        let extent = self.relay.outputs.0.entry(attempt).or_default();
+        extent.end = end;
+        self.counts.output_bytes += length;
+        let activity = Activity {
+            session,
+            re: chunk.re,
+            visible,
+            tools: Vec::new(),
+            output_end: end,
+        };
+        let daemon = self.conns[conn].daemon;
+        self.daemons[daemon].past.printed(activity.clone());
+        self.relay_hears(conn, Up::Input(Input::Activity(activity)));
+        if self.rng.chance(50) {
+            self.relay.outputs.sync(attempt);
+            self.send_down(
+                conn,
+                Down::OutputAck {
+                    attempt,
+                    offset: end,
+                },
+            );
+        }
+    }
+
+    /// The last word of an attempt whose output is not all there.
+    pub(crate) fn is_early(&self, frame: &Frame) -> bool {
+        let end = self.relay.outputs.end(frame.re.attempt);
+        final_offset(&frame.body).is_some_and(|told| told > end)
+    }
+
+    /// The last word of an attempt: everything that it printed is stored or said to be missing.
+    pub(crate) fn judge_output(&mut self, attempt: AttemptId, body: &FrameBody) {
+        let Some(told) = final_offset(body) else {
+            return;
+        };
+        let end = self.relay.outputs.end(attempt);
+        assert!(
+            end == told,
+            "S10: {attempt} ends after {told} bytes, and the relay has {end}"
+        );
+        self.relay.outputs.sync(attempt);
+        let held = self.daemons.iter().find_map(|d| d.held.get(&attempt));
+        if let Some(held) = held {
+            assert!(
+                told == held.printed,
+                "S10: {attempt} printed {} bytes and tells of {told}",
+                held.printed
+            );
+        }
+    }
+}
