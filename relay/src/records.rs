@@ -108,24 +108,6 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
     }
 }
 
-/// The task whose record a write changes, if it is one of a task.
-pub(crate) fn task_of(write: &Write) -> Option<TaskId> {
-    match write {
-        Write::PutSpec { task, .. } => Some(*task),
-        Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
-            Some(record.task)
-        }
-        Write::PutIdempotency { record, .. } => Some(record.task),
-        Write::PutFence(record) => Some(record.task),
-        Write::RemoveTask { task, .. } => Some(*task),
-        Write::PutDaemon(_)
-        | Write::PutScheduler(_)
-        | Write::PutForgotten(_)
-        | Write::DropFence(_)
-        | Write::DropDaemon(_) => None,
-    }
-}
-
 pub(crate) fn encode<T: Serialize>(record: &T) -> Vec<u8> {
     postcard::to_stdvec(record).expect("records hold only what postcard can write")
 }

@@ -54,6 +54,25 @@ pub enum Write {
     PutForgotten(ForgottenRecord),
 }
 
+impl Write {
+    /// The task whose record it changes, if it is one of a task: the gate and the journal keep those together.
+    pub fn task(&self) -> Option<TaskId> {
+        match self {
+            Write::PutSpec { task, .. } | Write::RemoveTask { task, .. } => Some(*task),
+            Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
+                Some(record.task)
+            }
+            Write::PutIdempotency { record, .. } => Some(record.task),
+            Write::PutFence(record) => Some(record.task),
+            Write::PutDaemon(_)
+            | Write::PutScheduler(_)
+            | Write::PutForgotten(_)
+            | Write::DropFence(_)
+            | Write::DropDaemon(_) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct Outgoing {
     pub after: After,

@@ -277,8 +277,7 @@ impl Loop {
         } = effects;
         self.audience.telemetry.count(&counts);
         // Writes of one task stand together and stay together; tasks do not depend on each other.
-        for together in writes.chunk_by(|one, next| records::task_of(one) == records::task_of(next))
-        {
+        for together in writes.chunk_by(|one, next| one.task() == next.task()) {
             self.add(together);
         }
         self.pending.sends.extend(sends);
@@ -298,7 +297,7 @@ impl Loop {
         self.pending.changes.append(&mut changes);
         self.pending
             .tasks
-            .extend(writes.first().and_then(records::task_of));
+            .extend(writes.first().and_then(Write::task));
     }
 
     /// Hands this turn's changes to the journal, then admits its sends.

@@ -144,24 +144,6 @@ fn welcome_of(effects: &Effects) -> Option<Vec<Settlement>> {
         })
 }
 
-/// The task whose record a write changes; the gate and the journal keep those together.
-fn task_of(write: &Write) -> Option<TaskId> {
-    match write {
-        Write::PutSpec { task, .. } => Some(*task),
-        Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
-            Some(record.task)
-        }
-        Write::PutIdempotency { record, .. } => Some(record.task),
-        Write::PutFence(record) => Some(record.task),
-        Write::RemoveTask { task, .. } => Some(*task),
-        Write::PutDaemon(_)
-        | Write::PutScheduler(_)
-        | Write::DropFence(_)
-        | Write::PutForgotten(_)
-        | Write::DropDaemon(_) => None,
-    }
-}
-
 impl World {
     pub(crate) fn start_relay(&mut self) {
         if self.relay.core.is_some() {
@@ -359,7 +341,7 @@ impl World {
         if writes.is_empty() {
             return;
         }
-        let tasks: Vec<TaskId> = writes.iter().filter_map(task_of).collect();
+        let tasks: Vec<TaskId> = writes.iter().filter_map(Write::task).collect();
         let seq = self.relay.store.append(writes);
         self.relay.gate.appended(seq);
         tasks
