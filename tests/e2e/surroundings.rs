@@ -28,6 +28,22 @@ fn dump(to: &Path) -> String {
     )
 }
 
+/// Every kind of agent, each writing down what it finds.
+const KINDS: [&str; 5] = ["fixed", "claude", "codex", "exec", "acp"];
+
+fn agent(dir: &Path, name: &str) -> String {
+    let (kind, more) = match name {
+        "fixed" => ("command", ""),
+        "exec" => ("codex", "protocol = \"exec\"\n"),
+        kind => (kind, ""),
+    };
+    let dump = dump(&dir.join(name)).replace('"', "\\\"");
+    format!(
+        "[agents.{name}]\nkind = \"{kind}\"\nprogram = \"sh\"\nargs = [\"-c\", \"{dump}\", \"agent\"]\n{more}\
+         env = {{ GIVEN = \"by the operator\" }}\n"
+    )
+}
+
 fn variables(path: &str) -> BTreeMap<String, String> {
     let bytes = std::fs::read(path).expect("it was written");
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -43,20 +59,7 @@ async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
     let client = relay.admin().clone();
     let (_, token) = client.make_token("", Role::Daemon).await;
     let dir = tempfile::tempdir().expect("a temporary directory can be made");
-    let kinds = ["fixed", "claude", "codex", "exec", "acp"];
-    let mut text = String::new();
-    for name in kinds {
-        let (kind, more) = match name {
-            "fixed" => ("command", ""),
-            "exec" => ("codex", "protocol = \"exec\"\n"),
-            kind => (kind, ""),
-        };
-        let dump = dump(&dir.path().join(name)).replace('"', "\\\"");
-        text += &format!(
-            "[agents.{name}]\nkind = \"{kind}\"\nprogram = \"sh\"\nargs = [\"-c\", \"{dump}\", \"agent\"]\n{more}\
-             env = {{ GIVEN = \"by the operator\" }}\n"
-        );
-    }
+    let text: String = KINDS.map(|name| agent(dir.path(), name)).concat();
     let config = dir.path().join("daemon.toml");
     std::fs::write(&config, text).expect("a file can be written");
     let config = config.display().to_string();
@@ -67,9 +70,28 @@ async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
 
     let any = dump(&dir.path().join("any"));
     let mut tasks = vec![("any", command("sh", &["-c", &any], "surroundings"))];
-    for name in kinds {
-        tasks.push((name, for_agent(name)));
+    tasks.extend(KINDS.map(|name| (name, for_agent(name))));
+    for (name, mut spec) in tasks {
+        spec.env
+            .insert("ASKED".to_owned(), "by the task".to_owned());
+        spec.env
+            .insert("BATON_TOKEN".to_owned(), "by the task".to_owned());
+        let task = client.submit(spec).await;
+        client.watch(&task.task_id).await.to_end().await;
+        // An agent that says nothing is tried again, and writes again.
+        let attempts = client.get(&task.task_id).await.attempts;
+        let attempts: Vec<String> = attempts.into_iter().map(|a| a.attempt_id).collect();
+        judge(
+            dir.path(),
+            name,
+            &attempts,
+            &[SECRET, &token, client.secret()],
+        );
     }
+}
+
+/// What an agent found, by what it wrote down.
+fn judge(dir: &Path, name: &str, attempts: &[String], secrets: &[&str]) {
     let allowed: BTreeSet<&str> = [
         "PATH",
         "HOME",
@@ -89,43 +111,32 @@ async fn an_agent_of_any_kind_finds_nothing_around_it_but_what_it_is_given() {
         baton_tests::MARK,
     ]
     .into();
-    for (name, mut spec) in tasks {
-        spec.env
-            .insert("ASKED".to_owned(), "by the task".to_owned());
-        spec.env
-            .insert("BATON_TOKEN".to_owned(), "by the task".to_owned());
-        let task = client.submit(spec).await;
-        client.watch(&task.task_id).await.to_end().await;
-        let place = dir.path().join(name).display().to_string();
-        let found = variables(&format!("{place}.env"));
-        let beyond: Vec<_> = found
-            .keys()
-            .filter(|name| !allowed.contains(name.as_str()))
-            .collect();
-        assert!(beyond.is_empty(), "{name}: {beyond:?}");
-        assert_eq!(found["ASKED"], "by the task", "{name}");
-        assert_eq!(found["LC_ALL"], "C", "{name}");
-        assert_eq!(found.contains_key("GIVEN"), name != "any", "{name}");
-        // An agent that says nothing is tried again, and writes again.
-        let attempts = client.get(&task.task_id).await.attempts;
-        let named = |id: &str| attempts.iter().any(|attempt| attempt.attempt_id == id);
-        assert!(named(&found["BATON_ATTEMPT_ID"]), "{name}");
-        let fds = std::fs::read_to_string(format!("{place}.fds")).expect("it was written");
-        let fds: Vec<&str> = fds.split_whitespace().collect();
-        assert_eq!(fds, ["0", "1", "2"], "{name}");
-        // The shim holds the lease token in memory, and nothing of it can be read from outside.
-        let shim = variables(&format!("{place}.shim"));
-        assert!(
-            shim.keys()
-                .all(|name| name.starts_with("BATON_") || name.starts_with("MIMALLOC_")),
-            "{shim:?}"
-        );
-        for part in ["env", "line", "shim"] {
-            let bytes = std::fs::read(format!("{place}.{part}")).expect("it was written");
-            let seen = String::from_utf8_lossy(&bytes);
-            for secret in [SECRET, &token, client.secret()] {
-                assert!(!seen.contains(secret), "{name}: {part}");
-            }
+    let place = dir.join(name).display().to_string();
+    let found = variables(&format!("{place}.env"));
+    let beyond: Vec<_> = found
+        .keys()
+        .filter(|name| !allowed.contains(name.as_str()))
+        .collect();
+    assert!(beyond.is_empty(), "{name}: {beyond:?}");
+    assert_eq!(found["ASKED"], "by the task", "{name}");
+    assert_eq!(found["LC_ALL"], "C", "{name}");
+    assert_eq!(found.contains_key("GIVEN"), name != "any", "{name}");
+    assert!(attempts.contains(&found["BATON_ATTEMPT_ID"]), "{name}");
+    let fds = std::fs::read_to_string(format!("{place}.fds")).expect("it was written");
+    let fds: Vec<&str> = fds.split_whitespace().collect();
+    assert_eq!(fds, ["0", "1", "2"], "{name}");
+    // The shim holds the lease token in memory, and nothing of it can be read from outside.
+    let shim = variables(&format!("{place}.shim"));
+    assert!(
+        shim.keys()
+            .all(|name| name.starts_with("BATON_") || name.starts_with("MIMALLOC_")),
+        "{shim:?}"
+    );
+    for part in ["env", "line", "shim"] {
+        let bytes = std::fs::read(format!("{place}.{part}")).expect("it was written");
+        let seen = String::from_utf8_lossy(&bytes);
+        for secret in secrets {
+            assert!(!seen.contains(*secret), "{name}: {part}");
         }
     }
 }

@@ -354,6 +354,24 @@ async fn a_recycled_pid_is_not_the_holder_and_a_living_one_is_waited_for() {
     assert_eq!(task.attempts.len(), 1, "waiting cost it nothing");
 }
 
+/// Ends the shim that the lock names, and in place of a daemon what it leaves.
+fn kill_shim(repo: &Path) {
+    let lock: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(lock_of(repo)).expect("the lock stays"))
+            .expect("and says whose it is");
+    let shim = u32::try_from(lock["pid"].as_u64().expect("a pid")).expect("a pid");
+    let attempt_id = lock["attempt_id"].as_str().expect("an attempt");
+    let known = shim_of(attempt_id).expect("it outlives its daemon");
+    assert_eq!(shim, known.pid, "the lock is the shim's");
+    signal(shim, Signal::KILL);
+    // Its child goes with it; whoever else is left is ended here in place of a daemon, unless it is quicker.
+    for process in of_attempt(attempt_id) {
+        if let Some(pid) = Pid::from_raw(process.pid.cast_signed()) {
+            drop(kill_process(pid, Signal::KILL));
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_are_killed() {
     let relay = RelayProcess::start(BATON).await;
@@ -412,20 +430,7 @@ async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_
         .await;
     poll_until("the third to run", || runs().then_some(())).await;
     daemon.kill().await;
-    let lock: serde_json::Value =
-        serde_json::from_str(&std::fs::read_to_string(lock_of(&repo)).expect("the lock stays"))
-            .expect("and says whose it is");
-    let shim = u32::try_from(lock["pid"].as_u64().expect("a pid")).expect("a pid");
-    let attempt_id = lock["attempt_id"].as_str().expect("an attempt");
-    let known = shim_of(attempt_id).expect("it outlives its daemon");
-    assert_eq!(shim, known.pid, "the lock is the shim's");
-    signal(shim, Signal::KILL);
-    // Its child goes with it; whoever else is left is ended here in place of a daemon, unless it is quicker.
-    for process in of_attempt(attempt_id) {
-        if let Some(pid) = Pid::from_raw(process.pid.cast_signed()) {
-            drop(kill_process(pid, Signal::KILL));
-        }
-    }
+    kill_shim(&repo);
     marked_gone("lost").await;
     let _other = start("second").await;
     std::fs::write(dir.path().join("go"), "").expect("a file can be written");
