@@ -149,7 +149,16 @@ mod tests {
             "lost",
             "completed",
         ));
-        for (revision, kind) in [(3, "ended"), (4, "adopted_late")] {
+        let (successor, released) = ("d2", "released");
+        run.relay.push(samples::timeline(
+            "t9",
+            3,
+            "ended",
+            successor,
+            released,
+            "completed",
+        ));
+        for (revision, kind) in [(4, "ended"), (5, "adopted_late")] {
             run.relay.push(samples::timeline(
                 "t9",
                 revision,

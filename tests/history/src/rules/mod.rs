@@ -116,16 +116,17 @@ impl<'a> Case<'a> {
 /// A task's stored events by revision, with their lines.
 type Timeline<'a> = BTreeMap<u64, (&'a Seen, &'a Event)>;
 
-/// Whether an event is part of the adoption of a late result: perhaps a proof of death, then the end, then the adoption itself, in one commit.
+/// Whether an event is part of the adoption of a late result: the end and the adoption, in one commit. Before them there may be a proof of death and
+/// the release of a successor that only waited.
 fn adopts(timeline: &Timeline<'_>, event: &Event) -> bool {
-    let is = |ahead: u64, kind: &str| {
-        let next = timeline.get(&(event.revision + ahead));
-        next.is_some_and(|(_, next)| next.kind == kind && next.attempt == event.attempt)
-    };
-    match event.kind.as_str() {
-        "adopted_late" => true,
-        "ended" => is(1, "adopted_late"),
-        "receipt_arrived" => is(1, "ended") && is(2, "adopted_late"),
+    let next = timeline.get(&(event.revision + 1)).map(|(_, next)| *next);
+    match (event.kind.as_str(), next) {
+        ("adopted_late", _) => true,
+        ("ended", Some(next)) if next.kind == "adopted_late" => next.attempt == event.attempt,
+        ("ended" | "receipt_arrived", Some(next)) => {
+            let before = event.kind == "receipt_arrived" || event.state == "released";
+            before && next.kind != "adopted_late" && adopts(timeline, next)
+        }
         _ => false,
     }
 }
