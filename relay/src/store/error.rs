@@ -58,13 +58,15 @@ pub enum OpenError {
     )]
     Unmigratable { from: u16, known: u16 },
     #[error(
-        "the database does not open: {reason}; restore a backup with `baton import`, or move {dir} away to start empty"
+        "the database does not open: {reason}; save what can be read with `baton export --data DIR --out FILE` and make a \
+         new directory of it with `baton import FILE --data NEW --accept-loss`, or restore a backup, or move {dir} away to \
+         start empty"
     )]
     Damaged { dir: PathBuf, reason: String },
     #[error(
         "a page of the database is damaged and a write to it has failed, so that a relay cannot go on here; save what \
          can be read with `baton export --data DIR --out FILE` and make a new directory of it with `baton import FILE \
-         --data NEW`, or restore a backup"
+         --data NEW --accept-loss`, or restore a backup"
     )]
     DamagedPage,
     #[error("the disk under {dir} is full; make room, and start again")]

@@ -1,10 +1,10 @@
-//! Looks at what a directory holds before anything is decided. sled is opened without its cleaning thread, so that the
-//! only writes are those of its recovery, which `keep.rs` can take back.
+//! Looks at what a directory holds before anything is decided. For a start sled is opened on its own files, without its
+//! cleaning thread, so that the only writes are those of its recovery, which `keep.rs` can take back. Who only looks gets
+//! a copy.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,11 +13,14 @@ use uuid::Uuid;
 use super::disk::{Disk, damaged, not_opened};
 use super::journal::{Entries, JournalError};
 use super::keep::Kept;
+use super::log::{Head, Log, Snapshot};
+use super::mend;
 use super::migrate::Standing;
 use super::overlay::Overlay;
 use super::preflight::{self, Places, io_error};
 use super::recover::{Facts, Start, Tail};
 use super::schema::Schema;
+use super::survey::Survey;
 use super::walk::Walk;
 use super::watermark::Mark;
 use super::{CommitSeq, Key, KeyRange, MetaKey, OpenError, StoreConfig, Unreadable};
@@ -59,33 +62,80 @@ impl Found {
 pub(super) struct Examined {
     pub(super) found: Result<Found, OpenError>,
     pub(super) kept: Kept,
-    pub(super) quarantined: Vec<PathBuf>,
 }
 
 pub(super) fn examine(config: &StoreConfig, places: &Places) -> Result<Examined, OpenError> {
     preflight::drop_unfinished_conf(places)?;
-    let mut quarantined = preflight::quarantine_broken_snapshots(places)?;
-    let kept = Kept::make(places)?;
-    let found = guarded(places, || look(config, places));
-    let snapshots = preflight::snapshots(&places.sled)?;
-    if !matches!(found, Err(OpenError::Damaged { .. })) || snapshots.is_empty() {
-        return Ok(Examined {
-            found,
-            kept,
-            quarantined,
-        });
+    let mut kept = Kept::make(places)?;
+    let prepared = prepare(places, &mut kept);
+    let found = prepared.and_then(|()| guarded(places, || look(config, places)));
+    Ok(Examined { found, kept })
+}
+
+/// What there is to see on a copy, which is sled's to do with as it likes, and what of it cannot be read.
+pub(super) fn examine_copy(
+    config: &StoreConfig,
+    copy: &Places,
+) -> Result<(Found, Option<OpenError>), OpenError> {
+    let broken = preflight::broken_snapshots(&copy.sled)?;
+    for path in &broken {
+        fs::remove_file(path).map_err(io_error("remove", path))?;
     }
-    // The damage may be in the snapshot alone, and the log whole. Without a snapshot sled reads all of its log, and may
-    // overwrite any of it.
-    kept.put_back()?;
-    quarantined.extend(preflight::quarantine_all_snapshots(places)?);
-    let kept = Kept::make(places)?;
-    let found = guarded(places, || look(config, places));
-    Ok(Examined {
-        found,
-        kept,
-        quarantined,
+    let (log, survey) = survey(copy)?;
+    let damage = damage(copy, &survey);
+    if damage.is_some() {
+        mend::pass_over(&copy.db_file(), &log, &survey.damage)
+            .map_err(io_error("mend", &copy.db_file()))?;
+    }
+    close_gap(copy, !broken.is_empty())?;
+    let found = guarded(copy, || look(config, copy))?;
+    Ok((found, damage))
+}
+
+/// Nothing is changed before this has found out that sled will read all of its log, and has copied what sled may overwrite.
+fn prepare(places: &Places, kept: &mut Kept) -> Result<(), OpenError> {
+    if !places.db_file().exists() {
+        return Ok(());
+    }
+    let (log, survey) = survey(places)?;
+    if let Some(damage) = damage(places, &survey) {
+        return Err(damage);
+    }
+    kept.copy(&log, &survey);
+    close_gap(places, kept.has_broken()?)
+}
+
+fn survey(places: &Places) -> Result<(Log, Survey), OpenError> {
+    let snapshot = match preflight::newest_snapshot(&places.sled)? {
+        Some(path) => Snapshot::read(&path).map_err(io_error("read", &path))?,
+        None => None,
+    };
+    let db = places.db_file();
+    let log = Log::open(&db).map_err(io_error("read", &db))?;
+    let survey = Survey::of(&log, snapshot.as_ref()).map_err(io_error("read", &db))?;
+    Ok((log, survey))
+}
+
+fn damage(places: &Places, survey: &Survey) -> Option<OpenError> {
+    let places_told = survey.damage.len();
+    (places_told > 0).then(|| {
+        let reason = format!("its log cannot be read in {places_told} places");
+        damaged(&places.dir, reason)
     })
+}
+
+/// A log whose snapshot was broken must be whole by itself.
+fn close_gap(places: &Places, was_broken: bool) -> Result<(), OpenError> {
+    if preflight::newest_snapshot(&places.sled)?.is_some() {
+        return Ok(());
+    }
+    let db = places.db_file();
+    let log = Log::open(&db).map_err(io_error("read", &db))?;
+    if was_broken && log.heads.contains(&Head::Damaged) {
+        let reason = "its snapshot is damaged, and a part of its log";
+        return Err(damaged(&places.dir, reason));
+    }
+    mend::close_gap(&db, &log).map_err(io_error("mend", &db))
 }
 
 /// sled panics over some damage; here that is an error like any other.
@@ -97,14 +147,14 @@ fn guarded<T>(
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
         Err(damaged(
-            &places.sled,
+            &places.dir,
             text.unwrap_or_else(|| "sled panicked".to_owned()),
         ))
     })
 }
 
 fn look(config: &StoreConfig, places: &Places) -> Result<Found, OpenError> {
-    let broken = |error: sled::Error| damaged(&places.sled, error);
+    let broken = |error: sled::Error| damaged(&places.dir, error);
     let disk = open_disk(config, places, None)?;
     let overlay = Overlay::default();
     let stored = number(&overlay, &disk, MetaKey::Applied).map_err(broken)?;
@@ -138,7 +188,7 @@ fn read_journal(
     applied: Fact<u64>,
 ) -> Result<(Tail, u64), OpenError> {
     let failed = |error| match error {
-        JournalError::Sled(error) => damaged(&places.sled, error),
+        JournalError::Sled(error) => damaged(&places.dir, error),
         JournalError::NewerSchema(found) => OpenError::NewerSchema {
             found,
             known: schema.number(),
@@ -197,7 +247,7 @@ fn open_disk(
     let db = open_sled(&options, places)?;
     let file = File::open(places.db_file()).map_err(io_error("open", &places.db_file()))?;
     let disk = Disk::new(db, file, config.schema, Arc::clone(&config.sync));
-    disk.map_err(|error| not_opened(&places.sled, &error))
+    disk.map_err(|error| not_opened(&places.dir, &error))
 }
 
 fn open_sled(options: &sled::Config, places: &Places) -> Result<sled::Db, OpenError> {
@@ -206,7 +256,7 @@ fn open_sled(options: &sled::Config, places: &Places) -> Result<sled::Db, OpenEr
             Err(sled::Error::Io(error)) if error.to_string().contains("acquire lock") => {
                 preflight::pause();
             }
-            other => return other.map_err(|error| not_opened(&places.sled, &error)),
+            other => return other.map_err(|error| not_opened(&places.dir, &error)),
         }
     }
     Err(OpenError::Locked {

@@ -1,6 +1,6 @@
 //! A copy of what sled's recovery may overwrite, made before sled opens its files and kept until the decision to start.
-//! Recovery zeroes, in place, all of its log that stands behind the first damage; a start that is refused must leave
-//! the evidence as it was. Knows the head of sled's segments, as of the pinned version, and nothing else of its format.
+//! Recovery zeroes, in place, all of its log that stands behind the first damage, and what holds no page any more; a
+//! start that is refused must leave everything as it was.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::OpenError;
-use super::preflight::{Places, files, io_error, remove_dir, snapshots};
+use super::log::{Log, SEGMENT};
+use super::preflight::{Places, broken_snapshots, files, io_error, remove_dir, snapshots};
+use super::survey::Survey;
 
-const SEGMENT: usize = 512 * 1024;
-const HEAD: usize = 20;
 /// Beyond this the copy would cost more at a start than it may ever be worth. A refusal stays a refusal: only the
 /// damaged bytes are then as sled left them.
 const MOST: usize = (1 << 30) / SEGMENT;
@@ -23,113 +23,128 @@ pub(super) struct Kept {
     len: u64,
     /// Segments that were copied, by number.
     copied: Vec<u64>,
-    /// Segments that were empty, by number: they get an empty head again.
+    /// Segments that were empty, by number: they are emptied again.
     empty: Vec<u64>,
 }
 
-/// What sled's recovery does with a segment.
-enum Segment {
-    /// Covered by the snapshot: not read.
-    Settled,
-    Empty,
-    /// Read, and overwritten if it cannot be understood.
-    Open,
-}
+/// How a file gets from here to there.
+type Transfer = fn(&Path, &Path) -> io::Result<()>;
 
 impl Kept {
+    /// With snapshots that are broken out of sled's sight, so that it does not take them for whole ones.
     pub(super) fn make(places: &Places) -> Result<Self, OpenError> {
-        remove_dir(&places.kept)?;
-        let mut kept = Self {
+        let kept = Self {
             places: places.clone(),
             len: 0,
             copied: Vec::new(),
             empty: Vec::new(),
         };
-        if !places.db_file().exists() {
-            return Ok(kept);
-        }
-        if let Err(error) = kept.copy() {
-            tracing::warn!(%error, "opening without a copy of the end of the database");
-            kept.len = 0;
-            remove_dir(&places.kept)?;
+        // A crash in the middle of a start may have left them there.
+        transfer_all(&kept.aside(), &places.sled, rename)?;
+        remove_dir(&places.kept)?;
+        if places.db_file().exists() {
+            let aside = kept.aside();
+            fs::create_dir_all(&aside).map_err(io_error("create", &aside))?;
+            for path in broken_snapshots(&places.sled)? {
+                let to = aside.join(path.file_name().unwrap_or_default());
+                fs::rename(&path, &to).map_err(io_error("move", &path))?;
+            }
         }
         Ok(kept)
     }
 
-    fn copy(&mut self) -> io::Result<()> {
-        let (db, settled) = (File::open(self.places.db_file())?, self.settled());
-        let len = db.metadata()?.len();
-        for number in 0..len.div_ceil(SEGMENT as u64) {
-            match classify(&db, number, settled)? {
-                Segment::Settled => {}
-                Segment::Empty => self.empty.push(number),
-                Segment::Open => self.copied.push(number),
-            }
+    /// Whether a broken snapshot was set aside.
+    pub(super) fn has_broken(&self) -> Result<bool, OpenError> {
+        Ok(!files(&self.aside())?.is_empty())
+    }
+
+    /// Copies what the survey says that recovery may write to.
+    pub(super) fn copy(&mut self, log: &Log, survey: &Survey) {
+        if let Err(error) = self.try_copy(log, survey) {
+            tracing::warn!(%error, "opening without a copy of what sled may overwrite");
+            self.len = 0;
         }
-        if self.copied.len() > MOST {
+    }
+
+    fn try_copy(&mut self, log: &Log, survey: &Survey) -> io::Result<()> {
+        if survey.touched.len() > MOST {
             return Err(io::Error::other(
                 "too much was written since the last start",
             ));
         }
-        self.check_room()?;
-        fs::create_dir(&self.places.kept)?;
-        copy_segments(&db, &File::create(self.copy_file())?, &self.copied)?;
-        for path in snapshots(&self.places.sled).map_err(io::Error::other)? {
-            fs::copy(
-                &path,
-                self.places.kept.join(path.file_name().unwrap_or_default()),
-            )?;
-        }
-        self.len = len;
-        Ok(())
-    }
-
-    /// What the copy takes is missing to sled itself.
-    fn check_room(&self) -> io::Result<()> {
-        let disk = rustix::fs::statvfs(&self.places.dir)?;
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if (self.copied.len() * SEGMENT) as u64 > free / 2 {
+        self.copied.clone_from(&survey.touched);
+        self.empty.clone_from(&survey.empty);
+        if self.copied.len() as u64 * SEGMENT as u64 > room(&self.places)? / 2 {
             return Err(io::Error::other("the disk has no room for it"));
         }
+        let to = File::create(self.copy_file())?;
+        for number in &self.copied {
+            to.write_all_at(&log.segment(*number)?, number * SEGMENT as u64)?;
+        }
+        for path in snapshots(&self.places.sled).map_err(io::Error::other)? {
+            let name = path.file_name().unwrap_or_default();
+            fs::copy(&path, self.places.kept.join(name))?;
+        }
+        self.len = log.len;
         Ok(())
     }
 
     /// Everything as it was.
     pub(super) fn put_back(self) -> Result<(), OpenError> {
-        if self.len > 0 {
-            for path in snapshots(&self.places.sled)? {
-                fs::remove_file(&path).map_err(io_error("remove", &path))?;
-            }
-            for path in snapshots(&self.places.kept)? {
-                let to = self.places.sled.join(path.file_name().unwrap_or_default());
-                fs::rename(&path, &to).map_err(io_error("restore", &to))?;
-            }
-            self.write_back()
-                .map_err(io_error("restore", &self.places.db_file()))?;
-        }
-        self.discard()
-    }
-
-    fn write_back(&self) -> io::Result<()> {
-        let db = OpenOptions::new().write(true).open(self.places.db_file())?;
-        copy_segments(&File::open(self.copy_file())?, &db, &self.copied)?;
-        for number in &self.empty {
-            db.write_all_at(&[0; HEAD], number * SEGMENT as u64)?;
-        }
-        db.set_len(self.len)
-    }
-
-    pub(super) fn discard(self) -> Result<(), OpenError> {
+        self.restore(&self.places.sled, rename)?;
         remove_dir(&self.places.kept)
     }
 
-    /// Everything as it was, and a full copy of it for whoever looks into the loss that is now accepted.
-    pub(super) fn put_back_and_file_away(self, name: &str) -> Result<Option<PathBuf>, OpenError> {
-        let places = self.places.clone();
-        self.put_back()?;
-        let to = places.quarantine.join(name);
+    fn restore(&self, sled: &Path, transfer: Transfer) -> Result<(), OpenError> {
+        if self.len > 0 {
+            for path in snapshots(sled)? {
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            }
+            transfer_all(&self.places.kept, sled, transfer)?;
+            let db = sled.join("db");
+            self.write_back(&db).map_err(io_error("restore", &db))?;
+        }
+        transfer_all(&self.aside(), sled, transfer)
+    }
+
+    fn write_back(&self, to: &Path) -> io::Result<()> {
+        let (from, db) = (
+            Log::open(&self.copy_file())?,
+            OpenOptions::new().write(true).open(to)?,
+        );
+        for number in &self.copied {
+            db.write_all_at(&from.segment(*number)?, number * SEGMENT as u64)?;
+        }
+        let zeros = vec![0; SEGMENT];
+        for number in &self.empty {
+            db.write_all_at(&zeros, number * SEGMENT as u64)?;
+        }
+        db.set_len(self.len)?;
+        db.sync_data()
+    }
+
+    /// The start goes on. Broken snapshots are kept for whoever wants to look at them.
+    pub(super) fn discard(self) -> Result<Vec<PathBuf>, OpenError> {
+        let mut moved = Vec::new();
+        for path in files(&self.aside())? {
+            let quarantine = &self.places.quarantine;
+            fs::create_dir_all(quarantine).map_err(io_error("create", quarantine))?;
+            let to = quarantine.join(path.file_name().unwrap_or_default());
+            fs::rename(&path, &to).map_err(io_error("move", &path))?;
+            tracing::warn!(file = %to.display(), "moved a broken sled snapshot away");
+            moved.push(to);
+        }
+        remove_dir(&self.places.kept)?;
+        Ok(moved)
+    }
+
+    /// A full copy of everything as it was, for whoever looks into the loss that is now accepted.
+    pub(super) fn file_away(&self, name: &str) -> Result<Option<PathBuf>, OpenError> {
+        let to = self.places.quarantine.join(name);
         remove_dir(&to)?;
-        match copy_dir(&places.sled, &to) {
+        let copied = copy_dir(&self.places.sled, &to).map_err(io_error("copy", &to));
+        let restored = copied.and_then(|()| self.restore(&to, copy));
+        match restored {
             Ok(()) => Ok(Some(to)),
             Err(error) => {
                 tracing::warn!(%error, "the damaged database could not be copied to quarantine");
@@ -142,52 +157,37 @@ impl Kept {
         self.places.kept.join("db")
     }
 
-    /// Where sled's newest snapshot ends, which its name says; recovery begins with the segment around it.
-    fn settled(&self) -> i64 {
-        let names = snapshots(&self.places.sled).unwrap_or_default();
-        let ends = names.iter().filter_map(|path| {
-            let name = path.file_name()?.to_str()?;
-            i64::from_str_radix(name.strip_prefix("snap.")?, 16).ok()
-        });
-        let end = ends.max().unwrap_or(0);
-        end - end % SEGMENT as i64
+    /// Where broken snapshots are meanwhile.
+    fn aside(&self) -> PathBuf {
+        self.places.kept.join("aside")
     }
 }
 
-fn classify(db: &File, number: u64, settled: i64) -> io::Result<Segment> {
-    let mut head = [0; HEAD];
-    match db.read_exact_at(&mut head, number * SEGMENT as u64) {
-        Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Segment::Open),
-        Err(error) => return Err(error),
-    }
-    let crc = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
-    let place: [u8; 8] = head[4..12].try_into().expect("eight of twenty bytes");
-    let place = i64::from_le_bytes(place) ^ i64::MAX;
-    let whole = crc32fast::hash(&head[4..]) == !crc;
-    Ok(match (head == [0; HEAD], whole && place < settled) {
-        (true, _) => Segment::Empty,
-        (false, true) => Segment::Settled,
-        (false, false) => Segment::Open,
-    })
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)
 }
 
-fn copy_segments(from: &File, to: &File, numbers: &[u64]) -> io::Result<()> {
-    let mut buffer = vec![0; SEGMENT];
-    for number in numbers {
-        let (start, mut filled) = (number * SEGMENT as u64, 0);
-        while filled < SEGMENT {
-            match from.read_at(&mut buffer[filled..], start + filled as u64)? {
-                0 => break,
-                more => filled += more,
-            }
-        }
-        to.write_all_at(&buffer[..filled], start)?;
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    fs::copy(from, to).map(drop)
+}
+
+/// All snapshots of one directory to another.
+fn transfer_all(from: &Path, to: &Path, how: Transfer) -> Result<(), OpenError> {
+    for path in snapshots(from)? {
+        let to = to.join(path.file_name().unwrap_or_default());
+        how(&path, &to).map_err(io_error("restore", &to))?;
     }
     Ok(())
 }
 
-fn copy_dir(from: &Path, to: &Path) -> io::Result<()> {
+/// Bytes that are free on the disk.
+pub(super) fn room(places: &Places) -> io::Result<u64> {
+    let disk = rustix::fs::statvfs(&places.dir)?;
+    Ok(disk.f_bavail.saturating_mul(disk.f_frsize))
+}
+
+/// The files in a directory, without what is below it.
+pub(super) fn copy_dir(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for path in files(from)
         .map_err(io::Error::other)?

@@ -1,15 +1,20 @@
 //! A directory on which no relay runs, read as it lies: for verification, and to save what can be read from one that no
-//! longer starts. Takes the directory's lock, and takes back what sled's own recovery changes in its files.
+//! longer starts. Takes the directory's lock. sled cannot open its files without writing to them, so it gets a copy.
 
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 
 use super::committer::Shared;
-use super::examine::{Examined, Found, examine, open_for_reading};
+use super::examine::{Found, examine_copy, open_for_reading};
+use super::keep::{copy_dir, room};
+use super::log::{Log, SEGMENT};
 use super::pins::Pins;
-use super::preflight::{self, Places, io_error};
+use super::preflight::{self, Places, io_error, remove_dir};
 use super::progress::Progress;
 use super::queue::Queue;
 use super::watermark::WatermarkFile;
@@ -39,15 +44,75 @@ impl Store {
         let lock = preflight::lock(&places)?;
         let mark =
             WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
-        let Examined { found, kept, .. } = examine(&config, &places)?;
-        let seen = found.and_then(|found| {
-            let refusal = found.decide(mark, &config).err();
-            let disk = open_for_reading(&config, &places)?;
-            let (_durable, looked) = looked(config, disk, found, refusal, lock);
-            Ok(see(&looked))
-        });
-        kept.put_back()?;
-        seen
+        let copy = Copied::make(&places)?;
+        let (found, damage) = examine_copy(&config, &copy.places)?;
+        let refusal = damage.or_else(|| found.decide(mark, &config).err());
+        let disk = open_for_reading(&config, &copy.places)?;
+        let (_durable, looked) = looked(config, disk, found, refusal, lock);
+        Ok(see(&looked))
+    }
+}
+
+/// sled's files once more. They go with this value.
+struct Copied {
+    /// Of the copy, but for what is beside sled's files.
+    places: Places,
+}
+
+impl Copied {
+    fn make(original: &Places) -> Result<Self, OpenError> {
+        let looking = &original.looking;
+        remove_dir(looking)?;
+        let copied = Self {
+            places: Places {
+                sled: looking.clone(),
+                ..original.clone()
+            },
+        };
+        copied
+            .fill(original)
+            .map(|()| copied)
+            .map_err(io_error("make a copy to look at in", looking))
+    }
+
+    fn fill(&self, original: &Places) -> io::Result<()> {
+        let (from, to) = (&original.sled, &self.places.sled);
+        fs::create_dir_all(to)?;
+        copy_dir(&from.join("blobs"), &to.join("blobs"))?;
+        for path in preflight::files(from).map_err(io::Error::other)? {
+            if path.is_file() && path != original.db_file() {
+                fs::copy(&path, to.join(path.file_name().unwrap_or_default()))?;
+            }
+        }
+        self.copy_db(original)
+    }
+
+    /// At no cost where the file system can share blocks; else without what is empty.
+    fn copy_db(&self, original: &Places) -> io::Result<()> {
+        let to = File::create(self.places.db_file())?;
+        if rustix::fs::ioctl_ficlone(&to, File::open(original.db_file())?).is_ok() {
+            return Ok(());
+        }
+        let log = Log::open(&original.db_file())?;
+        if log.len > room(original)? {
+            let why = format!("{} MiB are not free; make room", log.len >> 20);
+            return Err(io::Error::new(io::ErrorKind::StorageFull, why));
+        }
+        for number in 0..log.heads.len() as u64 {
+            let bytes = log.segment(number)?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                to.write_all_at(&bytes, number * SEGMENT as u64)?;
+            }
+        }
+        to.set_len(log.len)
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        if let Err(error) = remove_dir(&self.places.sled) {
+            tracing::warn!(%error, "a copy that was looked at could not be removed; the next start does it");
+        }
     }
 }
 
@@ -56,7 +121,7 @@ fn looked(
     disk: super::disk::Disk,
     found: Found,
     refusal: Option<OpenError>,
-    lock: std::fs::File,
+    lock: File,
 ) -> (watch::Sender<super::CommitSeq>, Looked) {
     let head = found.tail.head;
     let shared = Arc::new(Shared {

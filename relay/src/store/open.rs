@@ -32,26 +32,17 @@ use super::{
 struct Beside {
     places: Places,
     lock: File,
-    watermark: WatermarkFile,
     mark: Option<Mark>,
 }
 
 pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
     let places = Places::under(&config.dir);
     let lock = preflight::lock(&places)?;
-    let watermark = WatermarkFile::open(&places.watermark);
-    let (watermark, mark) = watermark.map_err(io_error("open", &places.watermark))?;
-    let beside = Beside {
-        places,
-        lock,
-        watermark,
-        mark,
-    };
-    let Examined {
-        found,
-        kept,
-        quarantined,
-    } = examine(&config, &beside.places)?;
+    preflight::remove_dir(&places.looking)?;
+    let mark =
+        WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
+    let beside = Beside { places, lock, mark };
+    let Examined { found, kept } = examine(&config, &beside.places)?;
     let decided = found.and_then(|found| {
         let start = found.decide(beside.mark, &config)?;
         Ok((found, start))
@@ -63,12 +54,10 @@ pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
             return Err(refusal);
         }
     };
-    let mut recovery = Recovery {
-        quarantined,
-        ..Recovery::default()
-    };
+    let mut recovery = Recovery::default();
     recovery.note(&found.tail, preflight::blob_files(&beside.places)?);
-    recovery.accepted_loss = settle_copy(kept, &start)?;
+    recovery.accepted_loss = file_away(&kept, &start)?;
+    recovery.quarantined = kept.discard()?;
     preflight::forget_damage(&beside.places)?;
     let places = beside.places.clone();
     begin(config, found, &start, beside, recovery).map_err(|error| match error {
@@ -80,12 +69,12 @@ pub(super) fn open(config: StoreConfig) -> Result<Opened, OpenError> {
     })
 }
 
-fn settle_copy(kept: Kept, start: &Start) -> Result<Option<String>, OpenError> {
+/// What the accepted loss is, and where a copy of what there was is now.
+fn file_away(kept: &Kept, start: &Start) -> Result<Option<String>, OpenError> {
     let Some(loss) = &start.loss else {
-        kept.discard()?;
         return Ok(None);
     };
-    let copy = kept.put_back_and_file_away(&format!("before-loss-{}", start.base))?;
+    let copy = kept.file_away(&format!("before-loss-{}", start.base))?;
     let copy = copy.map(|path| format!("; what there was is in {}", path.display()));
     let text = format!("{loss}{}", copy.unwrap_or_default());
     tracing::error!(loss = %text, "starting although acknowledged changes are missing");
@@ -121,9 +110,11 @@ fn begin(
     };
     let migration = Migration::due(shared.config.schema, found.facts.stands);
     let last = count_start(&committer, start)?;
+    let watermark = &beside.places.watermark;
+    let (file, _) = WatermarkFile::open(watermark).map_err(io_error("open", watermark))?;
     let mut marker = Marker {
         shared: Arc::clone(&shared),
-        file: beside.watermark,
+        file,
         incarnation: start.incarnation,
         marked: beside.mark.map_or(CommitSeq::default(), |mark| mark.seq),
     };

@@ -1,5 +1,5 @@
-//! What happens in the directory before sled may look at it: the lock, the removal of files that make sled's open fail,
-//! and the syncs of directories that sled never does.
+//! What happens in the directory before sled may look at it: the lock, the files that make sled's open fail, and the syncs
+//! of directories that sled never does.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::OpenError;
+use super::{OpenError, log};
 
 /// A second relay is refused after this many pauses; a relay that is just closing gets time to let go.
 const LOCK_TRIES: u32 = 20;
@@ -21,6 +21,8 @@ pub(super) struct Places {
     pub(super) sled: PathBuf,
     pub(super) watermark: PathBuf,
     pub(super) kept: PathBuf,
+    /// A copy of `sled`, while somebody looks at it.
+    pub(super) looking: PathBuf,
     pub(super) quarantine: PathBuf,
     /// Says that a write met a damaged page.
     pub(super) damage_note: PathBuf,
@@ -33,6 +35,7 @@ impl Places {
             sled: dir.join("sled"),
             watermark: dir.join("watermark"),
             kept: dir.join("kept"),
+            looking: dir.join("looking"),
             quarantine: dir.join("quarantine"),
             damage_note: dir.join("damaged"),
         }
@@ -83,37 +86,21 @@ pub(super) fn pause() {
     std::thread::park_timeout(LOCK_PAUSE);
 }
 
-/// Moves away half-written snapshots, which a crash inside sled's open leaves and which its next open takes for whole
-/// ones. A snapshot is only a short cut: without it sled reads its log.
-pub(super) fn quarantine_broken_snapshots(places: &Places) -> Result<Vec<PathBuf>, OpenError> {
-    quarantine(places, |name, len| {
-        name.ends_with(".generating") || len == 0
-    })
-}
-
-/// Moves away all snapshots, for a second try after sled found one corrupt.
-pub(super) fn quarantine_all_snapshots(places: &Places) -> Result<Vec<PathBuf>, OpenError> {
-    quarantine(places, |_, _| true)
-}
-
-fn quarantine(
-    places: &Places,
-    wanted: impl Fn(&str, u64) -> bool,
-) -> Result<Vec<PathBuf>, OpenError> {
-    let mut moved = Vec::new();
-    for path in snapshots(&places.sled)? {
-        let len = fs::metadata(&path).map_err(io_error("read", &path))?.len();
-        let name = path.file_name().unwrap_or_default();
-        if wanted(&name.to_string_lossy(), len) {
-            fs::create_dir_all(&places.quarantine)
-                .map_err(io_error("create", &places.quarantine))?;
-            let to = places.quarantine.join(name);
-            fs::rename(&path, &to).map_err(io_error("move", &path))?;
-            tracing::warn!(file = %to.display(), "moved a broken sled snapshot away");
-            moved.push(to);
+/// Snapshots that sled would take for whole ones and that are not: half-written by a crash inside its open, or damaged.
+/// Everything else is left to sled: a log without its snapshot is no good log.
+pub(super) fn broken_snapshots(dir: &Path) -> Result<Vec<PathBuf>, OpenError> {
+    let mut broken = Vec::new();
+    for path in snapshots(dir)? {
+        if !log::is_whole_snapshot(&path).map_err(io_error("read", &path))? {
+            broken.push(path);
         }
     }
-    Ok(moved)
+    Ok(broken)
+}
+
+/// The snapshot that sled begins with.
+pub(super) fn newest_snapshot(dir: &Path) -> Result<Option<PathBuf>, OpenError> {
+    Ok(snapshots(dir)?.into_iter().max())
 }
 
 /// sled writes its `conf` in two steps and its data file after it: a `conf` alone may be half of one, and stops sled.

@@ -6,6 +6,7 @@ mod damage;
 mod damaged_pages;
 mod durability;
 mod keys;
+mod left_alone;
 mod migrating;
 mod opening;
 mod reading;

@@ -1,0 +1,66 @@
+//! Brings sled's log into a shape that sled reads to its end: around what is damaged, which is only for copies, and over a
+//! gap that sled itself has made.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::log::{Head, Log, Message, SEGMENT, SEGMENT_HEAD};
+use super::survey::Damage;
+
+/// Enough for a head and a cap.
+const BRIDGE: usize = 64;
+
+/// For a log that has no snapshot. sled then asks the newest head up to where the log was stable, and takes the whole log
+/// for empty, and zeroes it, if the segment around that position is gone. But its own last open may have zeroed that one,
+/// because all of its pages had moved on. A segment with nothing in it, in its place, is what sled expects to find; sled
+/// zeroes it again. Where a head is damaged nobody knows what is gone, and nothing is done.
+pub(super) fn close_gap(path: &Path, log: &Log) -> io::Result<()> {
+    let wanted = log.stable();
+    let damaged = log.heads.contains(&Head::Damaged);
+    if damaged || log.has(wanted) || !log.heads.iter().any(|head| *head != Head::Empty) {
+        return Ok(());
+    }
+    let empty = log.heads.iter().position(|head| *head == Head::Empty);
+    let number = empty.unwrap_or(log.heads.len()) as u64;
+    let mut segment = [0; BRIDGE];
+    segment[..SEGMENT_HEAD].copy_from_slice(&Head::encode(wanted, -1));
+    let position = wanted.unsigned_abs() / SEGMENT as u64;
+    Message::cap(&mut segment[SEGMENT_HEAD..], position)
+        .ok_or_else(|| io::Error::other("a cap does not fit"))?;
+    let db = OpenOptions::new().write(true).open(path)?;
+    let end = (number + 1) * SEGMENT as u64;
+    if end > log.len {
+        db.set_len(end)?;
+    }
+    db.write_all_at(&segment, number * SEGMENT as u64)?;
+    tracing::warn!(position, "closed a gap in a log that has no snapshot");
+    db.sync_data()
+}
+
+/// Makes sled read on behind what it cannot read: in a copy that is only looked at, for what was there is gone then.
+pub(super) fn pass_over(path: &Path, log: &Log, damage: &[Damage]) -> io::Result<()> {
+    let db = OpenOptions::new().write(true).open(path)?;
+    for one in damage {
+        match *one {
+            Damage::Head { number, lsn } => {
+                db.write_all_at(&Head::encode(lsn, -1), number * SEGMENT as u64)?;
+            }
+            Damage::Messages {
+                number,
+                segment,
+                from,
+                to,
+            } => {
+                let mut bytes = log.segment(number)?;
+                // What is too short for a message stays, and sled takes it for the segment's end.
+                if Message::cancel(&mut bytes[from..to], segment).is_some() {
+                    let at = number * SEGMENT as u64 + from as u64;
+                    db.write_all_at(&bytes[from..to], at)?;
+                }
+            }
+        }
+    }
+    db.sync_data()
+}

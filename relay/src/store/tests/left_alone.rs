@@ -1,0 +1,240 @@
+//! Who only looks, and a start that is refused, leave every file as it was; and what sled would lose in silence is
+//! refused. `BATON_FLIPS=400 cargo test -p baton-relay --lib left_alone -- --nocapture` makes more flips.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::super::log::{Head, Log, SEGMENT, Snapshot, normal};
+use super::super::preflight::{newest_snapshot, pause, snapshots};
+use super::*;
+
+const FLIPS: u64 = 24;
+const KEYS: u128 = 30;
+const ROUNDS: u8 = 60;
+
+/// Every file below a directory.
+fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for path in super::super::preflight::files(dir).unwrap() {
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            found.insert(path, bytes);
+        }
+    }
+    found
+}
+
+fn put_there(files: &BTreeMap<PathBuf, Vec<u8>>, dir: &Path) {
+    fs::remove_dir_all(dir).unwrap();
+    for (path, bytes) in files {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn version(number: u128, round: u8) -> Vec<u8> {
+    long(2_500, round ^ number as u8)
+}
+
+/// Each key many times over, so that a lost write shows as an older body. Ends in good order.
+fn write(rig: &Rig, rounds: u8) {
+    let mut opened = rig.open();
+    for round in 1..=rounds {
+        let changes = (0..KEYS).map(|key| put(key, &version(key, round)));
+        commit(&mut opened, changes.collect());
+    }
+    opened.journal.close().unwrap();
+    drop(opened.store);
+}
+
+/// Keys that are not there as they were last written and that nobody calls unreadable.
+fn silently_lost(store: &Store, rounds: u8) -> Vec<u128> {
+    let whole = |key: &u128| match store.get(&done(*key)) {
+        Ok(body) => body.is_some_and(|body| *body == version(*key, rounds)),
+        Err(_) => true,
+    };
+    (0..KEYS).filter(|key| !whole(key)).collect()
+}
+
+fn log(rig: &Rig) -> Log {
+    Log::open(&rig.sled().join("db")).unwrap()
+}
+
+#[test]
+fn looks_and_refused_starts_change_no_file_whatever_bit_is_flipped() {
+    let rig = Rig::new();
+    write(&rig, 10);
+    write(&rig, ROUNDS);
+    let store = rig.dir.path().join("store");
+    let sound = files(&store);
+    let flips = std::env::var("BATON_FLIPS").map_or(FLIPS, |text| text.parse().unwrap());
+    let (mut refused, mut accepted) = (0, 0);
+    for flip in 0..flips {
+        let mut bad = sound.clone();
+        // Every sixth flip hits a snapshot.
+        let mut wanted = bad.iter_mut().filter(|(path, _)| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.starts_with(if flip % 6 == 5 { "snap." } else { "db" })
+        });
+        let (path, bytes) = wanted.next().unwrap();
+        let bit = (flip + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) % (bytes.len() as u64 * 8);
+        bytes[usize::try_from(bit / 8).unwrap()] ^= 1 << (bit % 8);
+        let what = format!("bit {bit} of {}", path.display());
+        put_there(&bad, &store);
+        let looked = Store::look(rig.config(), |looked| looked.refusal.is_some());
+        assert!(files(&store) == bad, "{what}: a look changed a file");
+        match Store::open(rig.config()) {
+            Ok(opened) => {
+                let lost = silently_lost(&opened.store, ROUNDS);
+                assert!(lost.is_empty(), "{what}: {lost:?}");
+                assert!(matches!(looked, Ok(false)), "{what}: {looked:?}");
+            }
+            Err(refusal) => {
+                refused += 1;
+                assert!(
+                    files(&store) == bad,
+                    "{what}: a refused start changed a file"
+                );
+                assert!(!matches!(looked, Ok(false)), "{what}: {refusal}");
+                accepted += u64::from(refusal.is_loss());
+                if refusal.is_loss() {
+                    accept_and_find_what_was_there(&rig, &bad, &what);
+                }
+            }
+        }
+    }
+    println!("{flips} flips: {refused} refused, {accepted} of them accepted");
+}
+
+fn accept_and_find_what_was_there(rig: &Rig, bad: &BTreeMap<PathBuf, Vec<u8>>, what: &str) {
+    let accepting = StoreConfig {
+        accept_loss: true,
+        ..rig.config()
+    };
+    drop(Store::open(accepting).unwrap());
+    let quarantine = rig.dir.path().join("store/quarantine");
+    let kept = super::super::preflight::files(&quarantine).unwrap();
+    let kept = kept.iter().find(|path| path.is_dir()).unwrap();
+    for (path, bytes) in bad.iter().filter(|(path, _)| path.starts_with(rig.sled())) {
+        let copy = kept.join(path.file_name().unwrap());
+        assert!(
+            fs::read(&copy).unwrap() == *bytes,
+            "{what}: {}",
+            copy.display()
+        );
+    }
+}
+
+/// Rounds of a [`write`] that begins a new segment or two.
+const SHORT: u8 = 8;
+
+/// A directory whose last open has zeroed the segment before the newest one, which the newest one's head names. Any
+/// relay comes to that which has little to do for a while.
+fn with_a_gap_before_the_newest_segment() -> Rig {
+    let rig = Rig::new();
+    for _ in 0..20 {
+        write(&rig, SHORT);
+        let opened = rig.open();
+        // sled's cleaning thread moves the last pages out of segments that are nearly empty.
+        for _ in 0..60 {
+            pause();
+        }
+        opened.journal.close().unwrap();
+        drop(opened.store);
+        rig.open().journal.close().unwrap();
+        let log = log(&rig);
+        if !log.has(log.stable()) {
+            return rig;
+        }
+    }
+    panic!("sled keeps the segment before its newest one");
+}
+
+#[test]
+fn a_snapshot_that_is_missing_or_damaged_costs_nothing() {
+    let rig = with_a_gap_before_the_newest_segment();
+    let store = rig.dir.path().join("store");
+    let sound = files(&store);
+    for damaged in [false, true] {
+        put_there(&sound, &store);
+        for path in snapshots(&rig.sled()).unwrap() {
+            if damaged {
+                let mut bytes = fs::read(&path).unwrap();
+                bytes[20] ^= 1;
+                fs::write(&path, bytes).unwrap();
+            } else {
+                fs::remove_file(&path).unwrap();
+            }
+        }
+        let before = files(&store);
+        let seen = Store::look(rig.config(), |looked| {
+            assert!(looked.refusal.is_none(), "{:?}", looked.refusal);
+            silently_lost(&looked.store, SHORT)
+        });
+        assert!(seen.unwrap().is_empty());
+        assert!(files(&store) == before, "a look changed a file");
+        let opened = rig.open();
+        assert!(silently_lost(&opened.store, SHORT).is_empty());
+        assert_eq!(opened.recovery.quarantined.len(), usize::from(damaged));
+    }
+}
+
+/// Keys that are written once, in order, so that their pages stay where they came to stand.
+const ONCE: u128 = 400;
+
+#[test]
+fn damage_that_sled_passes_over_in_silence_is_refused_and_the_rest_can_be_read() {
+    let rig = Rig::new();
+    let mut opened = rig.open();
+    for first in (0..ONCE).step_by(5) {
+        let changes = (first..first + 5).map(|key| put(key, &version(key, 1)));
+        commit(&mut opened, changes.collect());
+    }
+    opened.journal.close().unwrap();
+    drop(opened.store);
+    let (log, snapshot) = (log(&rig), newest_snapshot(&rig.sled()).unwrap().unwrap());
+    let from = Snapshot::read(&snapshot).unwrap().unwrap().end;
+    let middle = |head: &Head| match head {
+        Head::Whole { lsn, .. } => (normal(from)..log.stable()).contains(lsn),
+        Head::Empty | Head::Damaged => false,
+    };
+    let store = rig.dir.path().join("store");
+    let (sound, mut refused) = (files(&store), 0);
+    let segments = (0..).zip(&log.heads).filter(|(_, head)| middle(head));
+    let places = segments.flat_map(|(number, _)| {
+        let inside = [5, 90_000, 170_000, 260_000, 350_000, 440_000];
+        inside.map(|at: usize| number * SEGMENT + at)
+    });
+    for at in places {
+        let mut bad = sound.clone();
+        bad.get_mut(&rig.sled().join("db")).unwrap()[at] ^= 1;
+        put_there(&bad, &store);
+        let count = |store: &Store| {
+            let there = |key: &u128| {
+                let body = store.get(&done(*key)).ok().flatten();
+                body.is_some_and(|body| *body == version(*key, 1))
+            };
+            (0..ONCE).filter(there).count()
+        };
+        match Store::open(rig.config()) {
+            Ok(opened) => assert_eq!(count(&opened.store), ONCE as usize, "{at}"),
+            Err(refusal) => {
+                refused += 1;
+                assert_eq!(refusal.code(), "store_damaged", "{at}: {refusal}");
+                assert!(refusal.to_string().contains("baton export"), "{refusal}");
+                assert!(files(&store) == bad, "{at}: the evidence is changed");
+                let seen = Store::look(rig.config(), |looked| {
+                    let refusal = looked.refusal.as_ref().map(OpenError::code);
+                    (count(&looked.store), refusal)
+                });
+                let (readable, refusal) = seen.unwrap();
+                assert_eq!(refusal, Some("store_damaged"));
+                assert!(readable > ONCE as usize * 3 / 4, "{at}: {readable}");
+            }
+        }
+    }
+    assert!(refused > 0, "some of it is a page's only place");
+}
