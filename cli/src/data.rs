@@ -9,7 +9,7 @@ pub(crate) use baton_relay::archive::{Exported, Imported, VerifiedFile};
 
 use baton_proto::v1::{TransferProgress, VerifyFinding, VerifySummary};
 use baton_relay::archive::{
-    self, ExportError, ExportOptions, ImportError, Progress, Seen, VerifyError,
+    self, ExportError, ExportOptions, ImportError, ImportOptions, Progress, Seen, VerifyError,
 };
 use baton_relay::store;
 
@@ -84,6 +84,7 @@ pub(crate) fn export(
 pub(crate) fn import(
     file: &Path,
     data: &Path,
+    accept_loss: bool,
     meter: &mut Meter<'_>,
 ) -> Result<Imported, CliError> {
     let mut watch = |seen: Seen| {
@@ -92,18 +93,32 @@ pub(crate) fn import(
         }
         true
     };
-    let now = clock::wall_ms();
+    let options = ImportOptions {
+        accept_loss,
+        now_ms: clock::wall_ms(),
+    };
     let imported = std::thread::scope(|scope| {
-        let importing = scope.spawn(|| archive::import_file(file, data, now, &mut watch));
+        let importing = scope.spawn(|| archive::import_file(file, data, options, &mut watch));
         importing.join()
     });
     match imported {
         Ok(imported) => imported.map_err(|error| match error {
             ImportError::Check(error) => told("check the export", &error),
+            ImportError::NotWhole { missing } => not_whole(missing),
             other => told("import the data", &other),
         }),
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// Why an export is not taken that its maker knew to lack something.
+pub(crate) fn not_whole(missing: String) -> CliError {
+    CliError::Local(Story {
+        what: "the export is not whole, and nothing of it was taken".to_owned(),
+        why: missing,
+        hint: "use an older export that is whole, or take what is in this one with --accept-loss"
+            .to_owned(),
+    })
 }
 
 /// What a verify tells, wherever it runs.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use baton_proto::v1::{ExportRequest, Role, SubmitRequest, TaskSpec, TaskState, VerifyRequest};
-use baton_relay::archive::{self, ArchiveReader};
+use baton_relay::archive::{self, ArchiveReader, ImportOptions};
 use baton_tests::{
     Client, RelayProcess, ScriptedDaemon, code_of, for_agent, hello, together, within,
 };
@@ -254,7 +254,11 @@ async fn a_truncated_or_altered_export_is_always_refused_and_changes_nothing() {
     let (target, target_name) = at(dir.path(), "target");
     let refused = |bytes: &[u8], what: &str| {
         std::fs::write(&bad, bytes).unwrap();
-        let import = archive::import_file(&bad, &target, 1, &mut |_| true);
+        let options = ImportOptions {
+            accept_loss: true,
+            now_ms: 1,
+        };
+        let import = archive::import_file(&bad, &target, options, &mut |_| true);
         let error = import.expect_err(what);
         assert!(error.to_string().contains("byte"), "it says where: {error}");
         assert!(!target.exists(), "{what}: the directory was touched");

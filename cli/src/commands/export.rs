@@ -17,6 +17,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::{CliError, Story};
 use crate::exit::Exit;
 use crate::progress::{Meter, size};
+use crate::sanitize::one_line;
 
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
@@ -53,6 +54,8 @@ struct Made {
     incarnation: String,
     skipped: u64,
     missing_bodies: u64,
+    /// What is not in it and why; none for a whole one.
+    missing: Option<String>,
 }
 
 pub(crate) async fn run(args: ExportArgs, console: &Console) -> Result<Exit, CliError> {
@@ -67,7 +70,7 @@ pub(crate) async fn run(args: ExportArgs, console: &Console) -> Result<Exit, Cli
     let mut meter = Meter::new(console, "export");
     let out = BufWriter::with_capacity(1 << 20, partial.file()?);
     let without = (args.without_output, args.without_tokens);
-    let made = match &holder {
+    let mut made = match &holder {
         Holder::Relay(relay) => receive(relay, without, out, &mut meter).await?,
         Holder::Nobody(data) => data::export(data, without, out, &mut meter).map(Made::from)?,
     };
@@ -77,6 +80,7 @@ pub(crate) async fn run(args: ExportArgs, console: &Console) -> Result<Exit, Cli
         let why = "what was written is not what was sent";
         return Err(CliError::local("read the export back", why));
     }
+    made.missing = read_back.missing();
     partial.finish(&args.out)?;
     meter.clear();
     show(&made, &args, console)
@@ -128,6 +132,7 @@ fn show(made: &Made, args: &ExportArgs, console: &Console) -> Result<Exit, CliEr
             "incarnation": made.incarnation,
             "skipped": made.skipped,
             "missingBodies": made.missing_bodies,
+            "missing": made.missing,
         }))?;
     } else {
         console.line(&format!(
@@ -137,12 +142,12 @@ fn show(made: &Made, args: &ExportArgs, console: &Console) -> Result<Exit, CliEr
             size(made.bytes)
         ))?;
     }
-    if made.skipped + made.missing_bodies == 0 {
+    let Some(missing) = &made.missing else {
         return Ok(Exit::Done);
-    }
+    };
     console.note(&format!(
-        "{} records and {} long prompts could not be read and are not in it; `baton verify` lists them",
-        made.skipped, made.missing_bodies
+        "THIS EXPORT IS NOT WHOLE: {}; `baton verify` of the same data says more",
+        one_line(missing)
     ));
     Ok(Exit::NeedsAttention)
 }
@@ -157,6 +162,7 @@ impl From<&ExportTrailer> for Made {
             incarnation: trailer.incarnation.clone(),
             skipped: trailer.skipped,
             missing_bodies: trailer.missing_bodies,
+            missing: None,
         }
     }
 }
@@ -172,6 +178,7 @@ impl From<Exported> for Made {
             incarnation: incarnation.map(|id| id.to_string()).unwrap_or_default(),
             skipped: exported.trailer.skipped,
             missing_bodies: exported.trailer.missing_bodies,
+            missing: None,
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::duration;
 use crate::errors::{CliError, Story};
 use crate::exit::Exit;
 use crate::progress::Meter;
+use crate::sanitize::one_line;
 
 /// One message of an upload.
 const CHUNK: usize = 256 * 1024;
@@ -36,6 +37,11 @@ pub(crate) struct ImportArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
+    /// Take an export that is not whole: records in it could not be read when it was made, or no relay would have
+    /// started on the directory that it was made of.
+    #[arg(long)]
+    accept_loss: bool,
+
     /// Print what was taken as one JSON object.
     #[arg(long)]
     json: bool,
@@ -47,22 +53,27 @@ pub(crate) struct ImportArgs {
 pub(crate) async fn run(args: ImportArgs, console: &Console) -> Result<Exit, CliError> {
     let data = args.relay.data_dir();
     let mut meter = Meter::new(console, "import");
-    let summary = if args.relay.named_relay().is_some() || data::is_in_use(&data)? {
+    let (summary, missing) = if args.relay.named_relay().is_some() || data::is_in_use(&data)? {
         let relay = Relay::discover(&args.relay).await?;
         // A bad file is found here already, before it crosses the network.
         let (checked, _) = data::verify_file(&args.file, &mut meter, &mut |_| Ok(()))?;
+        let missing = checked.missing();
+        if let Some(missing) = missing.clone().filter(|_| !args.accept_loss) {
+            return Err(data::not_whole(missing));
+        }
         let summary = upload(&relay, &args.file, checked.sha256, &mut meter).await?;
         until_back(&args.relay, &summary.incarnation).await?;
-        summary
+        (summary, missing)
     } else if data::is_free(&data) {
-        let imported = data::import(&args.file, &data, &mut meter)?;
-        ImportSummary {
+        let imported = data::import(&args.file, &data, args.accept_loss, &mut meter)?;
+        let summary = ImportSummary {
             records: imported.trailer.puts,
             tasks: imported.tasks,
             incarnation: imported.incarnation.to_string(),
             hold_ms: imported.hold_ms,
             findings: imported.findings,
-        }
+        };
+        (summary, imported.missing)
     } else {
         return Err(CliError::usage(
             format!("the directory {} is not empty", data.display()),
@@ -70,7 +81,7 @@ pub(crate) async fn run(args: ImportArgs, console: &Console) -> Result<Exit, Cli
         ));
     };
     meter.clear();
-    show(&summary, args.json, console)
+    show(&summary, missing.as_deref(), args.json, console)
 }
 
 /// Sends the file and hears how it goes.
@@ -146,7 +157,12 @@ async fn until_back(args: &RelayArgs, incarnation: &str) -> Result<(), CliError>
     }))
 }
 
-fn show(summary: &ImportSummary, json: bool, console: &Console) -> Result<Exit, CliError> {
+fn show(
+    summary: &ImportSummary,
+    missing: Option<&str>,
+    json: bool,
+    console: &Console,
+) -> Result<Exit, CliError> {
     if json {
         console.json(&json!({
             "records": summary.records,
@@ -154,6 +170,7 @@ fn show(summary: &ImportSummary, json: bool, console: &Console) -> Result<Exit, 
             "incarnation": summary.incarnation,
             "holdMs": summary.hold_ms,
             "findings": summary.findings,
+            "missing": missing,
         }))?;
     } else {
         console.line(&format!(
@@ -166,6 +183,12 @@ fn show(summary: &ImportSummary, json: bool, console: &Console) -> Result<Exit, 
          is down, let them go with `baton release-inherited`",
         duration::short(summary.hold_ms)
     ));
+    if let Some(missing) = missing {
+        console.note(&format!(
+            "what was taken is not whole: {}",
+            one_line(missing)
+        ));
+    }
     if summary.findings > 0 {
         console.note(&format!(
             "{} places in it are not as they should be; `baton verify` lists them",

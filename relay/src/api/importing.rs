@@ -200,6 +200,7 @@ fn import_fault(error: &ImportError) -> Fault {
         }
         ImportError::Check(VerifyError::Ended) => Fault::Stopping,
         ImportError::Check(_)
+        | ImportError::NotWhole { .. }
         | ImportError::NotEmpty { .. }
         | ImportError::Interrupted { .. }
         | ImportError::Io { .. }

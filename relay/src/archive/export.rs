@@ -11,6 +11,7 @@ use std::path::Path;
 use uuid::Uuid;
 
 use super::check::is_credential;
+use super::incoming;
 use super::item::{FORMAT, Head, Item, Trailer};
 use super::progress::{Progress, STEPS, Stage};
 use super::records::{Fact, fact};
@@ -95,7 +96,7 @@ pub fn export_directory<W: Write>(
     let bodies = Bodies::look(data.join("bodies"));
     let config = StoreConfig::new(data.join("store"), Uuid::nil());
     Store::look(config, |looked| {
-        let source = Source::of(looked, &bodies, &output);
+        let source = Source::of(looked, &bodies, &output).in_directory(data);
         export(&source, options, out, watch)
     })?
 }
@@ -110,6 +111,14 @@ impl<'a> Source<'a> {
             relay_epoch: looked.relay_epoch,
             refusal: looked.refusal.as_ref().map(ToString::to_string),
         }
+    }
+
+    /// What an import left half done is no more whole than what the disk has lost.
+    pub(super) fn in_directory(mut self, data: &Path) -> Self {
+        if let Some(interrupted) = incoming::interrupted(data) {
+            self.refusal = Some(interrupted.to_string());
+        }
+        self
     }
 
     fn head(&self, options: ExportOptions) -> Head {

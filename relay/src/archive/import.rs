@@ -44,6 +44,8 @@ pub struct Imported {
     pub hold_ms: u64,
     /// What the export's records say of each other is wrong in so many places; `baton verify FILE` lists them.
     pub findings: u64,
+    /// What was missing already when the export was made.
+    pub missing: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +54,8 @@ pub enum ImportError {
     Check(#[from] VerifyError),
     #[error("the export changed while it was read: {0}")]
     Changed(ArchiveFault),
+    #[error("the export is not whole: {missing}")]
+    NotWhole { missing: String },
     #[error(
         "the directory {dir} is not empty; name a new one, or start a relay on it and import into that one if it has no \
          tasks"
@@ -81,17 +85,28 @@ pub(super) fn io_error(op: &'static str, path: &Path) -> impl FnOnce(io::Error) 
     move |source| ImportError::Io { op, path, source }
 }
 
+#[derive(Clone, Copy, Debug)]
+pub struct ImportOptions {
+    /// Take an export although its maker knew that something is missing.
+    pub accept_loss: bool,
+    /// The wall clock.
+    pub now_ms: u64,
+}
+
 /// Takes the export into a directory that does not exist, is empty, or holds an import that was interrupted. Makes a
 /// local administrator's token there, since nobody may have kept one.
 pub fn import_file(
     file: &Path,
     data: &Path,
-    now_wall_ms: u64,
+    options: ImportOptions,
     watch: Watch<'_>,
 ) -> Result<Imported, ImportError> {
-    let now = Wall(now_wall_ms);
+    let now = Wall(options.now_ms);
     refuse_unless_free(data)?;
     let checked = verify_file(file, watch)?;
+    if let Some(missing) = checked.missing().filter(|_| !options.accept_loss) {
+        return Err(ImportError::NotWhole { missing });
+    }
     let mut staging = Staging::begin(data, now)?;
     staging.take_all(file, &checked, watch)?;
     let admin = bootstrap::local_admin(data, now)
@@ -103,6 +118,7 @@ pub fn import_file(
 
 pub(super) fn imported(checked: VerifiedFile, incarnation: Uuid) -> Imported {
     Imported {
+        missing: checked.missing(),
         head: checked.head,
         trailer: checked.trailer,
         tasks: checked.summary.tasks,

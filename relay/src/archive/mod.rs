@@ -36,7 +36,7 @@ pub use check::Finding;
 pub use export::{ExportError, ExportOptions, Exported, export_directory};
 pub(crate) use export::{Source, export};
 pub use fault::{ArchiveFault, Damage};
-pub use import::{ImportError, Imported, import_file};
+pub use import::{ImportError, ImportOptions, Imported, import_file};
 pub(crate) use incoming::settle;
 pub use item::{Head, Item, Trailer};
 pub(crate) use live::{Staged, Upload};

@@ -10,7 +10,6 @@ use uuid::Uuid;
 use super::check::{Checker, Finding};
 use super::export::Source;
 use super::fault::ArchiveFault;
-use super::incoming;
 use super::item::{Head, Item, Trailer};
 use super::progress::{Progress, STEPS, Stage};
 use super::reader::ArchiveReader;
@@ -79,10 +78,7 @@ pub fn verify_directory(
     let bodies = Bodies::look(data.join("bodies"));
     let config = StoreConfig::new(data.join("store"), Uuid::nil());
     Store::look(config, |looked| {
-        let mut source = Source::of(looked, &bodies, &output);
-        if let Some(interrupted) = incoming::interrupted(data) {
-            source.refusal = Some(interrupted.to_string());
-        }
+        let source = Source::of(looked, &bodies, &output).in_directory(data);
         verify(&source, with_output.then_some(output_dir.as_path()), watch)
     })?
 }
@@ -149,14 +145,11 @@ pub fn verify_file(path: &Path, watch: Watch<'_>) -> Result<VerifiedFile, Verify
     }
     verifying.all_found(checker.findings())?;
     verifying.all_found(carried.findings(&checker))?;
-    let trailer = reader.trailer().cloned().unwrap_or_default();
-    if trailer.skipped > 0 {
-        let what = format!(
-            "{} records could not be read when it was made",
-            trailer.skipped
-        );
-        verifying.found(Finding::new("unreadable", "export", what))?;
-    }
+    let (head, trailer) = (
+        reader.head().clone(),
+        reader.trailer().cloned().unwrap_or_default(),
+    );
+    verifying.all_found(shortcomings(&head, &trailer))?;
     let summary = VerifySummary {
         records: checker.records,
         tasks: checker.tasks(),
@@ -164,11 +157,46 @@ pub fn verify_file(path: &Path, watch: Watch<'_>) -> Result<VerifiedFile, Verify
         revision: trailer.revision,
     };
     Ok(VerifiedFile {
-        head: reader.head().clone(),
+        head,
         trailer,
         sha256: reader.sha256(),
         summary,
     })
+}
+
+/// What its maker knew to be missing.
+fn shortcomings(head: &Head, trailer: &Trailer) -> Vec<Finding> {
+    let refusal = head.refusal.iter().map(|refusal| {
+        let what = format!(
+            "it was made of a directory on which no relay would start, and is not whole: {refusal}"
+        );
+        Finding::new("watermark", "export", what)
+    });
+    let skipped = (trailer.skipped > 0).then(|| {
+        let what = format!(
+            "{} records could not be read when it was made",
+            trailer.skipped
+        );
+        Finding::new("unreadable", "export", what)
+    });
+    refusal.chain(skipped).collect()
+}
+
+impl VerifiedFile {
+    /// What was missing already when it was made, and why; none for a whole export.
+    pub fn missing(&self) -> Option<String> {
+        let (records, prompts) = (self.trailer.skipped, self.trailer.missing_bodies);
+        let unread = (records + prompts > 0).then(|| {
+            format!(
+                "{records} records and {prompts} long prompts could not be read and are not in it"
+            )
+        });
+        let refused = self.head.refusal.as_ref().map(|refusal| {
+            format!("no relay would start on the directory that it was made of: {refusal}")
+        });
+        let both: Vec<String> = unread.into_iter().chain(refused).collect();
+        (!both.is_empty()).then(|| both.join("; "))
+    }
 }
 
 /// What an export carries besides records.
