@@ -1,9 +1,11 @@
 //! Small files that are there whole or not at all: written beside, synced, and put in place.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 /// Replaces `dir/name`, so that it survives the machine.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {
@@ -16,6 +18,27 @@ pub(crate) fn write(dir: &Path, name: &str, text: &str) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// The whole of a regular file. What would make its reader wait, as a pipe without a writer, is refused at once.
+pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// To read; for regular files only.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("not a regular file"))
+    }
+}
+
 /// An empty file that only this user may read.
 pub(crate) fn open_private(path: &Path) -> io::Result<File> {
     OpenOptions::new()
@@ -24,4 +47,23 @@ pub(crate) fn open_private(path: &Path) -> io::Result<File> {
         .write(true)
         .mode(0o600)
         .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_in_a_files_place_keeps_no_reader_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("attempt");
+        mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        read(&path).unwrap_err();
+        read(dir.path()).unwrap_err();
+        let file = dir.path().join("file");
+        fs::write(&file, "text").unwrap();
+        assert_eq!(read(&file).unwrap(), b"text");
+    }
 }

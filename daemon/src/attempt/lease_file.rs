@@ -11,6 +11,7 @@ use baton_daemon_core::lease::LeaseClock;
 
 use crate::attempt_dir::LEASE;
 use crate::clock::Moment;
+use crate::whole_file;
 
 const MAGIC: [u8; 8] = *b"BTLEASE1";
 /// Magic, limit, grant, checksum of the three.
@@ -29,7 +30,7 @@ pub(crate) fn write_lease(directory: &Path, lease: LeaseClock) -> io::Result<()>
 
 /// The lease that was written last; `None` where there is none that can be read.
 pub(crate) fn read_lease(directory: &Path) -> Option<LeaseClock> {
-    decode(&std::fs::read(directory.join(LEASE)).ok()?)
+    decode(&whole_file::read(&directory.join(LEASE)).ok()?)
 }
 
 fn encode(lease: LeaseClock) -> [u8; SIZE] {

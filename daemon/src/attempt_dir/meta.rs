@@ -63,7 +63,7 @@ impl AttemptMeta {
         let damaged = || MetaError::Damaged {
             path: path.to_owned(),
         };
-        let bytes = fs::read(path).map_err(|source| MetaError::Unreadable {
+        let bytes = whole_file::read(path).map_err(|source| MetaError::Unreadable {
             path: path.to_owned(),
             source,
         })?;

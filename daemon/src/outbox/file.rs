@@ -3,7 +3,7 @@
 //! written anew beside the old one and takes its place whole.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,7 @@ use rustix::fs::fdatasync;
 use super::{Entry, Found, Logged, OUTPUT_LIMIT, Outbox, Record, codec};
 use crate::checked;
 use crate::frames::Control;
+use crate::whole_file;
 
 /// Entries as they are in a file.
 pub(crate) type Logs = [Logged];
@@ -97,13 +98,10 @@ pub(crate) fn read(path: &Path, tail: Tail) -> Result<Stored, ReadError> {
 }
 
 fn read_all(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    match File::open(path) {
-        Ok(mut file) => file.read_to_end(&mut bytes)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
-        Err(error) => return Err(error),
-    };
-    Ok(bytes)
+    match whole_file::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read,
+    }
 }
 
 /// The file while the daemon writes it.

@@ -12,6 +12,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
 use crate::checked::{self, Found};
+use crate::whole_file;
 
 /// One block: what is written into it needs no new one.
 const SIZE: usize = 4096;
@@ -56,7 +57,7 @@ impl ReportFile {
 
 /// The report, once there is one; `None` as long as there is not, or when its writing was cut short.
 pub fn read_report(path: &Path) -> io::Result<Option<Report>> {
-    match std::fs::read(path) {
+    match whole_file::read(path) {
         Ok(block) => Ok(decode(&block)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

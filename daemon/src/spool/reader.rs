@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::record::{HEAD, Head};
 use super::segment::{self, MAGIC};
 use super::{Chunk, SpoolError};
+use crate::whole_file;
 
 /// How far to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +143,7 @@ impl Reader {
             path: path.clone(),
             source,
         };
-        let file = match File::open(&path) {
+        let file = match whole_file::open_regular(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => return Err(unreadable(source)),
