@@ -213,13 +213,21 @@ impl Link {
             Ok(dialed) => dialed,
             Err(outcome) => return outcome,
         };
+        let (admitted, admission) = oneshot::channel();
         let up = LinkEvent::Up {
             session,
             hello_sent_at,
             welcome: Box::new(welcome),
+            admitted,
         };
         if self.supervisor.send(up).await.is_err() {
             return Outcome::Over;
+        }
+        match admission.await {
+            Ok(true) => {}
+            // It may stay as it is for long: a failure like any other, with its growing pause.
+            Ok(false) => return not_reached("a relay of the past answered"),
+            Err(_) => return Outcome::Over,
         }
         let outcome = self.read(number, &mut stream, &close).await;
         match self

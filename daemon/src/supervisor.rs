@@ -71,6 +71,8 @@ pub(crate) enum LinkEvent {
         session: Session,
         hello_sent_at: Moment,
         welcome: Box<RelayFrame>,
+        /// Learns whether the relay is one to stay with.
+        admitted: oneshot::Sender<bool>,
     },
     Frame {
         session: u64,
@@ -246,8 +248,11 @@ impl Supervisor {
                 session,
                 hello_sent_at,
                 welcome,
+                admitted,
             } => {
-                self.on_up(session, hello_sent_at, *welcome)?;
+                let is_admitted = self.on_up(session, hello_sent_at, *welcome)?;
+                // The link may have been told to finish.
+                let _ = admitted.send(is_admitted);
             }
             LinkEvent::Frame { session, frame } => {
                 if self

@@ -57,21 +57,22 @@ impl Supervisor {
 
     /// A new stream stands. Everything unacknowledged goes out again on it.
     pub(super) fn on_up(
+    /// Whether this relay is one to stay with.
         &mut self,
         session: Session,
         hello_sent_at: Moment,
         welcome: RelayFrame,
-    ) -> Result<(), DaemonError> {
+    ) -> Result<bool, DaemonError> {
         if !self.epochs.admit(&welcome.incarnation, welcome.relay_epoch) {
             warn!(
                 relay_epoch = welcome.relay_epoch,
                 "a relay of the past answered; dialing again"
             );
             session.close();
-            return Ok(());
+            return Ok(false);
         }
         let Some(Frame::Welcome(welcome)) = welcome.frame else {
-            return Ok(());
+            return Ok(false);
         };
         self.identity.keep(&welcome.daemon_id)?;
         info!(daemon_id = %welcome.daemon_id, relay_id = %welcome.relay_id, "connected");
@@ -84,7 +85,7 @@ impl Supervisor {
             grants_holds: welcome.features.iter().any(|word| word == features::HOLD),
         });
         self.settle_all(&welcome, hello_sent_at);
-        Ok(())
+        Ok(true)
     }
 
     fn settle_all(&mut self, welcome: &Welcome, hello_sent_at: Moment) {

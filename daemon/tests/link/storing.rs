@@ -116,12 +116,14 @@ async fn a_restarted_daemon_still_refuses_a_relay_of_the_past() {
     drop(session);
     first.end().await.unwrap();
 
-    let _second = start(&relay);
+    let mut second = start(&relay);
     let (mut session, hello) = relay.accept().await;
     assert_eq!(hello.seen_relay_epoch, 7);
     session.epoch = 6;
     session.welcome(Vec::new()).await;
     assert!(session.frame().await.is_none(), "it hangs up");
+    // A try that failed, with the growing pause of such, and no stream that broke.
+    second.until(|status| status.trouble.contains("past")).await;
     let (_, hello) = relay.accept().await;
     assert_eq!(hello.seen_relay_epoch, 7);
 }
