@@ -1,6 +1,7 @@
 //! The shim's loop: waits for whatever comes first, judges the time before anything else, then moves what can be
 //! moved. One thread, no runtime; everything is either a fact in here or on the disk.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -23,7 +24,7 @@ use super::peer::{Gone, Owed, Peer};
 use super::report::ReportFile;
 use super::stdin::{StdinQueue, TooMuch};
 use super::timer::Timer;
-use super::visitor::is_welcome;
+use super::visitor::{is_welcome, outer_attempts};
 use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, SPOOL};
 use crate::clock::{Clock, Moment};
 use crate::spool::OutputKind;
@@ -40,6 +41,8 @@ pub(super) struct Shim {
     clock: Clock,
     timer: Timer,
     listener: UnixListener,
+    /// Attempts of other daemons that this shim's daemon runs in.
+    outer: BTreeSet<String>,
     place: ReportFile,
     /// Came, and have not greeted.
     waiting: Vec<Peer>,
@@ -99,6 +102,7 @@ impl Shim {
             listener,
             place,
             waiting: vec![first],
+            outer: outer_attempts(),
             peer: None,
             unheard: false,
             state: State::default(),
@@ -237,12 +241,7 @@ impl Shim {
         let Ok((stream, _)) = self.listener.accept() else {
             return;
         };
-        let attempt_id = match &self.state {
-            State::Running(charge) => charge.attempt_id.as_str(),
-            // There is nothing yet, or no longer, that could disguise itself.
-            State::Idle(_) | State::Over(..) => "",
-        };
-        if is_welcome(&stream, attempt_id)
+        if is_welcome(&stream, &self.outer)
             && let Ok(peer) = Peer::new(stream, self.clock.now())
         {
             self.waiting.push(peer);
