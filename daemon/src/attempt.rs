@@ -17,7 +17,9 @@ use tracing::warn;
 use crate::cgroups::Groups;
 use crate::clock::{Clock, Moment};
 use crate::phases::OncePhase;
-use crate::process::{ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_family, kill_marked};
+use crate::process::{
+    ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_below, kill_family, kill_marked,
+};
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
 use crate::timers::Deadlines;
@@ -27,6 +29,7 @@ mod coalesce;
 mod ending;
 mod fold;
 mod follow;
+mod kin;
 mod lease_file;
 mod place;
 mod seek;
@@ -36,7 +39,9 @@ mod transcript;
 
 pub(crate) use coalesce::Chunk;
 pub(crate) use ending::{Cause, Ending};
+use fold::Missing;
 pub(crate) use fold::{Fold, Progress};
+use kin::Kin;
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
 pub(crate) use place::leave_unused;
@@ -94,9 +99,9 @@ pub(crate) enum AttemptEvent {
         said: Said,
         progress: Progress,
     },
-    /// Output of this length is gone for good.
+    /// Output of this length is gone for good; without one nobody knows how much.
     Missed {
-        length: u64,
+        length: Option<u64>,
         progress: Progress,
     },
     /// Much was read of which there is nothing to tell.
@@ -251,6 +256,8 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         workshop,
         fold,
         own_shim: None,
+        shim: None,
+        kin: Kin::default(),
         noted: None,
         noting: None,
         cause: None,
@@ -299,6 +306,10 @@ struct Attempt {
     transcript: Transcript,
     /// The shim, where this process started it.
     own_shim: Option<ProcessId>,
+    /// The shim that was connected last, whoever started it.
+    shim: Option<ProcessId>,
+    /// Whom a shim that another process started was seen to have.
+    kin: Kin,
     /// The lease that is on disk, or on its way there with `noting`.
     noted: Option<LeaseClock>,
     noting: Option<JoinHandle<()>>,
@@ -325,7 +336,7 @@ impl Attempt {
     async fn live(&mut self, contact: Contact) -> Ending {
         let parting = match contact {
             Contact::Launch { plan, token } => match self.launch(*plan, token).await {
-                Ok(mut connection) => self.follow(&mut connection).await,
+                Ok(connection) => self.stay(connection).await,
                 Err(ending) => {
                     self.deliver_all().await;
                     return ending;
@@ -346,8 +357,32 @@ impl Attempt {
     }
 
     async fn adopt(&mut self, found: Found) -> Parting {
-        let mut connection = self.take_over(found);
-        self.follow(&mut connection).await
+        let connection = self.take_over(found);
+        self.stay(connection).await
+    }
+
+    /// Until the shim is over. A connection that closed is no dead shim: whoever greets it last takes the place of the
+    /// one before, and so does this daemon again.
+    async fn stay(&mut self, mut connection: Connection) -> Parting {
+        let mut again_at = self.workshop.clock.now();
+        loop {
+            let parting = self.follow(&mut connection).await;
+            if !matches!(parting, Parting::Closed) || self.read_report().await.is_some() {
+                return parting;
+            }
+            self.wait_for_orders(again_at).await;
+            let Some(found) = self.seek().await else {
+                return Parting::Closed;
+            };
+            warn!(attempt_id = %self.id, "the connection to the shim was lost, and is there again");
+            again_at = self.workshop.clock.now().after(seek::TRY_AGAIN);
+            connection = self.take_over(found);
+        }
+    }
+
+    /// The shim, where another process started it.
+    fn adopted_shim(&self) -> Option<ProcessId> {
+        self.shim.filter(|_| self.own_shim.is_none())
     }
 
     /// The lease is on disk before the child may run, so that the next daemon knows how long a shim that does
@@ -370,6 +405,7 @@ impl Attempt {
         let mut connection =
             started.map_err(|error| Ending::not_started("start the attempt's shim", &error))?;
         self.own_shim = connection.shim();
+        self.shim = self.own_shim;
         self.hand_over_lock().await?;
         plan.child.group = self.make_group();
         let first = match &plan.words {
@@ -400,11 +436,16 @@ impl Attempt {
                 return cleared;
             }
         }
+        let below = match self.adopted_shim() {
+            Some(shim) => kill_below(shim, clock).await,
+            None => 0,
+        };
+        let below = below + self.kin.kill_seen().await;
         let swept = kill_marked(ATTEMPT_MARKER, &self.id, None, clock).await;
         if !swept.is_quiet {
             warn!(attempt_id = %self.id, "processes of the attempt cannot be killed");
         }
-        unproved(swept.killed)
+        unproved(swept.killed + below)
     }
 
     async fn tell(&self, event: AttemptEvent) {

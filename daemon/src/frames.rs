@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime};
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
     AttemptFrame, AttemptRef, CancelReason, CutReason, DaemonFrame, LeaseToken, LifecyclePhase,
-    OutputCut, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError, TaskLifecycle,
-    TaskRejected, TaskStarted, TerminationReceipt, TimerKind, WorkspaceReport, daemon_frame,
+    OutputCut, ReleaseNote, Stream, TaskAccepted, TaskCanceled, TaskComplete, TaskError,
+    TaskLifecycle, TaskRejected, TaskStarted, TerminationReceipt, TimerKind, WorkspaceReport,
+    daemon_frame,
 };
 use prost_types::Timestamp;
 
@@ -77,6 +78,7 @@ impl Control {
             Body::Complete(complete) => &complete.receipt,
             Body::Error(error) => &error.receipt,
             Body::Canceled(canceled) => &canceled.receipt,
+            Body::Release(release) => &release.receipt,
             Body::Receipt(receipt) => return Some(receipt.clone()),
             Body::Rejected(_) => return Some(nothing_ran(SystemTime::UNIX_EPOCH)),
             Body::Accepted(_)
@@ -89,8 +91,7 @@ impl Control {
             | Body::InputWithdrawn(_)
             | Body::Progress(_)
             | Body::Checkpoint(_)
-            | Body::Block(_)
-            | Body::Release(_) => return None,
+            | Body::Block(_) => return None,
         };
         Some(receipt.clone().unwrap_or_default())
     }
@@ -164,6 +165,7 @@ pub(crate) fn bare_frame(record: &Record) -> AttemptFrame {
                 length: *length,
                 reason: wire_reason(*why).into(),
                 after_control_seq: *after_control_seq,
+                length_unknown: *why == CutWhy::RecorderLost,
             };
             (0, observed_at, false, Some(Body::OutputCut(cut)))
         }
@@ -200,6 +202,7 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
             offset: cut.offset,
             length: cut.length,
             why: match cut.reason() {
+                CutReason::WorkerCrash if cut.length_unknown => CutWhy::RecorderLost,
                 CutReason::WorkerCrash => CutWhy::WorkerCrash,
                 CutReason::LineTooLong => CutWhy::LineTooLong,
                 _ => CutWhy::Overflow,
@@ -222,7 +225,7 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
 fn wire_reason(why: CutWhy) -> CutReason {
     match why {
         CutWhy::Overflow => CutReason::DaemonOverflow,
-        CutWhy::WorkerCrash => CutReason::WorkerCrash,
+        CutWhy::WorkerCrash | CutWhy::RecorderLost => CutReason::WorkerCrash,
         CutWhy::LineTooLong => CutReason::LineTooLong,
     }
 }
@@ -388,6 +391,14 @@ pub(crate) fn canceled(reason: CancelReason, closing: Closing) -> Body {
         reason: reason.into(),
         workspace,
         ..TaskCanceled::default()
+    })
+}
+
+/// It was taken and never ran: whoever is next may do it, and nothing counts against the task.
+pub(crate) fn given_back(reason: &str, receipt: TerminationReceipt) -> Body {
+    Body::Release(ReleaseNote {
+        reason: reason.to_owned(),
+        receipt: Some(receipt),
     })
 }
 

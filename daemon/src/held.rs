@@ -317,10 +317,11 @@ impl Held {
     }
 
     /// For Hello.
-    pub(crate) fn active(&self) -> ActiveAttempt {
+    pub(crate) fn active(&self, now: Moment) -> ActiveAttempt {
         let state = match &self.stage {
             Stage::Accepted { .. } => ActiveState::Running,
             Stage::Running(reins) => match reins.reach {
+                Reach::Linked if self.is_deaf(now) => ActiveState::Unreachable,
                 Reach::Linked => ActiveState::Running,
                 Reach::Unreachable => ActiveState::Unreachable,
                 // How it ended is known, and is told as soon as its output is.

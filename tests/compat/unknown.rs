@@ -40,6 +40,7 @@ async fn output_that_is_missing_for_a_reason_of_the_next_version_is_still_record
         length: 5,
         reason: VALUE,
         after_control_seq: attempt.control_seq,
+        ..OutputCut::default()
     };
     attempt
         .send_frame(attempt.frame(0, Body::OutputCut(cut)))

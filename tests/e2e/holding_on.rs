@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
-    AttemptState, ReadOutputRequest, Role, TaskEventKind, TaskSpec, TaskState, Termination,
+    AttemptState, OutputCut, OutputEnd, ReadOutputRequest, Role, TaskEventKind, TaskSpec,
+    TaskState, Termination,
 };
 use baton_tests::{
     BentBoot, Client, DaemonProcess, RelayProcess, boottime, command, marked, marked_gone,
@@ -301,6 +302,91 @@ async fn a_killed_shim_leaves_no_process_behind() {
         .client
         .until_state(&next.task_id, TaskState::Completed)
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_output_of_a_killed_shim_is_not_called_complete() {
+    let machine = Machine::start().await;
+    let script = "while :; do echo line; sleep 0.02; done";
+    let (task, attempt) = machine
+        .running(command("sh", &["-c", script], "cut-short"), "cut-short")
+        .await;
+    until_lines(&machine.client, &task, 1).await;
+    let shim = shim_of(&attempt).expect("a shim runs").pid;
+    signal(shim, Signal::STOP);
+    signal(shim, Signal::KILL);
+    machine
+        .client
+        .until_state(&task, TaskState::NeedsAttention)
+        .await;
+    let lost = machine.client.get(&task).await;
+    assert_eq!(
+        lost.attempts[0].message,
+        "its processes are gone and told no result"
+    );
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
+    let end = within("the cut to be stored", async {
+        loop {
+            ticks.tick().await;
+            let (cut, end) = last_pieces(&machine.client, &task, 0).await;
+            assert!(!end.complete, "{end:?}");
+            if cut.is_some_and(|cut| cut.length_unknown) {
+                return end;
+            }
+        }
+    })
+    .await;
+    // Also for who begins behind the cut.
+    let (_, again) = last_pieces(&machine.client, &task, end.offset).await;
+    assert!(!again.complete, "{again:?}");
+}
+
+/// The last cut that is read from an offset on, and how the reading ends.
+async fn last_pieces(
+    client: &Client,
+    task_id: &str,
+    from_offset: u64,
+) -> (Option<OutputCut>, OutputEnd) {
+    let request = ReadOutputRequest {
+        task_id: task_id.to_owned(),
+        from_offset,
+        ..ReadOutputRequest::default()
+    };
+    let opened = client.tasks().read_output(request).await;
+    let mut pieces = opened.expect("output can be read").into_inner();
+    let mut last = None;
+    loop {
+        let piece = within("the next piece of output", pieces.message()).await;
+        match piece.expect("output goes on").and_then(|piece| piece.item) {
+            Some(Item::Cut(cut)) => last = Some(cut),
+            Some(Item::Chunk(_)) => {}
+            Some(Item::End(end)) => return (last, end),
+            None => panic!("no end"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_shim_under_a_living_daemon_is_ended_in_time() {
+    let machine = Machine::start().await;
+    let arguments = ["print", "1", "grandchild", "ignore-term", "pause"];
+    let spec = TaskSpec {
+        lease_ttl_ms: Some(5_000),
+        ..command(STANDIN, &arguments, "stopped-shim")
+    };
+    let (task, attempt) = machine.running(spec, "stopped-shim").await;
+    let mut watch = machine.client.watch(&task).await;
+    signal(shim_of(&attempt).expect("a shim runs").pid, Signal::STOP);
+    let stopped = boottime();
+    let gone = poll_until("all to be dead", || {
+        of_attempt(&attempt).is_empty().then(boottime)
+    });
+    let (gone, end) = tokio::join!(gone, watch.until_kind(TaskEventKind::Ended));
+    let took = gone - stopped;
+    // The last renewal was granted with half of the shim's lease left, and the shim itself has two seconds more.
+    let most = SHORT_LEASE + SHORT_LEASE / 2 + Duration::from_secs(2) + LOOK * 2;
+    assert!(took < most, "dead only after {took:?}");
+    assert_eq!(end.state(), AttemptState::Lost);
 }
 
 #[tokio::test(flavor = "multi_thread")]

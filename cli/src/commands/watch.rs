@@ -254,6 +254,12 @@ pub(crate) fn cut_text(cut: &OutputCut) -> String {
         CutReason::Unspecified => "for an unknown reason",
         known => known.short_name(),
     };
+    if cut.length_unknown {
+        let offset = cut.offset;
+        return format!(
+            "[output from offset {offset} on may be missing, nobody knows how much: {reason}]"
+        );
+    }
     format!(
         "[{} bytes of output at offset {} are missing: {reason}]",
         cut.length, cut.offset

@@ -125,8 +125,13 @@ fn judge_command(ending: &Ending) -> Verdict {
             )
         }),
         Cause::Disk { message } => failed(codes::WORKER_DISK_FULL, message.clone()),
-        // Whoever ended it knows what it means; of a lost one nobody does. A command never lingers.
-        Cause::Stopped | Cause::LeaseEnded | Cause::Lost | Cause::Lingered => Verdict::Stopped,
+        // Whoever ended it knows what it means; of a lost one nobody does, and of one that never ran there is nothing to
+        // tell. A command never lingers.
+        Cause::Stopped
+        | Cause::LeaseEnded
+        | Cause::Lost
+        | Cause::NeverLaunched
+        | Cause::Lingered => Verdict::Stopped,
         Cause::Broken => failed(
             codes::SPAWN_FAILED,
             "the daemon failed while it ran this attempt and ended its processes; see its log"

@@ -8,7 +8,7 @@ use baton_proto::v1::WorkspaceReport;
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
 use tracing::{error, warn};
 
-use super::{Attempt, AttemptEvent, Parting, Spoken};
+use super::{Attempt, AttemptEvent, Missing, Parting, Spoken};
 use crate::clock::Moment;
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
@@ -58,6 +58,8 @@ pub(crate) enum Cause {
     Lingered,
     /// The shim ended it at the end of its lease.
     LeaseEnded,
+    /// The daemon that was to launch it died first: nothing ran, and somebody else may do the work.
+    NeverLaunched,
     /// The shim was killed, or was stuck and was killed: how the child ended is not known.
     Lost,
     /// The daemon's own fault: the task that ran the attempt died.
@@ -115,6 +117,7 @@ impl Ending {
     fn reported(report: &Report, decided: Option<Cause>) -> Self {
         let exit = exit(report);
         let cause = match (&report.how, report.ended_by()) {
+            (Some(report::How::NotStarted(_)), EndedBy::Order) => Cause::NeverLaunched,
             (Some(report::How::NotStarted(NotStarted { code, message })), _) => Cause::NotStarted {
                 code: code.clone(),
                 message: message.clone(),
@@ -123,7 +126,7 @@ impl Ending {
             (_, EndedBy::Lease) => Cause::LeaseEnded,
             (_, EndedBy::Order | EndedBy::Unspecified) => decided.unwrap_or(Cause::Stopped),
         };
-        let process_started = !matches!(cause, Cause::NotStarted { .. });
+        let process_started = !matches!(cause, Cause::NotStarted { .. } | Cause::NeverLaunched);
         Self {
             cause,
             exit,
@@ -148,6 +151,18 @@ impl Ending {
             ..Self::broken(cleared)
         }
     }
+
+    /// There was no shim that could have launched anything. `decided` as above.
+    fn unlaunched(cleared: Cleared, decided: Option<Cause>) -> Self {
+        Self {
+            cause: decided.unwrap_or(Cause::NeverLaunched),
+            process_started: false,
+            ..Self::broken(Cleared {
+                empty: true,
+                ..cleared
+            })
+        }
+    }
 }
 
 fn exit(report: &Report) -> Option<Exit> {
@@ -168,21 +183,35 @@ fn ended_at(report: &Report) -> Option<EndedAt> {
     })
 }
 
+/// What a shim has left.
+enum Findings {
+    Report(Box<Report>),
+    /// It died, and said nothing.
+    Nothing(Cleared),
+    /// Not even a place for a report: the daemon died before there was a shim.
+    NoShim(Cleared),
+}
+
 impl Attempt {
     /// From the end of the shim to the last word about the attempt.
     pub(super) async fn conclude(&mut self, parting: Parting) -> Ending {
-        let (report, cleared) = self.findings(parting).await;
+        let findings = self.findings(parting).await;
         self.tell(AttemptEvent::Over).await;
         let decided = self.cause.take();
-        let mut ending = match &report {
-            Some(report) => Ending::reported(report, decided),
-            None => Ending::unreported(cleared, decided),
+        let (mut ending, report) = match findings {
+            Findings::Report(report) => (Ending::reported(&report, decided), Some(report)),
+            Findings::Nothing(cleared) => (Ending::unreported(cleared, decided), None),
+            Findings::NoShim(cleared) => (Ending::unlaunched(cleared, decided), None),
         };
         if let Some(report) = &report {
             self.on_stdin_done(report.stdin_done);
         }
         // A quick child is over before its first words are read: their phases come before the cleanup's.
-        let missing = self.drain(report.as_ref()).await;
+        let missing = if ending.process_started {
+            self.drain(report.as_deref()).await
+        } else {
+            Missing::default()
+        };
         let now = self.workshop.clock.now();
         self.fold.exited(ending.exit, now);
         self.fold.close(missing);
@@ -197,11 +226,11 @@ impl Attempt {
         ending
     }
 
-    async fn findings(&mut self, parting: Parting) -> (Option<Report>, Cleared) {
-        match parting {
-            Parting::Reported(report) => (Some(*report), Cleared::default()),
+    async fn findings(&mut self, parting: Parting) -> Findings {
+        let (report, cleared) = match parting {
+            Parting::Reported(report) => return Findings::Report(report),
             Parting::Closed => match self.read_report().await {
-                Some(report) => (Some(report), Cleared::default()),
+                Some(report) => return Findings::Report(Box::new(report)),
                 None => {
                     warn!(attempt_id = %self.id, "the shim died without a report; ending what it left");
                     (None, self.sweep().await)
@@ -214,11 +243,29 @@ impl Attempt {
             }
             // The relay sees by the boot id that nothing of it is left, and sees better when that proves nothing: a
             // copied directory has another boot id too, and what it speaks of runs elsewhere.
-            Parting::Rebooted => (self.read_report().await, Cleared::default()),
+            Parting::Rebooted => match self.read_report().await {
+                Some(report) => return Findings::Report(Box::new(report)),
+                // A file that is not there may have been lost with the power.
+                None => return Findings::Nothing(Cleared::default()),
+            },
+        };
+        match report {
+            Some(report) => Findings::Report(Box::new(report)),
+            None if self.had_shim().await => Findings::Nothing(cleared),
+            None => Findings::NoShim(cleared),
         }
     }
 
-    async fn read_report(&self) -> Option<Report> {
+    /// Whether a shim of an earlier daemon came so far that it could have launched the child: it takes the place of its
+    /// report before anything else. One that this daemon launched died for a reason that may come again, so it counts.
+    async fn had_shim(&self) -> bool {
+        let path = self.directory.join(REPORT);
+        let exists = tokio::task::spawn_blocking(move || std::fs::exists(path)).await;
+        let exists = exists.expect("looking at a file does not panic");
+        self.own_shim.is_some() || exists.unwrap_or(true)
+    }
+
+    pub(super) async fn read_report(&self) -> Option<Report> {
         let path = self.directory.join(REPORT);
         let read = tokio::task::spawn_blocking(move || shim::read_report(&path)).await;
         let report = read
@@ -233,7 +280,7 @@ impl Attempt {
 
     /// Reads the transcript to its end, at the relay's pace; returns how much of it is gone. Deadlines are for what
     /// runs, and nothing does.
-    async fn drain(&mut self, report: Option<&Report>) -> u64 {
+    async fn drain(&mut self, report: Option<&Report>) -> Missing {
         match report {
             Some(report) => self.transcript.grown(report.transcript_end),
             None => self.transcript.read_all(),
@@ -241,9 +288,12 @@ impl Attempt {
         while self.transcript.has_more() {
             self.advance(self.fold.due_at()).await;
         }
-        let missing = self.transcript.unread() + report.map_or(0, |report| report.lost_bytes);
-        if missing > 0 {
-            warn!(attempt_id = %self.id, missing, "output is missing");
+        // Without a report nobody knows what was in the pipes when the shim died.
+        let missing = report.map_or(Missing::Unknown, |report| {
+            Missing::Bytes(self.transcript.unread() + report.lost_bytes)
+        });
+        if missing != Missing::default() {
+            warn!(attempt_id = %self.id, ?missing, "output is missing");
         }
         missing
     }

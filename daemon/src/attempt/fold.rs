@@ -38,6 +38,20 @@ pub(crate) struct Progress {
     pub(crate) answers: u64,
 }
 
+/// Output that will never come, behind all that did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Bytes(u64),
+    /// Perhaps nothing: whoever could say is dead.
+    Unknown,
+}
+
+impl Default for Missing {
+    fn default() -> Self {
+        Self::Bytes(0)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Fold {
     timers: Timers,
@@ -54,8 +68,8 @@ pub(crate) struct Fold {
     ready: VecDeque<AttemptEvent>,
     /// No more comes: nothing waits for company.
     closed: bool,
-    /// Bytes at the end that cannot be read.
-    missing: u64,
+    /// What is not there at the end.
+    missing: Missing,
     /// End of what was taken in.
     read: u64,
     /// With a coding agent.
@@ -76,7 +90,7 @@ impl Fold {
             deadline: None,
             ready: VecDeque::new(),
             closed: false,
-            missing: 0,
+            missing: Missing::default(),
             read: 0,
             talk: None,
             heard: hearing::Heard::default(),
@@ -175,8 +189,8 @@ impl Fold {
         self.ready.push_back(entered);
     }
 
-    /// No more bytes come: what waits goes out, and then the word that `missing` bytes will never come.
-    pub(crate) fn close(&mut self, missing: u64) {
+    /// No more bytes come: what waits goes out, and then the word on what will never come.
+    pub(crate) fn close(&mut self, missing: Missing) {
         self.closed = true;
         self.missing = missing;
     }
@@ -198,9 +212,13 @@ impl Fold {
     }
 
     fn missed(&mut self) -> Option<AttemptEvent> {
-        let length = std::mem::take(&mut self.missing);
-        self.told += length;
-        (length > 0).then(|| AttemptEvent::Missed {
+        let length = match std::mem::take(&mut self.missing) {
+            Missing::Bytes(0) => return None,
+            Missing::Bytes(length) => Some(length),
+            Missing::Unknown => None,
+        };
+        self.told += length.unwrap_or(0);
+        Some(AttemptEvent::Missed {
             length,
             progress: self.progress(false),
         })

@@ -113,7 +113,7 @@ proptest! {
                     stored.take(event);
                 }
             }
-            fold.close(0);
+            fold.close(Missing::default());
             while let Some(event) = fold.next(at(10)) {
                 stored.take(event);
             }

@@ -16,7 +16,7 @@ use tracing::{error, warn};
 use super::{Attempt, AttemptPlan, Cause, Found, Parting, write_lease};
 use crate::clock::{Moment, whole_millis};
 use crate::phases::OncePhase;
-use crate::process::{ATTEMPT_MARKER, ProcessId, kill_marked};
+use crate::process::{ATTEMPT_MARKER, ProcessId, kill_below, kill_marked};
 use crate::shim::client::Connection;
 use crate::shim::lease::to_message;
 use crate::spool::{Chunk, SpoolError};
@@ -83,6 +83,12 @@ impl Attempt {
             presence,
         } = found;
         self.transcript.grown(presence.transcript_end);
+        self.shim = connection.shim();
+        let limit = presence.lease.map(|lease| lease.limit_ms);
+        self.on_lease_kept(limit.map(Moment::from_millis));
+        if !presence.says_lease_kept {
+            connection.tell_of_leases(self.lines.told.clone());
+        }
         // A daemon that was killed right after the launch had not said so.
         self.enter(OncePhase::Started, None);
         if let Some(started) = presence.started {
@@ -108,11 +114,11 @@ impl Attempt {
     /// Until the shim has reported, is gone, or is given up.
     pub(super) async fn follow(&mut self, connection: &mut Connection) -> Parting {
         let mut told = Told::default();
-        connection.tell_of_leases(self.lines.told.clone());
         loop {
             self.obey();
             self.pass_on(connection, &mut told);
             let now = self.workshop.clock.now();
+            self.kin.look(self.adopted_shim(), now);
             let give_up = self.give_up_at(&mut told, now);
             if give_up.is_some_and(|at| at <= now) {
                 error!(attempt_id = %self.id, "the shim is stuck; killing it and what it started");
@@ -123,7 +129,8 @@ impl Attempt {
                 told.swept_at = limit;
                 self.sweep_all_but(connection.shim());
             }
-            let wake = [self.wake_at(), give_up, self.sweep_at(&told)];
+            let look = self.kin.look_at(self.adopted_shim());
+            let wake = [self.wake_at(), give_up, self.sweep_at(&told), look];
             tokio::select! {
                 message = connection.next() => match message {
                     Ok(Some(Message::Report(report))) => return Parting::Reported(Box::new(report)),
@@ -145,6 +152,9 @@ impl Attempt {
             Message::Grown(grown) => self.transcript.grown(grown.end),
             Message::StdinDone(done) => self.on_stdin_done(done.id),
             Message::SpoolFailed(failed) => self.on_spool_failed(&failed),
+            Message::LeaseKept(kept) => {
+                self.on_lease_kept(Some(Moment::from_millis(kept.limit_ms)));
+            }
             // A launched shim is of this version; its presence has no news, and its report ends the loop.
             Message::Presence(_) | Message::Report(_) => {}
             Message::Refused(_) => {
@@ -158,6 +168,11 @@ impl Attempt {
         if self.fold.stdin_done(id) {
             self.enter(OncePhase::PromptWritten, None);
         }
+    }
+
+    /// It has read a lease with this limit.
+    fn on_lease_kept(&self, limit: Option<Moment>) {
+        self.lines.told.send_replace(limit);
     }
 
     fn on_started(&mut self, started: Started) {
@@ -351,6 +366,9 @@ impl Attempt {
     fn sweep_all_but(&self, shim: Option<ProcessId>) {
         let (id, clock) = (self.id.clone(), self.workshop.clock.clone());
         tokio::spawn(async move {
+            if let Some(shim) = shim {
+                kill_below(shim, &clock).await;
+            }
             let swept = kill_marked(ATTEMPT_MARKER, &id, shim, &clock).await;
             if swept.killed > 0 {
                 warn!(

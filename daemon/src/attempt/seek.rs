@@ -14,7 +14,7 @@ use crate::clock::Moment;
 use crate::shim::client::{self, Connection, GreetError};
 
 /// Between two tries.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
+pub(super) const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// For one try.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -125,7 +125,7 @@ impl Attempt {
         ordered.map_or(limit, |ordered| ordered.min(limit))
     }
 
-    async fn wait_for_orders(&mut self, at: Moment) {
+    pub(super) async fn wait_for_orders(&mut self, at: Moment) {
         tokio::select! {
             () = self.workshop.clock.sleep_until(at) => {}
             Ok(()) = self.lines.stop.changed() => {}

@@ -37,6 +37,12 @@ impl Held {
         }
         let receipt = frames::receipt(ending, clock.wall());
         let only_receipt = Body::Receipt(receipt.clone());
+        let untold = if matches!(ending.cause, Cause::NeverLaunched) {
+            let why = "the daemon died before it launched anything";
+            frames::given_back(why, receipt.clone())
+        } else {
+            only_receipt.clone()
+        };
         let closing = self.closing(receipt.clone());
         let body = match self.stopping {
             Some(StopWhy::Fenced) => {
@@ -44,8 +50,7 @@ impl Held {
                 only_receipt
             }
             Some(StopWhy::LeaseEnded | StopWhy::Drained) | None => {
-                frames::terminal(&judge(ending), &ending.stderr_tail, closing)
-                    .unwrap_or(only_receipt)
+                frames::terminal(&judge(ending), &ending.stderr_tail, closing).unwrap_or(untold)
             }
             Some(StopWhy::DiskFull) => {
                 let own = self.closing(receipt.clone());

@@ -60,8 +60,11 @@ impl Held {
             }
             AttemptEvent::Missed { length, progress } => {
                 self.advance(progress);
-                self.outbox
-                    .push_cut(length, CutWhy::WorkerCrash, clock.wall());
+                let (length, why) = match length {
+                    Some(length) => (length, CutWhy::WorkerCrash),
+                    None => (1, CutWhy::RecorderLost),
+                };
+                self.outbox.push_cut(length, why, clock.wall());
             }
             AttemptEvent::Read { progress } => {
                 self.advance(progress);

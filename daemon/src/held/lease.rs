@@ -92,13 +92,24 @@ impl Held {
         over && matches!(self.stage, Stage::Running(_))
     }
 
+    /// Its shim does not take renewals, so asking for one would say that it goes on while it is about to be ended.
+    pub(super) fn is_deaf(&self, now: Moment) -> bool {
+        match (&self.stage, self.lease) {
+            (Stage::Running(reins), Some(lease)) if reins.reach == Reach::Linked => {
+                reins.is_deaf(lease, now)
+            }
+            (Stage::Accepted { .. } | Stage::Running(_) | Stage::Finished { .. }, _) => false,
+        }
+    }
+
     /// For a heartbeat: everything that the relay may still count as leased and that can be proved.
     pub(crate) fn renew_entry(&self, now: Moment) -> Option<RenewEntry> {
         let leased = match &self.stage {
             Stage::Accepted { .. } => true,
             // A finished one too: its terminal frame may still be queued behind its output.
             Stage::Running(_) | Stage::Finished { .. } => {
-                self.lease.is_some_and(|lease| !lease.is_over(now))
+                let unexpired = self.lease.is_some_and(|lease| !lease.is_over(now));
+                unexpired && !self.is_deaf(now)
             }
         };
         let token = self.token.clone()?;

@@ -32,6 +32,8 @@ pub(super) struct Reins {
     answered: watch::Sender<u64>,
     words: mpsc::Sender<Word>,
     told: watch::Receiver<Option<Moment>>,
+    /// Of the lease that it began with here.
+    first_limit: Option<Moment>,
     /// Answers on their way to the disk: the entry that holds them, and how many they are with it.
     unstored_answers: VecDeque<(u64, u64)>,
     pub(super) reach: Reach,
@@ -76,6 +78,7 @@ impl Reins {
     pub(super) fn new(lease: Option<LeaseClock>, reach: Reach, position: u64) -> (Self, Bits) {
         let (stop, stop_bit) = watch::channel(None);
         let (hold_back, hold_back_bit) = watch::channel(false);
+        let first_limit = lease.map(|lease| lease.limit());
         let (lease, lease_bit) = watch::channel(lease);
         let (heard, heard_bit) = watch::channel(position);
         let (consumed, consumed_bit) = watch::channel(0);
@@ -91,6 +94,7 @@ impl Reins {
             answered,
             words,
             told,
+            first_limit,
             unstored_answers: VecDeque::new(),
             reach,
             is_behind: false,
@@ -131,6 +135,14 @@ impl Reins {
             told: self.told.clone(),
             limit: lease.limit(),
         })
+    }
+
+    /// The shim has not read the lease as it stands, and what it has is more than half over: it is stopped or hangs, and
+    /// will end the child at the limit that it knows.
+    pub(super) fn is_deaf(&self, lease: LeaseClock, now: Moment) -> bool {
+        let told = *self.told.borrow();
+        let limit = told.or(self.first_limit);
+        limit.is_some_and(|limit| limit < lease.limit() && now.until(limit) < lease.ttl() / 2)
     }
 
     pub(super) fn hold_back(&self, wanted: bool) {
@@ -203,6 +215,21 @@ mod tests {
             snapshot: None,
             answers: 0,
         }
+    }
+
+    #[test]
+    fn a_shim_is_deaf_when_it_lacks_a_renewal_and_half_of_what_it_has_is_over() {
+        let at = Moment::from_millis;
+        let ttl = std::time::Duration::from_secs(30);
+        let first = LeaseClock::granted(at(0), ttl);
+        let (reins, bits) = Reins::new(Some(first), Reach::Linked, 0);
+        // No renewal was granted: that is the relay's silence and not the shim's.
+        assert!(!reins.is_deaf(first, at(29_000)));
+        let renewed = LeaseClock::granted(at(10_000), ttl);
+        assert!(!reins.is_deaf(renewed, at(15_000)));
+        assert!(reins.is_deaf(renewed, at(15_001)));
+        bits.told.send_replace(Some(renewed.limit()));
+        assert!(!reins.is_deaf(renewed, at(39_000)));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 
+use super::ProcessId;
 use super::stat::{self, ProcessStat, if_seen};
 
 /// Every living descendant of a process. From parent to child where the kernel lists children, which costs the same on a
@@ -20,6 +21,13 @@ pub(crate) fn descendants(root: i32) -> io::Result<Vec<ProcessStat>> {
     Ok(listed)
 }
 
+/// The same of one that is known for good. Nobody of one that is gone: its number may be another's.
+pub(crate) fn descendants_of(root: ProcessId) -> io::Result<Vec<ProcessStat>> {
+    let found = descendants(root.pid)?;
+    let is_same = stat::read(root.pid)?.is_some_and(|stat| stat.id == root);
+    Ok(if is_same { found } else { Vec::new() })
+}
+
 /// These and everybody below them, the dead left out.
 pub(super) fn descend(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
     let mut open = first;
@@ -30,6 +38,17 @@ pub(super) fn descend(first: Vec<i32>) -> io::Result<Vec<ProcessStat>> {
         found.extend(stat::read(pid)?.filter(|stat| !stat.is_zombie()));
     }
     Ok(found)
+}
+
+/// Those of them that still live, each by its identity, with everybody below.
+pub(crate) fn still_below(known: &[ProcessId]) -> io::Result<Vec<ProcessId>> {
+    let mut living = Vec::new();
+    for id in known {
+        living.extend(stat::read(id.pid)?.filter(|stat| stat.id == *id && !stat.is_zombie()));
+    }
+    let first = living.iter().map(|stat| stat.id.pid).collect();
+    let found: BTreeSet<ProcessId> = descend(first)?.iter().map(|stat| stat.id).collect();
+    Ok(found.into_iter().collect())
 }
 
 /// The children of all threads of a process. `None` where the kernel does not list them, or the process is gone. A list

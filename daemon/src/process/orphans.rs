@@ -52,6 +52,26 @@ pub(crate) async fn kill_family(shim: ProcessId, attempt_id: &str, clock: &Clock
     }
 }
 
+/// Kills everybody below a shim that lives, itself not, whoever started it; how many that were. A shim is the subreaper
+/// of all it started, so nobody leaves its descendants by an orphan's way or by an empty environment.
+pub(crate) async fn kill_below(shim: ProcessId, clock: &Clock) -> u32 {
+    let give_up = clock.now().after(SWEEP_LIMIT);
+    let mut killed = BTreeSet::new();
+    while clock.now() < give_up {
+        let looked = tokio::task::spawn_blocking(move || family::descendants_of(shim));
+        match looked.await.expect("looking at /proc does not panic") {
+            Ok(below) if below.is_empty() => break,
+            Ok(below) => {
+                let below: Vec<ProcessId> = below.iter().map(|stat| stat.id).collect();
+                kill(&below, &mut killed);
+            }
+            Err(error) => warn!(error = %error, "cannot look for processes; trying again"),
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    u32::try_from(killed.len()).unwrap_or(u32::MAX)
+}
+
 fn kill(processes: &[ProcessId], killed: &mut BTreeSet<ProcessId>) {
     for id in processes {
         signal_one(*id, Signal::KILL);

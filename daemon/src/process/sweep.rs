@@ -10,7 +10,7 @@ use tracing::warn;
 
 use super::signal::signal_one;
 use super::stat;
-use super::{ATTEMPT_MARKER, DAEMON_MARKER, POLL, ProcessId, SWEEP_LIMIT, reaper};
+use super::{ATTEMPT_MARKER, DAEMON_MARKER, POLL, ProcessId, SWEEP_LIMIT, family, reaper};
 use crate::clock::Clock;
 
 /// Whom a sweep has killed. Who cannot be seen by an environment is not among them, so this proves nothing.
@@ -94,13 +94,17 @@ async fn look(
         let own = std::process::id().cast_signed();
         let table = stat::process_table()?;
         reaper::reap_orphans_in(&table);
-        let mut meant = Vec::new();
+        let mut meant = BTreeSet::new();
         for stat in table {
             if !stat.is_zombie() && stat.id.pid != own && is_meant(stat.id)? {
-                meant.push(stat.id);
+                meant.insert(stat.id);
             }
         }
-        Ok(meant)
+        // Whom they started is meant too, whatever became of its environment.
+        let below = family::descend(meant.iter().map(|id| id.pid).collect())?;
+        let below = below.iter().map(|stat| stat.id);
+        meant.extend(below.filter(|id| id.pid != own));
+        Ok(meant.into_iter().collect())
     });
     looked.await.expect("looking at /proc does not panic")
 }
@@ -110,6 +114,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::time::Duration;
 
+    use tokio::io::{AsyncBufReadExt, BufReader};
     use tokio::process::{Child, Command};
 
     use super::*;
@@ -158,6 +163,35 @@ mod tests {
         for other in [&spared, &foreign] {
             assert!(is_alive(other));
         }
+    }
+
+    #[tokio::test]
+    async fn whom_a_marked_process_started_is_killed_with_an_empty_environment_too() {
+        let attempt = id();
+        let mut parent = Command::new("sh");
+        parent
+            .args(["-c", "env -i setsid sleep 600 & echo $!; wait"])
+            .env(ATTEMPT_MARKER, &attempt)
+            .stdout(std::process::Stdio::piped())
+            .kill_on_drop(true);
+        let mut parent = parent.spawn().unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(parent.stdout.take().unwrap());
+        stdout.read_line(&mut line).await.unwrap();
+        let hidden: i32 = line.trim().parse().unwrap();
+        let hides = |marked: Option<String>| marked.is_none();
+        let emptied = async {
+            while !hides(stat::variable(hidden, ATTEMPT_MARKER).unwrap()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, emptied).await.unwrap();
+        let hidden = stat::identity_of(hidden).unwrap();
+        let swept = kill_marked(ATTEMPT_MARKER, &attempt, None, &Clock::boot()).await;
+        assert!(swept.is_quiet && swept.killed == 2, "{swept:?}");
+        assert_eq!(signal_of(&mut parent).await, Some(9));
+        let left = stat::read(hidden.pid).unwrap();
+        assert!(left.is_none_or(|left| left.id != hidden || left.is_zombie()));
     }
 
     #[tokio::test]

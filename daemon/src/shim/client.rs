@@ -84,8 +84,8 @@ pub(crate) struct Connection {
     due: Due,
     /// Limit of the lease that is in `outgoing`.
     lease_leaving: Option<Moment>,
-    /// Learns the limit of every lease that has left it.
-    told: watch::Sender<Option<Moment>>,
+    /// Learns the limit of every lease that has left it, of a shim that does not say what it has read.
+    told: Option<watch::Sender<Option<Moment>>>,
     shim: Option<ProcessId>,
     /// A shim that this process started. Dropping it leaves it running; the runtime reaps it all the same.
     _child: Option<Child>,
@@ -151,7 +151,7 @@ impl Connection {
             last_stdin: 0,
             due: Due::default(),
             lease_leaving: None,
-            told: watch::Sender::new(None),
+            told: None,
             shim,
             _child: child,
         }
@@ -210,9 +210,9 @@ impl Connection {
         self.due.consumed = Some(Consumed { position });
     }
 
-    /// Where the limit of the newest lease is told that is with the shim, whether or not it has read it yet.
+    /// Where the limit of the newest lease is told that has left for a shim which does not say what it has read.
     pub(crate) fn tell_of_leases(&mut self, told: watch::Sender<Option<Moment>>) {
-        self.told = told;
+        self.told = Some(told);
     }
 
     /// Says what is due and returns the shim's next message; `None` when it has closed. Cancel safe.
@@ -286,7 +286,9 @@ impl Connection {
         if self.outgoing.is_empty()
             && let Some(limit) = self.lease_leaving.take()
         {
-            self.told.send_replace(Some(limit));
+            if let Some(told) = &self.told {
+                told.send_replace(Some(limit));
+            }
         }
     }
 

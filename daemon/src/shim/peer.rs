@@ -22,6 +22,7 @@ pub(super) enum Owed {
     Started,
     StdinDone,
     SpoolFailed,
+    LeaseKept,
     Grown,
 }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use baton_proto::codes;
 use baton_proto::worker::{
-    EndedBy, FromShim, Greeting, Grown, Presence, Refused, Report, StdinDone, ToShim, from_shim,
-    to_shim,
+    EndedBy, FromShim, Greeting, Grown, LeaseKept, Presence, Refused, Report, StdinDone, ToShim,
+    from_shim, to_shim,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
@@ -76,6 +76,8 @@ struct Facts {
     end: u64,
     stdin_done: StdinDone,
     spool_fails: bool,
+    /// Of the lease.
+    limit: Option<Moment>,
 }
 
 /// What a wait has found ready.
@@ -100,9 +102,9 @@ impl Shim {
             timer: Timer::new()?,
             clock,
             listener,
+            outer: outer_attempts(),
             place,
             waiting: vec![first],
-            outer: outer_attempts(),
             peer: None,
             unheard: false,
             state: State::default(),
@@ -350,6 +352,7 @@ impl Shim {
             end: charge.recorder.end(),
             stdin_done: charge.stdin.done(),
             spool_fails: charge.recorder.failure().is_some(),
+            limit: Some(charge.course.lease().limit),
         };
         let changes = [
             (Owed::Started, facts.started != self.facts.started),
@@ -358,6 +361,7 @@ impl Shim {
                 Owed::SpoolFailed,
                 facts.spool_fails && !self.facts.spool_fails,
             ),
+            (Owed::LeaseKept, facts.limit != self.facts.limit),
             (Owed::Grown, facts.end != self.facts.end),
         ];
         if let Some(peer) = &mut self.peer {
@@ -436,7 +440,9 @@ fn tell(owed: Owed, state: &State, version: u32) -> Option<from_shim::Message> {
     let State::Running(charge) = state else {
         return match owed {
             Owed::Presence => Some(Message::Presence(presence(version, None))),
-            Owed::Started | Owed::StdinDone | Owed::SpoolFailed | Owed::Grown => None,
+            Owed::Started | Owed::StdinDone | Owed::SpoolFailed | Owed::LeaseKept | Owed::Grown => {
+                None
+            }
         };
     };
     Some(match owed {
@@ -444,6 +450,9 @@ fn tell(owed: Owed, state: &State, version: u32) -> Option<from_shim::Message> {
         Owed::Started => Message::Started(charge.started()),
         Owed::StdinDone => Message::StdinDone(charge.stdin.done()),
         Owed::SpoolFailed => Message::SpoolFailed(charge.recorder.failure()?.clone()),
+        Owed::LeaseKept => Message::LeaseKept(LeaseKept {
+            limit_ms: charge.course.lease().limit.as_millis(),
+        }),
         Owed::Grown => Message::Grown(Grown {
             end: charge.recorder.end(),
         }),
@@ -454,6 +463,7 @@ fn presence(version: u32, charge: Option<&Charge>) -> Presence {
     let own = Presence {
         version,
         shim_pid: std::process::id().cast_signed(),
+        says_lease_kept: true,
         ..Presence::default()
     };
     let Some(charge) = charge else {

@@ -33,6 +33,7 @@ const ACCEPT: Duration = Duration::from_secs(10);
 
 impl Supervisor {
     pub(super) fn hello(&self) -> Hello {
+        let now = self.clock.now();
         Hello {
             daemon_id: self.identity.daemon_id().to_owned(),
             instance_id: self.identity.instance_id.clone(),
@@ -46,7 +47,7 @@ impl Supervisor {
             labels: self.profile.labels.clone(),
             capabilities: self.profile.capabilities.clone(),
             agents: self.agents.infos(),
-            active: self.held.values().map(Held::active).collect(),
+            active: self.held.values().map(|held| held.active(now)).collect(),
             features: features::ALL.map(str::to_owned).to_vec(),
             draining: !self.course.takes_work(),
             seen_relay_epoch: self.epochs.epoch(),
@@ -56,8 +57,8 @@ impl Supervisor {
     }
 
     /// A new stream stands. Everything unacknowledged goes out again on it.
-    pub(super) fn on_up(
     /// Whether this relay is one to stay with.
+    pub(super) fn on_up(
         &mut self,
         session: Session,
         hello_sent_at: Moment,

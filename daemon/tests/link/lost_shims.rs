@@ -3,10 +3,15 @@
 use std::time::Duration;
 
 use baton_daemon::Clock;
-use baton_daemon::shim::{REPORT, read_report};
+use baton_daemon::shim::framing::encode;
+use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, read_report};
 use baton_proto::v1::attempt_frame::Body;
-use baton_proto::v1::{ActiveState, AttemptRef, TerminationReceipt};
+use baton_proto::v1::{ActiveState, AttemptRef, CutReason, Heartbeat, TerminationReceipt};
+use baton_proto::worker::{Greeting, ToShim, to_shim};
+use bytes::BytesMut;
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 use crate::adoption::{LOOK, adopt, awaiting, keep, of, tell, until_receipt};
 use crate::daemon::{Home, Running, is_alive, of_attempt, shim_of, signal, until_gone};
@@ -72,6 +77,10 @@ async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
     let (mut session, _) = relay.accept().await;
     let granted = Some(Duration::from_secs(30));
     session.welcome(vec![keep(&attempt, 0, 0, granted)]).await;
+    // By then the new daemon has looked whom the shim has.
+    while session.heartbeats.len() < 2 {
+        session.frame().await.expect("the stream stands");
+    }
     signal(shim, Signal::KILL);
     let receipt = until_receipt(&mut session).await;
     assert!(
@@ -79,9 +88,210 @@ async fn of_a_shim_that_an_earlier_daemon_started_nothing_is_proved() {
         "{receipt:?}"
     );
     assert!(of_attempt(&attempt).is_empty(), "what can be seen is dead");
-    if is_alive(hidden) {
-        signal(hidden, Signal::KILL);
+    assert!(!is_alive(hidden), "and so is whom it was seen to have");
+}
+
+#[tokio::test]
+async fn nobody_hides_below_a_stuck_shim_that_an_earlier_daemon_started() {
+    for answers in [false, true] {
+        let home = Home::new();
+        let mut relay = Relay::start().await;
+        let first = Running::start_at(&home, &relay.url, |_| {});
+        let mut session = relay.welcome().await;
+        let attempt = attempt();
+        let mut dispatch = shell(HIDDEN);
+        dispatch.granted_ms = 3_000;
+        session.renewal = Some(Duration::from_secs(3));
+        session.run(&attempt, dispatch).await;
+        let hidden = hidden(&mut session).await;
+        let shim = shim_of(session.pid());
+        if !answers {
+            signal(shim, Signal::STOP);
+        }
+        first.kill().await;
+        drop(session);
+        let _second = Running::start_at(&home, &relay.url, |_| {});
+        let (mut session, _) = relay.accept().await;
+        session.renewal = None;
+        let granted = answers.then_some(Duration::from_secs(3));
+        session.welcome(vec![keep(&attempt, 0, 0, granted)]).await;
+        if answers {
+            signal(shim, Signal::STOP);
+        }
+        receipt_over_streams(&mut relay, session, &attempt).await;
+        assert!(!is_alive(hidden), "answers {answers}");
     }
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_while_it_launches_has_an_attempt_given_back() {
+    for comes_up in [true, false] {
+        let home = Home::new();
+        let mut relay = Relay::start().await;
+        let go_on = home.path().join("go-on");
+        let first = Running::start_at(&home, &relay.url, |config| {
+            let shim = format!(
+                "PATH=/usr/bin:/bin; until [ -e {} ]; do sleep 0.02; done; exec {} {} \"$@\"",
+                go_on.display(),
+                config.shim.program.display(),
+                baton_daemon::shim::ARGUMENT,
+            );
+            config.shim.program = "/bin/sh".into();
+            config.shim.args = vec!["-c".into(), shim.into(), "shim".into()];
+        });
+        let mut session = relay.welcome().await;
+        let attempt = attempt();
+        let mut dispatch = shell("echo ran");
+        // More than a socket takes before somebody reads.
+        dispatch.prompt = "x".repeat(1_000_000);
+        session.run(&attempt, dispatch).await;
+        let begun = async {
+            while of_attempt(&attempt).is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, begun)
+            .await
+            .expect("no shim");
+        first.kill().await;
+        drop(session);
+        if comes_up {
+            tell(&go_on, "");
+            until_gone(&attempt).await;
+        }
+        let _second = Running::start_at(&home, &relay.url, |_| {});
+        let (mut session, hello) = relay.accept().await;
+        assert_eq!(of(&hello, &attempt).state(), ActiveState::Finished);
+        session.welcome(vec![adopt(&attempt, 0, 0)]).await;
+        let last = session.until(|body| matches!(body, Body::Release(_))).await;
+        let Some(Body::Release(release)) = last.body else {
+            panic!("{last:?}")
+        };
+        let receipt = release.receipt.expect("a receipt");
+        assert!(receipt.group_empty && !receipt.process_started);
+        assert_eq!(receipt.prompt_written, Some(false));
+        assert_eq!(session.terminals(), 0, "comes up {comes_up}");
+        until_gone(&attempt).await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_killed_shim_may_not_have_recorded_is_a_cut_of_unknown_length() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    session
+        .run(&attempt, shell("while :; do echo line; sleep 0.01; done"))
+        .await;
+    session.until_output().await;
+    let shim = shim_of(session.pid());
+    signal(shim, Signal::STOP);
+    signal(shim, Signal::KILL);
+    let last = session
+        .until(|body| matches!(body, Body::OutputCut(_)))
+        .await;
+    let Some(Body::OutputCut(cut)) = last.body else {
+        panic!("{last:?}")
+    };
+    assert!(cut.length_unknown && cut.length == 1);
+    assert_eq!(cut.reason(), CutReason::WorkerCrash);
+    assert_eq!(cut.offset, session.output_bytes() as u64);
+    until_receipt(&mut session).await;
+}
+
+fn names(beat: &Heartbeat, attempt: &AttemptRef) -> bool {
+    let mut entries = beat.renew.iter();
+    entries.any(|entry| entry.attempt_id == attempt.attempt_id)
+}
+
+/// The next heartbeat renews the attempt.
+async fn is_renewed(session: &mut Session, attempt: &AttemptRef) -> bool {
+    session.heartbeats.clear();
+    while session.heartbeats.is_empty() {
+        session.frame().await.expect("the stream stands");
+    }
+    names(&session.heartbeats[0], attempt)
+}
+
+#[tokio::test]
+async fn a_shim_that_takes_no_renewals_gets_none_and_one_that_takes_them_again_goes_on() {
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start(&relay.url);
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    let ttl = Duration::from_secs(6);
+    let mut dispatch = shell("trap '' TERM; echo up; while :; do sleep 1; done");
+    dispatch.granted_ms = 6_000;
+    session.renewal = Some(ttl);
+    session.run(&attempt, dispatch).await;
+    session.until_output().await;
+    let child = session.pid();
+    let shim = shim_of(child);
+    assert!(is_renewed(&mut session, &attempt).await);
+    // A short stop is nobody's business.
+    signal(shim, Signal::STOP);
+    assert!(is_renewed(&mut session, &attempt).await);
+    signal(shim, Signal::CONT);
+    for _ in 0..8 {
+        assert!(is_renewed(&mut session, &attempt).await);
+    }
+    assert!(is_alive(child));
+    signal(shim, Signal::STOP);
+    let clock = Clock::boot();
+    let from = clock.now();
+    while is_renewed(&mut session, &attempt).await {
+        assert!(from.until(clock.now()) < ttl, "renewed to its end");
+    }
+    let dead = async {
+        while is_alive(child) {
+            session.frame().await.expect("the stream stands");
+        }
+    };
+    tokio::time::timeout(PATIENCE, dead)
+        .await
+        .expect("the child outlives its lease");
+    // The last renewal was granted before half of what the shim has was over.
+    let took = from.until(clock.now());
+    assert!(took < ttl + ttl / 2 + LOOK * 2, "{took:?}");
+    until_receipt(&mut session).await;
+}
+
+#[tokio::test]
+async fn a_daemon_whose_place_at_a_shim_was_taken_takes_it_again() {
+    let home = Home::new();
+    let mut relay = Relay::start().await;
+    let _daemon = Running::start_at(&home, &relay.url, |_| {});
+    let mut session = relay.welcome().await;
+    let attempt = attempt();
+    let go_on = home.path().join("go-on");
+    let script = format!("echo one; {}", awaiting(&go_on));
+    session.run(&attempt, shell(&script)).await;
+    session.until_output().await;
+    let child = session.pid();
+    let place = home.path().join("data/attempts").join(&attempt.attempt_id);
+    let mut stranger = UnixStream::connect(place.join(SOCKET))
+        .await
+        .expect("a socket");
+    let greeting = ToShim {
+        message: Some(to_shim::Message::Greeting(Greeting {
+            lowest_version: LOWEST_VERSION,
+            highest_version: HIGHEST_VERSION,
+            instance_id: "a stranger".into(),
+        })),
+    };
+    let mut bytes = BytesMut::new();
+    encode(&greeting, &mut bytes).expect("short");
+    stranger.write_all(&bytes).await.expect("it listens");
+    // Closed by the shim, because the daemon is back.
+    let mut heard = Vec::new();
+    let closed = tokio::time::timeout(PATIENCE, stranger.read_to_end(&mut heard)).await;
+    let _ = closed.expect("the daemon does not come back");
+    assert!(is_alive(child));
+    tell(&go_on, "two\n");
+    let last = session.until_terminal().await;
+    assert!(matches!(last.body, Some(Body::Complete(_))), "{last:?}");
+    assert_eq!(session.output(), b"one\ntwo\n");
 }
 
 #[tokio::test]

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use baton_proto::worker::report::How;
-use baton_proto::worker::{EndedBy, Launch, to_shim};
+use baton_proto::worker::{EndedBy, Launch, from_shim, to_shim};
 
-use crate::daemon::{ATTEMPT, Shim, TOKEN, files, lease, shell};
+use crate::daemon::{ATTEMPT, Shim, TOKEN, Wire, files, lease, shell};
 
 /// Launches what cannot run and returns the code and the message.
 fn refused(launch: Launch) -> (String, String) {
@@ -132,6 +132,25 @@ fn the_token_is_given_to_the_next_daemon_and_is_nowhere_else() {
             file.display()
         );
     }
+}
+
+#[test]
+fn a_lease_that_was_read_is_acknowledged() {
+    let mut shim = Shim::start();
+    let kept = |wire: &mut Wire| {
+        wire.until(|message| match message {
+            from_shim::Message::LeaseKept(kept) => Some(kept.limit_ms),
+            _ => None,
+        })
+    };
+    let first = shell("read line");
+    let limit = first.lease.as_ref().map(|lease| lease.limit_ms);
+    shim.launch(first);
+    assert_eq!(Some(kept(&mut shim.wire)), limit);
+    let renewed = lease(Duration::from_secs(3_000), Duration::from_secs(3_001));
+    let limit = renewed.limit_ms;
+    shim.wire.lease(renewed);
+    assert_eq!(kept(&mut shim.wire), limit);
 }
 
 #[test]

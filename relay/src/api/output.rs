@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, TaskId, TenantId};
-use baton_core::record::{AttemptRecord, State, TaskRecord};
+use baton_core::record::{AttemptRecord, EndState, Receipt, State, TaskRecord};
 use baton_proto::v1;
 use baton_proto::v1::read_output_response::Item;
 use tokio_stream::StreamExt;
@@ -123,13 +123,36 @@ impl Reading {
             attempt_id: self.attempt.to_string(),
             offset: self.at,
             state: words::attempt_state(attempt.state.name()).into(),
-            complete: has_ended(attempt) && self.at >= self.stored_end(),
+            complete: has_ended(attempt)
+                && self.at >= self.stored_end()
+                && names_its_end(attempt)
+                && !self.ends_open().await?,
         };
         send(&feed, Item::End(end)).await
     }
 
     fn stored_end(&self) -> u64 {
         self.log.end(self.attempt.0).map_or(0, |end| end.durable)
+    }
+
+    /// The last of it is a cut of unknown length, whether or not this reader began before it.
+    async fn ends_open(&self) -> Result<bool, Fault> {
+        let Some(last) = self.stored_end().checked_sub(1) else {
+            return Ok(false);
+        };
+        let (log, attempt) = (self.log.clone(), self.attempt.0);
+        let read = tokio::task::spawn_blocking(move || log.read(attempt, last, 1));
+        let pieces = match read.await {
+            Ok(Ok(pieces)) => pieces,
+            Ok(Err(ReadError::Unknown)) => return Ok(false),
+            Ok(Err(error)) => return Err(unreadable(&error)),
+            Err(error) => return Err(unreadable(&error)),
+        };
+        let reason = |piece: &Piece| match piece {
+            Piece::Cut { reason, .. } => Some(*reason),
+            Piece::Bytes { .. } => None,
+        };
+        Ok(pieces.last().and_then(reason) == Some(CutReason::RecorderLost))
     }
 
     /// Sends what is stored below `until`.
@@ -244,6 +267,7 @@ impl Reading {
                 length: to - from,
                 reason: cut_reason(reason).into(),
                 after_control_seq: 0,
+                length_unknown: reason == CutReason::RecorderLost,
             }),
         }
     }
@@ -258,12 +282,31 @@ fn has_ended(attempt: &AttemptRecord) -> bool {
     matches!(attempt.state, State::Parked(_) | State::Ended(_))
 }
 
+/// Its last word said how much output there is, or it never had any: what else was printed and never sent, nobody knows.
+fn names_its_end(attempt: &AttemptRecord) -> bool {
+    let ran = match &attempt.state {
+        State::Ended(end) => end.receipt != Receipt::NotNeeded && end.state != EndState::Released,
+        State::Parked(parked) => parked.receipt != Receipt::NotNeeded,
+        // Not over: asked after that.
+        State::Queued
+        | State::Offered
+        | State::Accepted
+        | State::Starting
+        | State::Prompted
+        | State::Streaming
+        | State::ToolRunning
+        | State::WaitingInput
+        | State::CleaningUp { .. } => true,
+    };
+    attempt.final_offset.is_some() || !ran || attempt.prompt_written == Some(false)
+}
+
 fn cut_reason(reason: CutReason) -> v1::CutReason {
     match reason {
         CutReason::DaemonOverflow => v1::CutReason::DaemonOverflow,
         CutReason::DiskFull => v1::CutReason::DiskFull,
         CutReason::LineTooLong => v1::CutReason::LineTooLong,
-        CutReason::WorkerCrash => v1::CutReason::WorkerCrash,
+        CutReason::WorkerCrash | CutReason::RecorderLost => v1::CutReason::WorkerCrash,
         CutReason::AttemptLimit => v1::CutReason::AttemptLimit,
         CutReason::Retention => v1::CutReason::Retention,
         CutReason::Corrupt => v1::CutReason::Corrupt,

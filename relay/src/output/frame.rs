@@ -95,7 +95,7 @@ impl Class {
 }
 
 /// In the order of their numbers on disk: append only.
-const REASONS: [CutReason; 9] = [
+const REASONS: [CutReason; 10] = [
     CutReason::DaemonOverflow,
     CutReason::AttemptLimit,
     CutReason::Retention,
@@ -105,6 +105,7 @@ const REASONS: [CutReason; 9] = [
     CutReason::LineTooLong,
     CutReason::WorkerCrash,
     CutReason::Unknown,
+    CutReason::RecorderLost,
 ];
 
 impl CutReason {
@@ -129,6 +130,7 @@ fn reason_number(reason: CutReason) -> u8 {
         CutReason::LineTooLong => 6,
         CutReason::WorkerCrash => 7,
         CutReason::Unknown => 8,
+        CutReason::RecorderLost => 9,
     }
 }
 

@@ -64,6 +64,8 @@ pub enum CutReason {
     Corrupt,
     /// The attempt ended before these bytes reached the relay.
     NotReceived,
+    /// Whoever recorded it was killed: nobody knows how much is missing, and one byte stands for it.
+    RecorderLost,
     /// A newer daemon's reason, which this version does not know.
     Unknown,
 }
@@ -74,7 +76,7 @@ impl CutReason {
             Self::DaemonOverflow => "daemon_overflow",
             Self::DiskFull => "disk_full",
             Self::LineTooLong => "line_too_long",
-            Self::WorkerCrash => "worker_crash",
+            Self::WorkerCrash | Self::RecorderLost => "worker_crash",
             Self::AttemptLimit => "attempt_limit",
             Self::Retention => "retention",
             Self::Corrupt => "corrupt",

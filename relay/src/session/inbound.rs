@@ -246,7 +246,7 @@ impl Session {
         if self.held.is_given_up(re.attempt) {
             return Ok(());
         }
-        let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(sent.reason)) else {
+        let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(&sent)) else {
             self.refuse(
                 &re.attempt.to_string(),
                 0,
@@ -370,11 +370,12 @@ pub(crate) const VISIBLE: u8 = 0x80;
 
 /// A newer daemon's reason is unknown here, but the bytes are gone all the same: without its cut the output would
 /// have a gap for ever.
-fn cut_reason(sent: i32) -> Option<CutReason> {
-    let Ok(sent) = v1::CutReason::try_from(sent) else {
+fn cut_reason(sent: &v1::OutputCut) -> Option<CutReason> {
+    let Ok(reason) = v1::CutReason::try_from(sent.reason) else {
         return Some(CutReason::Unknown);
     };
-    match sent {
+    match reason {
+        v1::CutReason::WorkerCrash if sent.length_unknown => Some(CutReason::RecorderLost),
         v1::CutReason::DaemonOverflow => Some(CutReason::DaemonOverflow),
         v1::CutReason::DiskFull => Some(CutReason::DiskFull),
         v1::CutReason::LineTooLong => Some(CutReason::LineTooLong),

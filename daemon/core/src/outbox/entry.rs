@@ -14,6 +14,8 @@ pub enum CutWhy {
     WorkerCrash,
     /// A line that was too long to be read.
     LineTooLong,
+    /// The process that read it was killed: nobody knows how much was still to be read, and one byte stands for it.
+    RecorderLost,
 }
 
 /// One record. `C` is the body of a control frame, `L` what a piece of output is, `T` when it was observed.

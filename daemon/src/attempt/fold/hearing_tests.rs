@@ -191,7 +191,7 @@ fn play(cuts: &[usize], deaths: Vec<usize>) -> (World, Fold) {
                 Some((kind, bytes)) => fold.take_in(*kind, bytes, at(10)),
                 None => {
                     fold.exited(Some(crate::process::Exit::Code(0)), at(10));
-                    fold.close(0);
+                    fold.close(Missing::default());
                 }
             }
             // An answer may come at any time; here it comes as soon as it can.

@@ -197,6 +197,9 @@ impl Machine<'_> {
         let receipt = self.receipt_of(termination);
         self.lose_with(FailureCode::DaemonLostAttempt, receipt);
         self.note_termination(termination);
+        if let Some(end) = self.end_mut() {
+            end.message = Some("its processes are gone and told no result".into());
+        }
         Outcome::Applied
     }
 
@@ -308,7 +311,7 @@ fn explain(code: &FailureCode) -> Option<&'static str> {
     Some(match code {
         FailureCode::DeliveryFailed => "the offer could not be written to the daemon's stream",
         FailureCode::NotAccepted => "the daemon did not accept the offer in time",
-        FailureCode::DaemonLostAttempt => "the daemon came back without this attempt",
+        FailureCode::DaemonLostAttempt => "the daemon no longer holds this attempt",
         FailureCode::LeaseExpired => {
             "the daemon did not renew the lease in time; it may be down or cut off"
         }
