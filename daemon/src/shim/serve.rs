@@ -1,7 +1,6 @@
 //! The shim's loop: waits for whatever comes first, judges the time before anything else, then moves what can be
 //! moved. One thread, no runtime; everything is either a fact in here or on the disk.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -24,7 +23,7 @@ use super::peer::{Gone, Owed, Peer};
 use super::report::ReportFile;
 use super::stdin::{StdinQueue, TooMuch};
 use super::timer::Timer;
-use super::visitor::{is_welcome, outer_attempts};
+use super::visitor::is_welcome;
 use super::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, SPOOL};
 use crate::clock::{Clock, Moment};
 use crate::spool::OutputKind;
@@ -41,8 +40,6 @@ pub(super) struct Shim {
     clock: Clock,
     timer: Timer,
     listener: UnixListener,
-    /// Attempts of other daemons that this shim's daemon runs in.
-    outer: BTreeSet<String>,
     place: ReportFile,
     /// Came, and have not greeted.
     waiting: Vec<Peer>,
@@ -102,7 +99,6 @@ impl Shim {
             timer: Timer::new()?,
             clock,
             listener,
-            outer: outer_attempts(),
             place,
             waiting: vec![first],
             peer: None,
@@ -243,7 +239,12 @@ impl Shim {
         let Ok((stream, _)) = self.listener.accept() else {
             return;
         };
-        if is_welcome(&stream, &self.outer)
+        let attempt_id = match &self.state {
+            State::Running(charge) => charge.attempt_id.as_str(),
+            // There is nothing yet, or no longer, that could disguise itself.
+            State::Idle(_) | State::Over(..) => "",
+        };
+        if is_welcome(&stream, attempt_id)
             && let Ok(peer) = Peer::new(stream, self.clock.now())
         {
             self.waiting.push(peer);
