@@ -216,8 +216,9 @@ async fn every_promise_holds_while_everything_breaks() {
         ("cancels acknowledged", seconds / 20),
         ("submits answered again", seconds / 20),
         ("probes of another tenant", seconds / 20),
-        ("watches taken up again", seconds / 10),
-        ("fenced frames", seconds / 10),
+        // They take a relay that was killed, and a worker that was stopped past its lease: not in every short run.
+        ("watches taken up again", minutes * 6),
+        ("fenced frames", minutes),
         ("processes", seconds),
         ("outputs read", seconds),
         ("fault: relay killed", minutes * 2),

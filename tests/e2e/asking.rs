@@ -40,10 +40,10 @@ async fn stage_over_a_wire() -> (Stage, Wire) {
 async fn stage_at(relay: RelayProcess, url: &str) -> Stage {
     let client = relay.admin().clone();
     let (_, secret) = client.make_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("daemon.toml");
-    std::fs::write(&file, config(dir.path())).unwrap();
-    let more = ["--config", file.to_str().unwrap()];
+    std::fs::write(&file, config(dir.path())).expect("the file system is there");
+    let more = ["--config", file.to_str().expect("paths of tests are text")];
     let daemon = DaemonProcess::start_with(BATON, dir.path(), "d", (url, &secret), &more).await;
     Stage {
         relay,
@@ -57,7 +57,7 @@ fn config(dir: &Path) -> String {
     let agent = |(wire, script): &(AgentWire, &str)| {
         let (name, kind) = named(*wire);
         let path = dir.join(name);
-        std::fs::write(&path, script).unwrap();
+        std::fs::write(&path, script).expect("the file system is there");
         format!("[agents.{name}]\nkind = \"{kind}\"\nprogram = \"sh\"\nargs = [{path:?}]\n")
     };
     KINDS.iter().map(agent).collect()
@@ -76,7 +76,7 @@ impl Stage {
         assert_eq!(said.code, Some(0), "{said:?}");
         let lines = said.stdout.lines();
         lines
-            .map(|line| serde_json::from_str(line).unwrap())
+            .map(|line| serde_json::from_str(line).expect("each line is JSON"))
             .collect()
     }
 

@@ -94,17 +94,17 @@ async fn stage() -> Stage {
     let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let (_, secret) = client.make_token("", Role::Daemon).await;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().expect("a directory");
     let mut config = String::new();
     for (name, kind, script) in KINDS {
         let place = dir.path().join(name);
-        std::fs::create_dir(&place).unwrap();
+        std::fs::create_dir(&place).expect("the file system is there");
         let path = place.join("agent.sh");
-        std::fs::write(&path, script).unwrap();
+        std::fs::write(&path, script).expect("the file system is there");
         set(&place, "known", "none");
         config += &format!("[agents.{name}]\n{kind}\nprogram = \"sh\"\nargs = [{path:?}]\n");
     }
-    std::fs::write(dir.path().join("daemon.toml"), config).unwrap();
+    std::fs::write(dir.path().join("daemon.toml"), config).expect("the file system is there");
     let daemon = start(dir.path(), client.url(), &secret).await;
     Stage {
         relay,
@@ -117,12 +117,12 @@ async fn stage() -> Stage {
 
 async fn start(dir: &Path, url: &str, secret: &str) -> DaemonProcess {
     let file = dir.join("daemon.toml");
-    let more = ["--config", file.to_str().unwrap()];
+    let more = ["--config", file.to_str().expect("paths of tests are text")];
     DaemonProcess::start_with(BATON, dir, "d", (url, secret), &more).await
 }
 
 fn set(place: &Path, name: &str, text: &str) {
-    std::fs::write(place.join(name), text).unwrap();
+    std::fs::write(place.join(name), text).expect("the file system is there");
 }
 
 impl Stage {

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
-    AttemptState, OutputCut, OutputEnd, ReadOutputRequest, Role, TaskEventKind, TaskSpec,
-    TaskState, Termination,
+    AttemptState, ReadOutputRequest, Role, TaskEventKind, TaskSpec, TaskState, Termination,
 };
 use baton_tests::{
     BentBoot, Client, DaemonProcess, RelayProcess, boottime, command, marked, marked_gone,
@@ -319,16 +318,11 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
         .client
         .until_state(&task, TaskState::NeedsAttention)
         .await;
-    let lost = machine.client.get(&task).await;
-    assert_eq!(
-        lost.attempts[0].message,
-        "its processes are gone and told no result"
-    );
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let end = within("the cut to be stored", async {
         loop {
             ticks.tick().await;
-            let (cut, end) = last_pieces(&machine.client, &task, 0).await;
+            let (cut, end) = machine.client.last_pieces(&task, 0).await;
             assert!(!end.complete, "{end:?}");
             if cut.is_some_and(|cut| cut.length_unknown) {
                 return end;
@@ -337,33 +331,8 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
     })
     .await;
     // Also for who begins behind the cut.
-    let (_, again) = last_pieces(&machine.client, &task, end.offset).await;
+    let (_, again) = machine.client.last_pieces(&task, end.offset).await;
     assert!(!again.complete, "{again:?}");
-}
-
-/// The last cut that is read from an offset on, and how the reading ends.
-async fn last_pieces(
-    client: &Client,
-    task_id: &str,
-    from_offset: u64,
-) -> (Option<OutputCut>, OutputEnd) {
-    let request = ReadOutputRequest {
-        task_id: task_id.to_owned(),
-        from_offset,
-        ..ReadOutputRequest::default()
-    };
-    let opened = client.tasks().read_output(request).await;
-    let mut pieces = opened.expect("output can be read").into_inner();
-    let mut last = None;
-    loop {
-        let piece = within("the next piece of output", pieces.message()).await;
-        match piece.expect("output goes on").and_then(|piece| piece.item) {
-            Some(Item::Cut(cut)) => last = Some(cut),
-            Some(Item::Chunk(_)) => {}
-            Some(Item::End(end)) => return (last, end),
-            None => panic!("no end"),
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

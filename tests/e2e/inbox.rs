@@ -63,7 +63,9 @@ async fn watch(client: &Client, task_id: &str) -> Watched {
 async fn next(watched: &mut Watched) -> Input {
     loop {
         let message = within("an input", watched.message()).await;
-        let message = message.unwrap().expect("the watch goes on");
+        let message = message
+            .expect("as it was set up")
+            .expect("the watch goes on");
         if let Some(input) = message.input {
             return input;
         }

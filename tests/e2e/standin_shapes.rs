@@ -22,8 +22,11 @@ const SCRIPTS: [(&str, TaskState); 3] = [
     ("say hm; error 401", TaskState::Failed),
 ];
 
+/// Whether a folder's recordings are of a wire.
+type IsOf = fn(&str) -> bool;
+
 /// Names of the wires in transcripts, of the stand-in's agents, and how a recording's folder tells them.
-const WIRES: [(&str, &str, fn(&str) -> bool); 4] = [
+const WIRES: [(&str, &str, IsOf); 4] = [
     ("claude", "claude", |folder| {
         folder.starts_with("claude-") && !folder.contains("acp")
     }),

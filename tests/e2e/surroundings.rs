@@ -19,12 +19,13 @@ const WRAPPER: [&str; 3] = [
      LC_ALL=C LANG=C SHELL=/bin/sh; exec \"$0\" \"$@\"",
 ];
 
-/// Writes down its environment, its descriptors and its command line. Whatever it is told after that it ignores.
+/// Writes down its environment, its descriptors and its command line. A shell keeps what it redirects open for itself, so
+/// another one looks at its descriptors. Whatever it is told after that it ignores.
 fn dump(to: &Path) -> String {
     let to = to.display();
     format!(
         "cat /proc/$$/environ > '{to}.env'; cat /proc/$$/cmdline > '{to}.line'; \
-         ls /proc/$$/fd > '{to}.fds'; cat /proc/$PPID/environ > '{to}.shim'"
+         sh -c 'ls /proc/$PPID/fd > \"$0\"' '{to}.fds'; cat /proc/$PPID/environ > '{to}.shim'"
     )
 }
 

@@ -367,9 +367,19 @@ fn kill_shim(repo: &Path) {
     // Its child goes with it; whoever else is left is ended here in place of a daemon, unless it is quicker.
     for process in of_attempt(attempt_id) {
         if let Some(pid) = Pid::from_raw(process.pid.cast_signed()) {
-            drop(kill_process(pid, Signal::KILL));
+            let _ = kill_process(pid, Signal::KILL);
         }
     }
+}
+
+/// The relay knows that it runs, so that its end is a loss and no deadline of the start.
+async fn until_prompted(client: &Client, task: &Task) {
+    let mut watch = client.watch(&task.task_id).await;
+    watch
+        .until("the prompt's phase", |event| {
+            event.state() == AttemptState::Prompted || event.state() == AttemptState::Streaming
+        })
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -429,6 +439,7 @@ async fn the_lock_outlives_a_killed_daemon_with_its_attempt_and_falls_when_both_
         .submit(retried(long("lost"), std::time::Duration::from_secs(5)))
         .await;
     poll_until("the third to run", || runs().then_some(())).await;
+    until_prompted(&client, &lost).await;
     daemon.kill().await;
     kill_shim(&repo);
     marked_gone("lost").await;

@@ -11,8 +11,8 @@ use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::tasks_client::TasksClient;
 use baton_proto::v1::{
     CancelTaskRequest, CancelTaskResponse, CreateTokenRequest, DaemonState, GetDaemonRequest,
-    GetTaskRequest, ReadOutputRequest, RelayInfoRequest, RelayInfoResponse, Role, SubmitRequest,
-    SubmitResponse, Task, TaskSpec, TaskState, Token,
+    GetTaskRequest, OutputCut, OutputEnd, ReadOutputRequest, RelayInfoRequest, RelayInfoResponse,
+    Role, SubmitRequest, SubmitResponse, Task, TaskSpec, TaskState, Token,
 };
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -219,6 +219,27 @@ impl Client {
         self.until_daemon(daemon_id, DaemonState::Offline).await;
     }
 
+    /// The last cut that is read from an offset on, and how the reading ends.
+    pub async fn last_pieces(&self, task_id: &str, from: u64) -> (Option<OutputCut>, OutputEnd) {
+        let request = ReadOutputRequest {
+            task_id: task_id.to_owned(),
+            from_offset: from,
+            ..ReadOutputRequest::default()
+        };
+        let opened = self.tasks().read_output(request).await;
+        let mut pieces = opened.expect("output can be read").into_inner();
+        let mut last = None;
+        loop {
+            let piece = within("the next piece of output", pieces.message()).await;
+            match piece.expect("output goes on").and_then(|piece| piece.item) {
+                Some(Item::Cut(cut)) => last = Some(cut),
+                Some(Item::Chunk(_)) => {}
+                Some(Item::End(end)) => return (last, end),
+                None => panic!("no end"),
+            }
+        }
+    }
+
     /// Waits until the relay takes a daemon, by id or name, to be in this state.
     pub async fn until_daemon(&self, daemon: &str, state: DaemonState) {
         let mut ticks = tokio::time::interval(LOOK);
@@ -228,9 +249,10 @@ impl Client {
                 let request = GetDaemonRequest {
                     daemon: daemon.to_owned(),
                 };
-                let shown = self.fleet().get_daemon(request).await;
-                let shown = shown.expect("the daemon is known").into_inner().daemon;
-                if shown.is_some_and(|daemon| daemon.state() == state) {
+                // It may not have said its first Hello yet.
+                let shown = self.fleet().get_daemon(request).await.ok();
+                let known = shown.and_then(|shown| shown.into_inner().daemon);
+                if known.is_some_and(|daemon| daemon.state() == state) {
                     return;
                 }
             }

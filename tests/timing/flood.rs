@@ -6,6 +6,7 @@
 use std::fs;
 use std::time::Duration;
 
+use baton_daemon::Clock;
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
     CutReason, GetDaemonRequest, ReadOutputRequest, ReadOutputResponse, Role, TaskSpec, TaskState,
@@ -68,8 +69,9 @@ async fn read_slowly(mut stream: Streaming<ReadOutputResponse>) {
     while let Ok(Some(message)) = stream.message().await {
         if let Some(Item::Chunk(chunk)) = message.item {
             // What a slow reader does, and not how this test waits.
-            let seconds = chunk.data.len() as u64 / SLOW_BYTES;
-            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            let seconds = Duration::from_secs(chunk.data.len() as u64 / SLOW_BYTES);
+            let clock = Clock::boot();
+            clock.sleep_until(clock.now().after(seconds)).await;
         }
     }
 }

@@ -285,10 +285,9 @@ impl Connection {
         }
         if self.outgoing.is_empty()
             && let Some(limit) = self.lease_leaving.take()
+            && let Some(told) = &self.told
         {
-            if let Some(told) = &self.told {
-                told.send_replace(Some(limit));
-            }
+            told.send_replace(Some(limit));
         }
     }
 

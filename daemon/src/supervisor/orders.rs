@@ -56,8 +56,7 @@ impl Supervisor {
         }
     }
 
-    /// A new stream stands. Everything unacknowledged goes out again on it.
-    /// Whether this relay is one to stay with.
+    /// A new stream stands. Everything unacknowledged goes out again on it. False for a relay that was replaced.
     pub(super) fn on_up(
         &mut self,
         session: Session,

@@ -1,3 +1,5 @@
+//! Workspaces on a real file system: who may use one, what is made and removed, what is told of it.
+
 use std::process::Command;
 use std::time::Duration;
 

@@ -149,12 +149,16 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) async fn send(&mut self, frame: Down) {
-        let frame = RelayFrame {
+        let frame = self.stamped(frame);
+        self.down.send(Ok(frame)).await.expect("the stream stands");
+    }
+
+    fn stamped(&self, frame: Down) -> RelayFrame {
+        RelayFrame {
             relay_epoch: self.epoch,
             incarnation: INCARNATION.into(),
             frame: Some(frame),
-        };
-        self.down.send(Ok(frame)).await.expect("the stream stands");
+        }
     }
 
     pub(crate) async fn welcome(&mut self, settlements: Vec<Settlement>) {
@@ -247,7 +251,11 @@ impl Session {
             results,
             ..HeartbeatAck::default()
         };
-        self.send(Down::HeartbeatAck(ack)).await;
+        // The daemon may have ended the stream behind its heartbeat.
+        let _ = self
+            .down
+            .send(Ok(self.stamped(Down::HeartbeatAck(ack))))
+            .await;
     }
 
     /// Answers the next heartbeat that renews something with "revoked".

@@ -73,14 +73,8 @@ pub(super) async fn boot(
     let unreadables = Unreadables::new(telemetry.clone());
     let reader = Reader::new(opened.store.clone(), bodies.clone(), unreadables);
     let settings = settings(config, &opened);
-    let watchers = Watchers::default();
-    let inbox = Inbox::default();
-    let audience = Audience {
-        watchers: watchers.clone(),
-        inbox: inbox.clone(),
-        telemetry: telemetry.clone(),
-        sealer: Sealer::start(output.clone()),
-    };
+    let audience = audience(&telemetry, &output);
+    let (watchers, inbox) = (audience.watchers.clone(), audience.inbox.clone());
     let finish = CancellationToken::new();
     let Recovered {
         dispatch,
@@ -92,15 +86,16 @@ pub(super) async fn boot(
     if settings.inherited_hold_ms > 0 {
         forget_inherited(&dispatcher).await?;
     }
+    let stamp = Stamp {
+        incarnation: settings.incarnation,
+        epoch: settings.epoch,
+    };
     let shell = Shell {
         dispatcher: dispatcher.clone(),
         reader: reader.clone(),
         output: output.clone(),
         clock: config.clock.clone(),
-        stamp: Arc::new(Stamp {
-            incarnation: settings.incarnation,
-            epoch: settings.epoch,
-        }),
+        stamp: Arc::new(stamp),
         telemetry: telemetry.clone(),
         tokens: tokens.clone(),
         admission: Admission::new(config.hello_rates),
@@ -134,6 +129,16 @@ pub(super) async fn boot(
         telemetry,
         guard,
     })
+}
+
+/// Who hears what became durable.
+fn audience(telemetry: &Telemetry, output: &OutputLog) -> Audience {
+    Audience {
+        watchers: Watchers::default(),
+        inbox: Inbox::default(),
+        telemetry: telemetry.clone(),
+        sealer: Sealer::start(output.clone()),
+    }
 }
 
 /// Whom the guard of the disk's space tells.

@@ -219,6 +219,31 @@ pub(crate) fn asked_missing_policy(policy: v1::MissingPolicy) -> MissingPolicy {
     }
 }
 
+pub(crate) fn outcome(decision: Decision) -> v1::InputOutcome {
+    match decision {
+        Decision::Allowed => v1::InputOutcome::Allowed,
+        Decision::Denied => v1::InputOutcome::Denied,
+        Decision::Replied => v1::InputOutcome::Answered,
+        Decision::Expired => v1::InputOutcome::Expired,
+    }
+}
+
+pub(crate) fn permission_effect(effect: PermissionEffect) -> v1::PermissionEffect {
+    match effect {
+        PermissionEffect::Allow => v1::PermissionEffect::Allow,
+        PermissionEffect::Deny => v1::PermissionEffect::Deny,
+        PermissionEffect::Ask => v1::PermissionEffect::Ask,
+    }
+}
+
+pub(crate) fn asked_permission_effect(effect: v1::PermissionEffect) -> PermissionEffect {
+    match effect {
+        v1::PermissionEffect::Unspecified | v1::PermissionEffect::Ask => PermissionEffect::Ask,
+        v1::PermissionEffect::Allow => PermissionEffect::Allow,
+        v1::PermissionEffect::Deny => PermissionEffect::Deny,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use baton_proto::ShortName;
@@ -255,30 +280,5 @@ mod tests {
             attention(AttentionCause::UnsafeLoss).short_name(),
             "unsafe_loss"
         );
-    }
-}
-
-pub(crate) fn outcome(decision: Decision) -> v1::InputOutcome {
-    match decision {
-        Decision::Allowed => v1::InputOutcome::Allowed,
-        Decision::Denied => v1::InputOutcome::Denied,
-        Decision::Replied => v1::InputOutcome::Answered,
-        Decision::Expired => v1::InputOutcome::Expired,
-    }
-}
-
-pub(crate) fn permission_effect(effect: PermissionEffect) -> v1::PermissionEffect {
-    match effect {
-        PermissionEffect::Allow => v1::PermissionEffect::Allow,
-        PermissionEffect::Deny => v1::PermissionEffect::Deny,
-        PermissionEffect::Ask => v1::PermissionEffect::Ask,
-    }
-}
-
-pub(crate) fn asked_permission_effect(effect: v1::PermissionEffect) -> PermissionEffect {
-    match effect {
-        v1::PermissionEffect::Unspecified | v1::PermissionEffect::Ask => PermissionEffect::Ask,
-        v1::PermissionEffect::Allow => PermissionEffect::Allow,
-        v1::PermissionEffect::Deny => PermissionEffect::Deny,
     }
 }

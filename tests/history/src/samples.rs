@@ -42,43 +42,44 @@ pub(crate) fn expect(run: &Run, rule: &str, task: &str, lines: &str) {
 
 /// One task of acme: submitted, offered, run, completed, watched and read.
 pub(crate) fn sound() -> Run {
-    let mut run = Run::default();
-    run.client = vec![
-        keyed(1, "acme", "first", "b"),
-        answer(1, Outcome::Ok, Some("t1"), 1, "queued"),
-        watch_opened(1, "acme", "t1", 0),
-        watched(1, 1, "submitted", "", "", "queued"),
-        watched(1, 2, "offered", "a1", "offered", "queued"),
-        read(1, "t1", "a1", 0, "one\n"),
-        read(1, "t1", "a1", 4, "two\n"),
-        read_end(1, "a1", 8),
-    ];
-    run.daemon = vec![
-        offered("acme", "t1", "a1"),
-        line(
-            "daemon",
-            Saw::Confirmed {
-                task: "t1".into(),
-                attempt: "a1".into(),
-            },
-        ),
-        sent("t1", "a1"),
-        acked("a1"),
-    ];
-    run.children = vec![
-        began("a1", 7),
-        wrote("one\n"),
-        wrote("two\n"),
-        ended("a1", 7),
-    ];
-    run.relay = vec![
-        record("acme", "t1", "completed", &[("a1", 1, "completed")]),
-        timeline("t1", 1, "submitted", "", "", "queued"),
-        timeline("t1", 2, "offered", "a1", "offered", "queued"),
-        timeline("t1", 3, "confirmed", "a1", "accepted", "running"),
-        timeline("t1", 4, "ended", "a1", "completed", "completed"),
-    ];
-    run
+    Run {
+        client: vec![
+            keyed(1, "acme", "first", "b"),
+            answer(1, Outcome::Ok, Some("t1"), 1, "queued"),
+            watch_opened(1, "acme", "t1", 0),
+            watched(1, 1, "submitted", "", "", "queued"),
+            watched(1, 2, "offered", "a1", "offered", "queued"),
+            read(1, "t1", "a1", 0, "one\n"),
+            read(1, "t1", "a1", 4, "two\n"),
+            read_end(1, "a1", 8),
+        ],
+        daemon: vec![
+            offered("acme", "t1", "a1"),
+            line(
+                "daemon",
+                Saw::Confirmed {
+                    task: "t1".into(),
+                    attempt: "a1".into(),
+                },
+            ),
+            sent("t1", "a1"),
+            acked("a1"),
+        ],
+        children: vec![
+            began("a1", 7),
+            wrote("one\n"),
+            wrote("two\n"),
+            ended("a1", 7),
+        ],
+        relay: vec![
+            record("acme", "t1", "completed", &[("a1", 1, "completed")]),
+            timeline("t1", 1, "submitted", "", "", "queued"),
+            timeline("t1", 2, "offered", "a1", "offered", "queued"),
+            timeline("t1", 3, "confirmed", "a1", "accepted", "running"),
+            timeline("t1", 4, "ended", "a1", "completed", "completed"),
+        ],
+        ..Run::default()
+    }
 }
 
 pub(crate) fn line(who: &str, saw: Saw) -> Line {

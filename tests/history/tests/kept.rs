@@ -3,8 +3,8 @@
 use baton_history::{FinalAttempt, History, Op, Outcome, Recorder, Saw, judge};
 
 fn write(dir: &std::path::Path, least: u64) {
-    let recorder = Recorder::new(dir).unwrap();
-    let client = recorder.viewpoint("client").unwrap();
+    let recorder = Recorder::new(dir).expect("it can be written");
+    let client = recorder.viewpoint("client").expect("it can be written");
     let submit = Saw::Call {
         call: 1,
         op: Op::Submit,
@@ -13,7 +13,7 @@ fn write(dir: &std::path::Path, least: u64) {
         key: Some("key".into()),
         body: None,
     };
-    client.saw(1, submit).unwrap();
+    client.saw(1, submit).expect("it can be written");
     let answer = Saw::Answer {
         call: 1,
         outcome: Outcome::Ok,
@@ -23,7 +23,7 @@ fn write(dir: &std::path::Path, least: u64) {
         code: None,
         already: false,
     };
-    client.saw(2, answer).unwrap();
+    client.saw(2, answer).expect("it can be written");
     let record = Saw::Record {
         tenant: "acme".into(),
         task: "t1".into(),
@@ -35,10 +35,16 @@ fn write(dir: &std::path::Path, least: u64) {
             state: "completed".into(),
         }],
     };
-    recorder.viewpoint("relay").unwrap().saw(9, record).unwrap();
+    recorder
+        .viewpoint("relay")
+        .expect("it can be written")
+        .saw(9, record)
+        .expect("it can be written");
     let count = "submits acknowledged".to_owned();
-    let chaos = recorder.viewpoint("chaos").unwrap();
-    chaos.saw(0, Saw::Least { count, least }).unwrap();
+    let chaos = recorder.viewpoint("chaos").expect("it can be written");
+    chaos
+        .saw(0, Saw::Least { count, least })
+        .expect("it can be written");
 }
 
 #[test]

@@ -3,8 +3,11 @@
 use baton_core::record::{AttemptRecord, Decision, InputRecord};
 use baton_core::spec::{PermissionEffect, PermissionRule, TaskSpec};
 
+/// The number of the rule that answers, and what it says.
+type Ruling = (u32, Decision);
+
 /// What an agent may ask, and the rule that must answer it where a task has `rules`: none means a person.
-pub(crate) const CASES: [(&str, &str, Option<(u32, Decision)>); 6] = [
+pub(crate) const CASES: [(&str, &str, Option<Ruling>); 6] = [
     (
         "Bash",
         r#"{"command":"git status"}"#,

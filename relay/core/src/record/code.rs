@@ -111,7 +111,7 @@ impl RejectCode {
     /// Whether it speaks of the task: wherever it is offered, it cannot be run as it was submitted.
     pub fn is_about_the_task(&self) -> bool {
         match self {
-            Self::UnsupportedOption | Self::Invalid => true,
+            Self::UnsupportedOption => true,
             Self::AtCapacity
             | Self::LowMemory
             | Self::Draining
@@ -120,6 +120,7 @@ impl RejectCode {
             | Self::BadCwd
             | Self::WorkspaceBusy
             | Self::Duplicate
+            | Self::Invalid
             | Self::NotConfirmed
             | Self::Other(_) => false,
         }

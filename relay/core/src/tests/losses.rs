@@ -139,7 +139,7 @@ fn released_and_rejected_attempts_cost_nothing_but_twenty_dispatches_end_it() {
         world.frame(
             &mut work,
             FrameBody::Rejected {
-                code: RejectCode::UnsupportedOption,
+                code: RejectCode::UnsupportedAgent,
                 message: None,
             },
         );

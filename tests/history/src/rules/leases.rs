@@ -101,9 +101,12 @@ fn numbers(case: &Case<'_>) -> Vec<Violation> {
     found
 }
 
+/// A pid and when it was started.
+type Process = (u32, u64);
+
 fn runs(case: &Case<'_>) -> Vec<Violation> {
     let mut found = Vec::new();
-    let mut begun: BTreeMap<&str, (BTreeSet<(u32, u64)>, &Seen)> = BTreeMap::new();
+    let mut begun: BTreeMap<&str, (BTreeSet<Process>, &Seen)> = BTreeMap::new();
     for seen in &case.history.seen {
         let Saw::Began {
             attempt,
