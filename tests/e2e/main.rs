@@ -11,6 +11,7 @@ mod clocks;
 mod command_line;
 mod conversations;
 mod damage;
+mod damaged_exports;
 mod deadlines;
 mod disk_full;
 mod export;
