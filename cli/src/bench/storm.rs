@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use baton_proto::v1::{Role, SubmitManyRequest, SubmitRequest};
+use baton_proto::v1::{DeadlineProfile, Role, SubmitManyRequest, SubmitRequest};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -54,9 +54,9 @@ impl Plan {
         ]
     }
 
-    /// Old connections may still be open when the new ones come.
+    /// Some old connections are still open when the new ones come.
     fn connections(&self) -> usize {
-        2 * self.daemons + 64
+        self.daemons + self.daemons / 2 + 64
     }
 }
 
@@ -190,6 +190,8 @@ impl Storm {
             let mut request = request(String::new());
             if let Some(spec) = &mut request.spec {
                 spec.lease_ttl_ms = Some(millis(plan.lease));
+                // Nothing but the lease can end it: no agent is started that could meet deadlines.
+                spec.profile = Some(DeadlineProfile::default());
             }
             request
         };
