@@ -12,6 +12,7 @@
 //! send until the write it depends on is durable. The cost: one core's worth of decisions per relay. If that is ever
 //! too little, tasks can be sharded by id.
 
+mod entries;
 mod turn;
 
 use std::sync::Arc;

@@ -14,12 +14,11 @@ use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting};
+use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting, entries};
 use crate::bodies::Bodies;
 use crate::clock::Clock;
 use crate::inbox::Inbox;
 use crate::reader::Reader;
-use crate::records;
 use crate::sealer::Sealer;
 use crate::store::{Change, CommitSeq, Journal};
 use crate::telemetry::Telemetry;
@@ -28,8 +27,8 @@ use crate::watch::Watchers;
 /// Inputs of one turn, at least. Frames come first and get more, or submissions would starve the completions that make room.
 const FRAMES_PER_TURN: usize = 512;
 const REQUESTS_PER_TURN: usize = 128;
-/// Changes of one append; several appends share a sync anyway, and the journal bounds an entry at 1 MiB.
-const APPEND_BYTES: usize = 512 * 1024;
+/// Writes of one append, about: several appends share a sync anyway.
+const WRITES_PER_APPEND: usize = 256;
 
 /// Who hears what became durable. None of them may hold the loop back.
 #[derive(Clone, Debug)]
@@ -86,11 +85,12 @@ pub(crate) struct Loop {
 /// Effects of this turn that were not handed to the journal yet.
 #[derive(Default)]
 struct Pending {
-    changes: Vec<Change>,
-    bytes: usize,
+    writes: Vec<Write>,
     tasks: Vec<TaskId>,
     sends: Vec<Outgoing>,
-    writes: Vec<oneshot::Sender<Result<(), Refusal>>>,
+    /// Changes that are no business of the core, and who waits for them.
+    direct: Vec<Change>,
+    asked: Vec<oneshot::Sender<Result<(), Refusal>>>,
 }
 
 enum Wake {
@@ -240,8 +240,8 @@ impl Loop {
             }
             Request::Write { changes, done } => {
                 self.append();
-                self.pending.changes = changes;
-                self.pending.writes.push(done);
+                self.pending.direct = changes;
+                self.pending.asked.push(done);
             }
         }
     }
@@ -276,28 +276,16 @@ impl Loop {
             counts,
         } = effects;
         self.audience.telemetry.count(&counts);
-        // Writes of one task stand together and stay together; tasks do not depend on each other.
-        for together in writes.chunk_by(|one, next| one.task() == next.task()) {
-            self.add(together);
+        for task in writes.iter().filter_map(Write::task) {
+            if self.pending.tasks.last() != Some(&task) {
+                self.pending.tasks.push(task);
+            }
         }
+        self.pending.writes.extend(writes);
         self.pending.sends.extend(sends);
-    }
-
-    /// Adds changes that must be in one append, behind what fits with them.
-    fn add(&mut self, writes: &[Write]) {
-        let mut changes = Vec::with_capacity(writes.len() + 1);
-        writes
-            .iter()
-            .for_each(|write| records::changes(write, &mut changes));
-        let bytes = changes.iter().map(Change::size).sum::<usize>();
-        if self.pending.bytes + bytes > APPEND_BYTES {
+        if self.pending.writes.len() >= WRITES_PER_APPEND {
             self.append();
         }
-        self.pending.bytes += bytes;
-        self.pending.changes.append(&mut changes);
-        self.pending
-            .tasks
-            .extend(writes.first().and_then(Write::task));
     }
 
     /// Hands this turn's changes to the journal, then admits its sends.
@@ -311,25 +299,36 @@ impl Loop {
     }
 
     fn append(&mut self) {
-        if self.pending.changes.is_empty() {
-            return;
+        let writes = std::mem::take(&mut self.pending.writes);
+        let mut last = None;
+        for changes in entries::of(&writes) {
+            last = Some(self.hand_in(changes));
         }
-        self.pending.bytes = 0;
-        let changes = std::mem::take(&mut self.pending.changes);
-        let commit = match self.journal.append(changes) {
+        let direct = std::mem::take(&mut self.pending.direct);
+        if !direct.is_empty() {
+            last = Some(self.hand_in(direct));
+        }
+        let Some(commit) = last else {
+            return;
+        };
+        // Where it took several, what depends on an earlier one waits for the last; they are synced together anyway.
+        self.gate.appended(commit);
+        for task in self.pending.tasks.drain(..) {
+            self.gate.wrote(task, commit);
+        }
+        self.writes
+            .extend(self.pending.asked.drain(..).map(|done| (commit, done)));
+    }
+
+    fn hand_in(&mut self, changes: Vec<Change>) -> CommitSeq {
+        match self.journal.append(changes) {
             Ok(commit) => commit,
             Err(error) => {
                 // Memory is now ahead of what can ever be stored; only a restart brings them together again.
                 tracing::error!(%error, "the journal refused an append; stopping");
                 std::process::abort();
             }
-        };
-        self.gate.appended(commit);
-        for task in self.pending.tasks.drain(..) {
-            self.gate.wrote(task, commit);
         }
-        self.writes
-            .extend(self.pending.writes.drain(..).map(|done| (commit, done)));
     }
 
     /// Performs what the newest durable commit allows.

@@ -1,0 +1,149 @@
+//! From the core's writes to the journal's appends. A task that moved twice since the last append is stored once, as it is now.
+
+use std::collections::HashMap;
+
+use baton_core::effects::Write;
+use baton_core::id::TaskId;
+
+use crate::records;
+use crate::store::Change;
+
+/// Changes of one append; the journal bounds an entry at 1 MiB.
+const APPEND_BYTES: usize = 512 * 1024;
+
+/// The changes of a turn, cut into appends. A record that is written again in the same turn is stored once, as long as all is one
+/// append: only then can no crash come between the two.
+pub(super) fn of(writes: &[Write]) -> Vec<Vec<Change>> {
+    let newest = newest_records(writes);
+    let is_newest = |(index, write): &(usize, &Write)| !matches!(write, Write::PutLive(record) if newest.get(&record.task) != Some(index));
+    let kept = writes.iter().enumerate().filter(is_newest);
+    let mut all = Vec::with_capacity(writes.len() + 8);
+    kept.for_each(|(_, write)| records::changes(write, &mut all));
+    if all.iter().map(Change::size).sum::<usize>() <= APPEND_BYTES {
+        return if all.is_empty() {
+            Vec::new()
+        } else {
+            vec![all]
+        };
+    }
+    in_order(writes)
+}
+
+/// Where each task's record was last written.
+fn newest_records(writes: &[Write]) -> HashMap<TaskId, usize> {
+    let record = |(index, write): (usize, &Write)| match write {
+        Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
+            Some((record.task, index))
+        }
+        Write::PutSpec { .. }
+        | Write::PutIdempotency { .. }
+        | Write::PutDaemon(_)
+        | Write::PutScheduler(_)
+        | Write::PutFence(_)
+        | Write::DropFence(_)
+        | Write::RemoveTask { .. }
+        | Write::PutForgotten(_)
+        | Write::DropDaemon(_) => None,
+    };
+    writes.iter().enumerate().filter_map(record).collect()
+}
+
+/// Every write, in appends of about the usual size. Writes of one task that stand together stay together; tasks do not depend
+/// on each other.
+fn in_order(writes: &[Write]) -> Vec<Vec<Change>> {
+    let (mut entries, mut entry, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for together in writes.chunk_by(|one, next| one.task() == next.task()) {
+        let mut changes = Vec::with_capacity(together.len() + 1);
+        together
+            .iter()
+            .for_each(|write| records::changes(write, &mut changes));
+        let more = changes.iter().map(Change::size).sum::<usize>();
+        if bytes + more > APPEND_BYTES && !entry.is_empty() {
+            entries.push(std::mem::take(&mut entry));
+            bytes = 0;
+        }
+        bytes += more;
+        entry.append(&mut changes);
+    }
+    entries.extend((!entry.is_empty()).then_some(entry));
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use baton_core::id::TenantId;
+    use baton_core::record::{Counters, TaskRecord, TaskState, Timeline, TraceIds};
+    use baton_core::time::Wall;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn record(task: u128, revision: u64, padding: usize) -> Arc<TaskRecord> {
+        let trace = TraceIds {
+            trace_id: [0; 16],
+            root_span: [0; 8],
+            parent_span: None,
+            sampled: false,
+        };
+        Arc::new(TaskRecord {
+            tenant: TenantId::new("default").unwrap(),
+            task: TaskId(Uuid::from_u128(task)),
+            revision,
+            state: TaskState::Running,
+            created: Wall(0),
+            updated: Wall(0),
+            ended: None,
+            attempts: Vec::new(),
+            cancel: None,
+            attention: None,
+            retry: None,
+            counters: Counters::default(),
+            paused: None,
+            retry_stop: (padding > 0).then(|| "x".repeat(padding).into()),
+            timeline: Timeline::default(),
+            trace,
+        })
+    }
+
+    fn keys(entries: &[Vec<Change>]) -> Vec<usize> {
+        entries.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn what_is_written_again_before_it_is_handed_over_is_stored_once() {
+        let live = |task, revision| Write::PutLive(record(task, revision, 0));
+        let done = |task, revision| Write::PutDone(record(task, revision, 0));
+        // The first task runs on, the second ends: a put, and a put with a delete.
+        let writes = [live(1, 1), live(2, 1), live(1, 2), live(2, 2), done(2, 3)];
+        let entries = of(&writes);
+        assert_eq!(keys(&entries), [3]);
+        assert_eq!(entries[0], {
+            let mut expected = Vec::new();
+            for write in [&writes[2], &writes[4]] {
+                records::changes(write, &mut expected);
+            }
+            expected
+        });
+        assert!(of(&[]).is_empty());
+    }
+
+    #[test]
+    fn a_task_that_was_reopened_keeps_the_removal_of_its_end() {
+        let reopened = Write::Reopen(record(1, 2, 0));
+        let writes = [reopened, Write::PutLive(record(1, 3, 0))];
+        assert_eq!(keys(&of(&writes)), [3]);
+    }
+
+    #[test]
+    fn what_does_not_fit_into_one_append_is_written_whole_and_in_order() {
+        let large = 200 * 1024;
+        let writes: Vec<Write> = (1..=4)
+            .map(|revision| Write::PutLive(record(u128::from(revision % 2), revision, large)))
+            .chain((10..14).map(|task| Write::PutLive(record(task, 1, large))))
+            .collect();
+        let entries = of(&writes);
+        assert_eq!(keys(&entries), [2, 2, 2, 2]);
+    }
+}
