@@ -453,16 +453,9 @@ fn cancel(kind: CancelKind, reason: Option<&str>, grace_ms: u64) -> v1::Cancel {
 }
 
 fn traceparent(to: &AttemptRef) -> String {
-    let hex = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
-    };
-    format!(
-        "00-{}-{}-{:02x}",
-        hex(&to.trace_id),
-        hex(&to.span_id),
-        u8::from(to.sampled)
-    )
+    let (trace, span) = (
+        u128::from_be_bytes(to.trace_id),
+        u64::from_be_bytes(to.span_id),
+    );
+    format!("00-{trace:032x}-{span:016x}-{:02x}", u8::from(to.sampled))
 }

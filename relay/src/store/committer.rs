@@ -83,14 +83,14 @@ impl Committer {
 
     pub(super) fn commit(&self, group: &[Append], last: CommitSeq) -> Result<(), Fatal> {
         let first = group[0].seq;
-        let mut entry = Encoder::new(self.relay_epoch, first, last);
+        let bytes: usize = group.iter().map(|append| append.bytes).sum();
+        let mut entry = Encoder::new(self.relay_epoch, first, last, bytes);
         for change in group.iter().flat_map(|append| &append.changes) {
             entry.push(change);
         }
         careful(|| entry.write(&self.shared.disk.journal, self.shared.config.schema, first))
             .map_err(|error| write_failed(&error))?;
         self.shared.disk.make_durable()?;
-        let bytes: usize = group.iter().map(|append| append.bytes).sum();
         self.shared.pins.committed(bytes as u64);
         Ok(())
     }

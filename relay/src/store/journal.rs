@@ -39,8 +39,10 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    pub(super) fn new(relay_epoch: u64, first: CommitSeq, last: CommitSeq) -> Self {
-        let mut bytes = vec![0; 4];
+    /// `room` is about what the changes take.
+    pub(super) fn new(relay_epoch: u64, first: CommitSeq, last: CommitSeq, room: usize) -> Self {
+        let mut bytes = Vec::with_capacity(room);
+        bytes.extend_from_slice(&[0; 4]);
         for number in [relay_epoch, first.0, last.0] {
             bytes.extend_from_slice(&number.to_be_bytes());
         }
