@@ -18,6 +18,9 @@ use crate::errors::{CliError, Story};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What the relay may send ahead of its reader. HTTP/2's own 64 KiB is one chunk of output, and a round trip for each.
+const STREAM_WINDOW: u32 = 512 * 1024;
+const CONNECTION_WINDOW: u32 = 2 * 1024 * 1024;
 /// Answers are bounded by the relay; this only has to be above its largest one.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
@@ -141,6 +144,8 @@ fn endpoint(url: &str, ca: Option<&[u8]>) -> Result<Endpoint, CliError> {
         .map_err(|e| malformed(e.to_string()))?
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(KEEPALIVE_EVERY)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT);
     if url.starts_with("http://") {

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::attempt::{Attempt, Phase, Standing, Step};
 use super::extent::{Contents, Extent};
 use super::feed::Feed;
-use super::live::Live;
+use super::live::{Live, TailRoom};
 use super::piece::{OutputEnd, Piece};
 
 const SHARDS: usize = 64;
@@ -25,6 +25,7 @@ pub(crate) struct Index {
     shards: Vec<Mutex<Shard>>,
     generations: AtomicU64,
     hung_up: AtomicBool,
+    tails: TailRoom,
 }
 
 /// What to read for one request: below `base` there is nothing, then the extents in order.
@@ -40,6 +41,7 @@ impl Index {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             generations: AtomicU64::new(0),
             hung_up: AtomicBool::new(false),
+            tails: TailRoom::default(),
         }
     }
 
@@ -87,7 +89,7 @@ impl Index {
 
     /// A sealed attempt moves no more: its receiver holds the last word and is closed.
     pub(crate) fn subscribe(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
-        self.known_or_new(attempt, |known| subscribe_to(attempt, known))
+        self.known_or_new(attempt, |known| subscribe_to(attempt, known, &self.tails))
     }
 
     /// The same for an attempt that must be known already, with where it stands now.
@@ -96,13 +98,14 @@ impl Index {
         attempt: Uuid,
     ) -> Option<(Standing, watch::Receiver<OutputEnd>)> {
         self.look(attempt, |known| {
-            (known.standing(), subscribe_to(attempt, known))
+            let moves = subscribe_to(attempt, known, &self.tails);
+            (known.standing(), moves)
         })
     }
 
     pub(crate) fn add_follower(&self, attempt: Uuid) -> watch::Receiver<OutputEnd> {
         self.known_or_new(attempt, |known| {
-            let live = live_of(attempt, known);
+            let live = live_of(attempt, known, &self.tails);
             live.followers += 1;
             live.subscribe()
         })
@@ -118,7 +121,7 @@ impl Index {
                 feed.post(attempt, known.output_end());
             }
             if known.phase != Phase::Sealed {
-                live_of(attempt, known).add_feed(feed);
+                live_of(attempt, known, &self.tails).add_feed(feed);
             }
         });
     }
@@ -272,16 +275,20 @@ impl Index {
     }
 }
 
-fn subscribe_to(attempt: Uuid, known: &mut Attempt) -> watch::Receiver<OutputEnd> {
+fn subscribe_to(
+    attempt: Uuid,
+    known: &mut Attempt,
+    tails: &TailRoom,
+) -> watch::Receiver<OutputEnd> {
     match known.phase {
-        Phase::Open | Phase::Sealing => live_of(attempt, known).subscribe(),
+        Phase::Open | Phase::Sealing => live_of(attempt, known, tails).subscribe(),
         Phase::Sealed => watch::channel(known.output_end()).1,
     }
 }
 
-fn live_of(attempt: Uuid, known: &mut Attempt) -> &mut Live {
+fn live_of<'a>(attempt: Uuid, known: &'a mut Attempt, tails: &TailRoom) -> &'a mut Live {
     let end = known.output_end();
     known
         .live
-        .get_or_insert_with(|| Box::new(Live::new(attempt, end)))
+        .get_or_insert_with(|| Box::new(Live::new(attempt, end, tails.clone())))
 }

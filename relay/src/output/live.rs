@@ -4,6 +4,7 @@
 //! keep up do not read the disk. It is bounded: who falls behind it reads the disk again.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use tokio::sync::watch;
@@ -12,10 +13,37 @@ use uuid::Uuid;
 use super::feed::Feed;
 use super::piece::{OutputEnd, Piece};
 
-/// Payload bytes kept per followed attempt.
+/// Payload bytes kept of a followed attempt, whatever others have.
 const TAIL_BYTES: usize = 256 * 1024;
+/// The same while there is room: what a flood brings in one group, or its followers would read all of it from the disk.
+const TAIL_BYTES_MOST: usize = 4 << 20;
+/// Payload bytes in all tails above which each gets the smaller share.
+const ROOM_BYTES: usize = 32 << 20;
 /// And pieces, because small chunks cost more than their bytes.
 const TAIL_PIECES: usize = 1024;
+
+/// What all tails take together. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TailRoom(Arc<AtomicUsize>);
+
+impl TailRoom {
+    fn take(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// What one attempt may keep now.
+    fn share(&self) -> usize {
+        if self.0.load(Ordering::Relaxed) < ROOM_BYTES {
+            TAIL_BYTES_MOST
+        } else {
+            TAIL_BYTES
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct Live {
@@ -25,10 +53,11 @@ pub(crate) struct Live {
     pub(crate) followers: u32,
     tail: VecDeque<Piece>,
     tail_bytes: usize,
+    room: TailRoom,
 }
 
 impl Live {
-    pub(crate) fn new(attempt: Uuid, end: OutputEnd) -> Self {
+    pub(crate) fn new(attempt: Uuid, end: OutputEnd, room: TailRoom) -> Self {
         Self {
             attempt,
             watch: watch::Sender::new(end),
@@ -36,6 +65,7 @@ impl Live {
             followers: 0,
             tail: VecDeque::new(),
             tail_bytes: 0,
+            room,
         }
     }
 
@@ -74,22 +104,28 @@ impl Live {
             return;
         }
         self.tail_bytes += piece.weight();
+        self.room.take(piece.weight());
         self.tail.push_back(piece.clone());
-        while self.tail_bytes > TAIL_BYTES || self.tail.len() > TAIL_PIECES {
+        while self.tail_bytes > self.room.share() || self.tail.len() > TAIL_PIECES {
             let oldest = self
                 .tail
                 .pop_front()
                 .expect("an over-full tail is not empty");
             self.tail_bytes -= oldest.weight();
+            self.room.give_back(oldest.weight());
         }
     }
 
     pub(crate) fn follower_left(&mut self) {
         self.followers -= 1;
         if self.followers == 0 {
-            self.tail = VecDeque::new();
-            self.tail_bytes = 0;
+            self.drop_tail();
         }
+    }
+
+    fn drop_tail(&mut self) {
+        self.room.give_back(std::mem::take(&mut self.tail_bytes));
+        self.tail = VecDeque::new();
     }
 
     /// The tail from `at` on, when it reaches back that far.
@@ -102,5 +138,57 @@ impl Live {
         let head = pieces.first_mut()?;
         *head = head.clone().starting_at(at);
         Some(pieces)
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.drop_tail();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn piece(offset: u64, len: usize) -> Piece {
+        Piece::Bytes {
+            offset,
+            after_control_seq: 0,
+            kind: 0,
+            observed_at_ms: 0,
+            bytes: Bytes::from(vec![0; len]),
+        }
+    }
+
+    fn flooded(room: &TailRoom, bytes: usize) -> Live {
+        let mut live = Live::new(Uuid::nil(), OutputEnd::default(), room.clone());
+        live.followers = 1;
+        let len = 64 * 1024;
+        for number in 0..bytes / len {
+            live.keep(&piece((number * len) as u64, len));
+        }
+        live
+    }
+
+    #[test]
+    fn tails_are_long_while_there_is_room_and_short_when_many_are_followed() {
+        let room = TailRoom::default();
+        let followed: Vec<Live> = (0..64).map(|_| flooded(&room, 8 << 20)).collect();
+        assert!(followed[0].tail_bytes <= TAIL_BYTES_MOST && followed[0].tail_bytes > TAIL_BYTES);
+        assert!(followed[63].tail_bytes <= TAIL_BYTES);
+        let all: usize = followed.iter().map(|live| live.tail_bytes).sum();
+        assert_eq!(room.0.load(Ordering::Relaxed), all);
+        assert!(
+            all <= ROOM_BYTES + TAIL_BYTES_MOST + 64 * TAIL_BYTES,
+            "{all}"
+        );
+        drop(followed);
+        assert_eq!(
+            room.0.load(Ordering::Relaxed),
+            0,
+            "all of it was given back"
+        );
     }
 }
