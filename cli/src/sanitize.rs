@@ -276,4 +276,40 @@ mod tests {
             prop_assert!(clean.chars().all(harmless), "{clean:?}");
         }
     }
+
+    /// What people and agents write, without anything that a terminal would act on.
+    fn plain_text() -> impl Strategy<Value = String> {
+        "[a-zA-Z0-9 äß€語🦀.,;:!?()\\[\\]{}<>/\\\\'\"\n\t-]{0,40}"
+    }
+
+    /// A whole sequence, as terminals know them.
+    fn sequence() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "\x1b\\[[0-9;?]{0,8}[A-Za-z]",
+            "\x1b\\][0-9]{1,2};[a-z:/]{0,20}\x07",
+            "\x1b\\][0-9]{1,2};[a-z:/]{0,20}\x1b\\\\",
+            "\x1b[P_^X][a-z0-9$]{0,10}\x1b\\\\",
+            "\x1b[()][AB0]",
+            "\u{9b}[0-9;]{0,5}m",
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn text_between_sequences_survives_whole(
+            pieces in proptest::collection::vec((plain_text(), sequence()), 0..12),
+        ) {
+            let mixed: String = pieces.iter().flat_map(|(text, sequence)| [text.as_str(), sequence]).collect();
+            let text: String = pieces.iter().map(|(text, _)| text.as_str()).collect();
+            prop_assert_eq!(whole(mixed.as_bytes()), text);
+        }
+
+        #[test]
+        fn one_line_is_one_line_and_clean_text_stays_clean(bytes in terminal_noise()) {
+            let line = one_line(&String::from_utf8_lossy(&bytes));
+            prop_assert!(!line.contains(['\n', '\t', '\r', '\x1b']), "{line:?}");
+            let clean = whole(&bytes);
+            prop_assert_eq!(whole(clean.as_bytes()), clean);
+        }
+    }
 }

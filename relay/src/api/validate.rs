@@ -234,7 +234,11 @@ pub fn sha256_hex(field: &str, text: &str) -> Checked<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Component, Path};
+
     use baton_core::id::TaskId;
+    use proptest::prelude::*;
+    use proptest::sample::select;
 
     use super::*;
 
@@ -325,5 +329,54 @@ mod tests {
         assert!(matches!(fault(arguments("f", &many)), Why::TooMany { .. }));
         let long = ["sh".into(), "x".repeat(limits::ARGV)];
         assert!(matches!(fault(arguments("f", &long)), Why::TooLong { .. }));
+    }
+
+    /// Pieces of which both good and bad paths are made.
+    fn path() -> impl Strategy<Value = String> {
+        let part = prop_oneof![
+            4 => "[a-z0-9._ -]{1,8}",
+            1 => Just(".".to_owned()),
+            1 => Just("..".to_owned()),
+            1 => Just(String::new()),
+            1 => "\\PC{0,6}",
+            1 => select(vec!["C:", "\\", "~", "a\\..\\b", "con", "a\0b"]).prop_map(str::to_owned),
+        ];
+        let parts = proptest::collection::vec(part, 0..6);
+        (parts, any::<bool>()).prop_map(|(parts, rooted)| {
+            let root = if rooted && parts.len() > 4 { "/" } else { "" };
+            format!("{root}{}", parts.join("/"))
+        })
+    }
+
+    /// As a kernel would walk it, from a directory of some depth.
+    fn walked(path: &str) -> Option<Vec<String>> {
+        let mut place = Vec::new();
+        for part in Path::new(path).components() {
+            match part {
+                Component::Normal(name) => place.push(name.to_string_lossy().into_owned()),
+                Component::CurDir => {}
+                Component::ParentDir => {
+                    place.pop()?;
+                }
+                Component::RootDir | Component::Prefix(_) => return None,
+            }
+        }
+        Some(place)
+    }
+
+    proptest! {
+        #[test]
+        fn a_path_that_passes_stays_below_and_has_one_spelling(path in path()) {
+            if artifact_path("f", &path).is_ok() {
+                let place = walked(&path).expect("it does not leave the workspace");
+                prop_assert!(place.join("/") == path, "another spelling");
+                prop_assert!(!path.contains(['\0', '\\']));
+            }
+        }
+
+        #[test]
+        fn an_ordinary_path_passes(parts in proptest::collection::vec("[a-z0-9_-]{1,8}(\\.[a-z]{1,3})?", 1..6)) {
+            prop_assert_eq!(artifact_path("f", &parts.join("/")), Ok(()));
+        }
     }
 }

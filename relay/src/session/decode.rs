@@ -2,6 +2,9 @@
 //!
 //! A fault names the field, so that whoever writes a daemon learns what to mend; it never ends the stream.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};

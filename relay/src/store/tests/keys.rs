@@ -21,6 +21,8 @@ fn keys() -> impl Strategy<Value = Key> {
         MetaKey::Incarnation,
         MetaKey::RelayEpoch,
         MetaKey::Applied,
+        MetaKey::Inherited,
+        MetaKey::Migration,
     ];
     let named = (texts(), texts());
     let numbered = || (texts(), ids());
@@ -36,6 +38,7 @@ fn keys() -> impl Strategy<Value = Key> {
         named.prop_map(|(tenant, name)| Key::Profile { tenant, name }),
         numbered().prop_map(|(tenant, token)| Key::Token { tenant, token }),
         numbered().prop_map(|(tenant, daemon)| Key::Daemon { tenant, daemon }),
+        (any::<[u8; 32]>(), ids()).prop_map(|(hash, task)| Key::Body { hash, task }),
     ]
 }
 
