@@ -149,6 +149,7 @@ impl World {
 
     pub(crate) fn remember(&mut self, request: Option<RequestId>, asked: Asked) {
         if let Some(RequestId(number)) = request {
+            self.saw_call(RequestId(number), &asked);
             self.clients.asked.insert(number, asked);
         }
     }
@@ -378,6 +379,7 @@ impl World {
         let Some(asked) = self.clients.asked.remove(&request.0) else {
             return;
         };
+        self.saw_answer(request, &asked, &outcome);
         match (asked, outcome) {
             (Asked::Submit(spec), Ok(Reply::Submitted { record, created })) => {
                 self.submit_acked(&spec, &record, created)

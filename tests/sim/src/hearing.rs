@@ -50,6 +50,7 @@ impl World {
     }
 
     fn obey(&mut self, index: usize, conn: usize, message: Downstream) {
+        self.saw_message(index, &message);
         match message {
             Downstream::Welcome {
                 heartbeat_ms,

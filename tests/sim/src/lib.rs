@@ -39,12 +39,14 @@ mod store;
 mod strangers;
 mod submissions;
 mod watchers;
+mod witness;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use counts::Counts;
 pub use options::Options;
+pub use witness::history;
 use world::World;
 
 /// Lines of trace that a failure shows.

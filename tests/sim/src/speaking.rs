@@ -135,6 +135,7 @@ impl World {
                 continue;
             };
             let proof = (!restored && self.rng.chance(50)).then(|| token.clone());
+            self.saw_said(index, &said);
             self.daemons[index].past.said(said.clone());
             let nth = said.nth;
             let frame = Box::new(said.frame(self.conns[conn].session, proof));

@@ -8,6 +8,7 @@ use crate::world::World;
 
 impl World {
     pub(crate) fn watchers_return(&mut self) {
+        self.saw_watches_end();
         let durable = &self.relay.store.durable;
         let records = durable.live.values().chain(durable.done.values());
         self.watched = records.map(|r| (r.task, r.revision)).collect();
@@ -18,11 +19,12 @@ impl World {
         record: &TaskRecord,
         events: impl Iterator<Item = &'a TimelineEvent>,
     ) {
-        let seen = self.watched.entry(record.task).or_default();
         for event in events {
             let (task, revision) = (record.task, event.revision);
-            assert_eq!(revision, *seen + 1, "S11: watchers of {task} miss a change");
-            *seen = revision;
+            let seen = self.watched.get(&task).copied().unwrap_or_default();
+            assert_eq!(revision, seen + 1, "S11: watchers of {task} miss a change");
+            self.watched.insert(task, revision);
+            self.saw_event(record, event, seen);
         }
     }
 

@@ -18,6 +18,7 @@ use crate::links::Conn;
 use crate::options::Options;
 use crate::relay::Relay;
 use crate::rng::{Minter, Rng};
+use crate::witness::Witness;
 
 /// Longest that healing may take, in virtual time.
 const HEAL_MS: u64 = 3 * 3_600_000;
@@ -136,6 +137,7 @@ pub(crate) struct World {
     pub(crate) counts: Counts,
     tracing: bool,
     pub(crate) trace: Vec<String>,
+    pub(crate) witness: Option<Witness>,
 }
 
 impl World {
@@ -168,6 +170,7 @@ impl World {
             counts: Counts::default(),
             tracing,
             trace: Vec::new(),
+            witness: None,
             options,
         }
     }
@@ -243,6 +246,7 @@ impl World {
         let (task, attempt) = (re.task, re.attempt);
         self.counts.processes += 1;
         self.note(|| format!("process of {attempt} starts"));
+        self.saw_life(attempt, true);
         if let Some(other) = self.alive.tasks.insert(task, attempt) {
             panic!("promise 3: {attempt} starts while {other} of the same task runs");
         }
@@ -262,6 +266,7 @@ impl World {
             return;
         }
         self.note(|| format!("process of {attempt} is dead"));
+        self.saw_life(attempt, false);
         self.alive.tasks.remove(&task);
         if let Some(talk) = talk_of(spec)
             && self.alive.conversations.get(&talk) == Some(&attempt)
@@ -314,6 +319,7 @@ impl World {
             return;
         }
         self.over = true;
+        self.saw_records();
         self.watchers_know_all();
         let view = &self.relay.store.view;
         assert!(

@@ -1,6 +1,7 @@
 //! Many seeds, all promises; and the proof that the run was not vacuous and can be repeated.
 
-use baton_sim::{Counts, run, trace};
+use baton_history::judge;
+use baton_sim::{Counts, history, run, trace};
 
 const SEEDS: u64 = 2_000;
 
@@ -89,4 +90,19 @@ fn the_same_seed_gives_the_same_history() {
         assert!(first.len() > 100, "seed {seed} did nothing");
         assert_eq!(first, trace(seed));
     }
+}
+
+/// The judge that looks at histories of real processes looks at these as well.
+#[test]
+fn the_judge_of_histories_finds_every_promise_kept() {
+    let (mut judged, mut acks, mut lines) = (0, 0, 0);
+    for history in (0..100).filter_map(history) {
+        let verdict = judge(&history);
+        assert!(verdict.holds(), "{verdict}");
+        judged += 1;
+        lines += history.lines();
+        acks += verdict.count("submits acknowledged") + verdict.count("cancels acknowledged");
+    }
+    println!("{judged} histories of {lines} lines, {acks} acknowledgements");
+    assert!(judged > 50 && acks > 500, "that shows too little");
 }
