@@ -1,6 +1,9 @@
 //! What the dispatcher wants said, and what became durable: encoded here, off the dispatcher's loop.
 
+use std::collections::HashMap;
+
 use baton_core::effects::{Downstream, Renewal, Settlement, Verdict};
+use baton_core::id::AttemptId;
 use baton_core::input::FrameRef;
 use uuid::Uuid;
 
@@ -38,12 +41,7 @@ impl Session {
         Ok(())
     }
 
-    fn note_ack(
-        &mut self,
-        acked: &mut Vec<Acked>,
-        attempt: baton_core::id::AttemptId,
-        control_seq: u64,
-    ) {
+    fn note_ack(&mut self, acked: &mut Vec<Acked>, attempt: AttemptId, control_seq: u64) {
         let Some(newest) = self.held.acked_control(attempt, control_seq) else {
             return;
         };
@@ -127,14 +125,18 @@ impl Session {
 
     /// Welcome decides which of the listed attempts this session may speak for.
     fn welcome(&mut self, heartbeat_ms: u64, settlements: &[Settlement]) {
+        let verdicts: HashMap<AttemptId, &Verdict> = settlements
+            .iter()
+            .map(|one| (one.attempt, &one.verdict))
+            .collect();
         for re in std::mem::take(&mut self.listed) {
-            let settled = settlements.iter().find(|one| one.attempt == re.attempt);
-            if let Some(acked) = settled.and_then(|one| speaks_after(&one.verdict)) {
+            let verdict = verdicts.get(&re.attempt).copied();
+            if let Some(acked) = verdict.and_then(speaks_after) {
                 let offset = self.durable_offset(re.attempt);
                 self.held.insert(re, None, (acked, offset));
                 self.acks.watch(re.attempt.0);
             }
-            match settled.map(|one| &one.verdict) {
+            match verdict {
                 Some(Verdict::Keep { .. } | Verdict::Adopt { .. }) => self.held.replays(re.attempt),
                 Some(Verdict::Kill { .. }) => self.held.give_up(re.attempt),
                 None => {}
@@ -151,8 +153,7 @@ impl Session {
 
     pub(super) fn output_durable(&mut self, ends: Vec<(Uuid, OutputEnd)>) {
         let acked = |(attempt, end): (Uuid, OutputEnd)| {
-            self.held
-                .acked_offset(baton_core::id::AttemptId(attempt), end.durable)
+            self.held.acked_offset(AttemptId(attempt), end.durable)
         };
         let acked: Vec<Acked> = ends.into_iter().filter_map(acked).collect();
         if !acked.is_empty() {
