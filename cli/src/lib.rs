@@ -10,6 +10,8 @@ mod commands;
 mod console;
 mod data;
 mod discovery;
+#[cfg(test)]
+mod documents;
 mod duration;
 mod errors;
 pub mod exit;
