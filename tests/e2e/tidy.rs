@@ -168,13 +168,44 @@ fn every_test_that_the_readme_names_exists() {
         named.len() >= 5,
         "every promise names its test, not only {named:?}"
     );
-    for (test, file) in named {
-        let source = std::fs::read_to_string(root().join(&file));
-        let source =
-            source.unwrap_or_else(|_| panic!("the readme names {file}, which is not there"));
-        assert!(
-            source.contains(&format!("fn {test}(")),
-            "{file} has no test {test}"
-        );
+    named.iter().for_each(|(test, file)| must_run(test, file));
+}
+
+/// It stands in that file and `cargo test` runs it.
+fn must_run(test: &str, file: &str) {
+    let source = std::fs::read_to_string(root().join(file))
+        .unwrap_or_else(|_| panic!("{file} is named and not there"));
+    let lines: Vec<&str> = source.lines().collect();
+    let place = lines
+        .iter()
+        .position(|line| line.contains(&format!("fn {test}(")))
+        .unwrap_or_else(|| panic!("{file} has no test {test}"));
+    let above = lines[..place].iter().rev();
+    let attributes: Vec<&&str> = above
+        .take_while(|line| line.trim_start().starts_with(['#', '/']))
+        .collect();
+    // In a proptest block the macro adds the attribute that is written here as well.
+    let is_test = attributes.iter().any(|line| line.contains("test"));
+    assert!(is_test, "{test} in {file} is no test");
+    let skipped = attributes.iter().any(|line| line.contains("ignore"));
+    assert!(!skipped, "{test} in {file} is not run by `cargo test`");
+}
+
+/// One row for each requirement that was ever asked, and each row with a test or the check that CI makes.
+#[test]
+fn every_requirement_names_tests_that_run() {
+    let document = "tests/REQUIREMENTS.md";
+    let text = std::fs::read_to_string(root().join(document)).unwrap();
+    let counts = [("G", 9), ("O", 12), ("A", 13), ("L", 7), ("C", 13)];
+    for (group, rows) in counts {
+        for number in 1..=rows {
+            let mark = format!("| {group}{number} |");
+            let row = text.lines().find(|line| line.starts_with(&mark));
+            let row = row.unwrap_or_else(|| panic!("{group}{number} has no row"));
+            let shown = row.contains(".rs)") || row.contains("rule of work: `.ci/run`");
+            assert!(shown, "{group}{number} names neither a test nor a check");
+        }
     }
+    let named = named_tests(document);
+    named.iter().for_each(|(test, file)| must_run(test, file));
 }
