@@ -1,4 +1,4 @@
-//! How long things may take: default deadlines by turn kind, which profile a task gets, and what is accepted.
+//! How long things may take: default deadlines by what is run, which profile a task gets, and what is accepted.
 //!
 //! Absent, empty and partial stay three different things: only an absent profile is filled with defaults. The
 //! stored request is never changed here.
@@ -21,18 +21,29 @@ const MAX_CLEANUP_TERM_MS: u64 = 600_000;
 
 /// What the relay will enforce. `named` looks a stored profile up by its name.
 pub fn effective(
-    requested: &RequestedProfile,
-    turn: TurnKind,
+    spec: &TaskSpec,
     named: impl FnOnce(&str) -> Option<Profile>,
 ) -> Result<Profile, UnknownProfile> {
-    match requested {
-        RequestedProfile::Absent => Ok(default_for(turn)),
+    match &spec.requested_profile {
+        RequestedProfile::Absent if spec.argv.is_empty() => Ok(default_for(spec.turn_kind)),
+        RequestedProfile::Absent => Ok(default_for_command()),
         RequestedProfile::Named(name) => named(name).ok_or_else(|| UnknownProfile(name.clone())),
         RequestedProfile::Inline(profile) => Ok(profile.clone()),
     }
 }
 
-/// The profile of a task that asked for none.
+/// The profile of a command that asked for none. An agent that says nothing is stuck; a command that says nothing may be at work, so
+/// only its start, its end and its whole are timed.
+fn default_for_command() -> Profile {
+    Profile {
+        process_start_ms: Some(15_000),
+        prompt_write_ms: Some(5_000),
+        cleanup_term_ms: Some(2_000),
+        ..Profile::default()
+    }
+}
+
+/// The profile of an agent's task that asked for none.
 pub fn default_for(turn: TurnKind) -> Profile {
     let start = Profile {
         process_start_ms: Some(15_000),
@@ -187,6 +198,14 @@ mod tests {
         None
     }
 
+    fn asks(requested_profile: RequestedProfile, turn_kind: TurnKind) -> TaskSpec {
+        TaskSpec {
+            requested_profile,
+            turn_kind,
+            ..task_spec()
+        }
+    }
+
     #[test]
     fn absent_empty_and_partial_stay_three_different_things() {
         let partial = Profile {
@@ -195,13 +214,13 @@ mod tests {
             ..Profile::default()
         };
         for turn in TURNS {
-            let absent = effective(&RequestedProfile::Absent, turn, none).unwrap();
+            let absent = effective(&asks(RequestedProfile::Absent, turn), none).unwrap();
             assert_eq!(absent, default_for(turn));
             assert_ne!(absent, Profile::default());
-            let empty = RequestedProfile::Inline(Profile::default());
-            assert_eq!(effective(&empty, turn, none), Ok(Profile::default()));
-            let inline = RequestedProfile::Inline(partial.clone());
-            assert_eq!(effective(&inline, turn, none), Ok(partial.clone()));
+            let empty = asks(RequestedProfile::Inline(Profile::default()), turn);
+            assert_eq!(effective(&empty, none), Ok(Profile::default()));
+            let inline = asks(RequestedProfile::Inline(partial.clone()), turn);
+            assert_eq!(effective(&inline, none), Ok(partial.clone()));
         }
     }
 
@@ -211,11 +230,32 @@ mod tests {
             first_event_ms: Some(9),
             ..Profile::default()
         };
-        let asked = RequestedProfile::Named("slow".into());
+        let asked = asks(RequestedProfile::Named("slow".into()), TurnKind::User);
         let known = |name: &str| (name == "slow").then(|| slow.clone());
-        assert_eq!(effective(&asked, TurnKind::User, known), Ok(slow.clone()));
-        let refused = effective(&asked, TurnKind::User, none);
+        assert_eq!(effective(&asked, known), Ok(slow.clone()));
+        let refused = effective(&asked, none);
         assert_eq!(refused, Err(UnknownProfile("slow".into())));
+    }
+
+    #[test]
+    fn the_silence_of_a_command_is_not_timed_unless_it_is_asked_for() {
+        let mut command = asks(RequestedProfile::Absent, TurnKind::User);
+        command.argv = vec!["make".into()];
+        let found = effective(&command, none).unwrap();
+        let silence = [
+            found.first_event_ms,
+            found.first_visible_event_ms,
+            found.stream_idle_ms,
+        ];
+        assert_eq!(silence, [None; 3]);
+        assert!(found.process_start_ms.is_some() && found.cleanup_term_ms.is_some());
+        assert!(check(&found).is_ok());
+        let asked = Profile {
+            stream_idle_ms: Some(7),
+            ..Profile::default()
+        };
+        command.requested_profile = RequestedProfile::Inline(asked.clone());
+        assert_eq!(effective(&command, none), Ok(asked));
     }
 
     #[test]

@@ -94,8 +94,8 @@ pub(super) fn resolve_profile(
     spec: &mut TaskSpec,
     stored: impl FnOnce(&str) -> Option<Profile>,
 ) -> Result<(), Fault> {
-    spec.effective_profile = profile::effective(&spec.requested_profile, spec.turn_kind, stored)
-        .map_err(|_| Fault::NotFound(Thing::Profile))?;
+    spec.effective_profile =
+        profile::effective(spec, stored).map_err(|_| Fault::NotFound(Thing::Profile))?;
     Ok(())
 }
 
