@@ -40,6 +40,8 @@ impl SubmissionArgs {
             env: map(self.task.env),
             priority: self.placement.priority,
             dispatch_policy: self.placement.policy().into(),
+            agent_scope: self.placement.agent_scope.clone(),
+            agent_held: self.placement.agent_held,
             placement: self.placement.placement(),
             profile,
             queue_ms: self.deadlines.outside(DeadlineName::Queue),

@@ -146,6 +146,19 @@ pub(crate) struct PlacementArgs {
     /// Refuse the task at once if no daemon can take it now, instead of queueing it.
     #[arg(long)]
     pub fail_fast: bool,
+
+    /// Let agents whose token has this scope claim the task, and pick it up when it is stuck.
+    #[arg(
+        long,
+        value_name = "SCOPE",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub agent_scope: String,
+
+    /// Keep the task for an agent of --agent-scope to claim; no daemon is offered it.
+    #[arg(long, requires = "agent_scope", conflicts_with = "fail_fast")]
+    pub agent_held: bool,
 }
 
 /// Which directory of the worker it works in.

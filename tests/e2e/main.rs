@@ -1,6 +1,7 @@
 //! Whole relays, real gRPC, real files, real processes: what the README promises, one sentence per test.
 
 mod admission;
+mod agent_held;
 mod agents;
 mod asking;
 mod bad_frames;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use baton_proto::unpack_error_detail;
+use baton_proto::v1::agents_client::AgentsClient;
 use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use baton_proto::v1::fleet_client::FleetClient;
 use baton_proto::v1::inputs_client::InputsClient;
@@ -114,6 +115,10 @@ impl Client {
 
     pub fn inputs(&self) -> InputsClient<Service> {
         InputsClient::new(self.service())
+    }
+
+    pub fn agents(&self) -> AgentsClient<Service> {
+        AgentsClient::new(self.service())
     }
 
     pub fn link(&self) -> DaemonLinkClient<Service> {

@@ -4,6 +4,7 @@
 //! Everything waits for events under one generous deadline (`PATIENCE`); nothing sleeps and no port is fixed. What is
 //! checked is the tests' business, but a watch checks by itself that revisions have no gap.
 
+mod agent_held;
 mod asking;
 mod attempt;
 mod bent_boot;
@@ -33,6 +34,7 @@ mod tls_authority;
 mod watching;
 mod wire;
 
+pub use agent_held::{Agent, Lease, for_scope};
 pub use attempt::{ScriptedAttempt, receipt};
 pub use bent_boot::BentBoot;
 pub use bent_clock::{BentClock, clocks_under_test};

@@ -5,7 +5,7 @@
 //!
 //! | state | left by |
 //! |---|---|
-//! | queued | offer → offered; queue timer → parked; cancel → canceled; a late result of its predecessor → released |
+//! | queued | offer → offered; an agent's claim → accepted; queue timer → parked; cancel → canceled; a late result of its predecessor → released |
 //! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up) |
 //! | accepted | started and later phases → starting … waiting_input; rejected → released |
 //! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result, error or release → its end; a deadline or cancel → cleaning_up; lease timer, missing, reboot → lost |
@@ -46,6 +46,11 @@ pub(crate) use ending::is_loss;
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Offer {
+        holder: Holder,
+        lease: Lease,
+    },
+    /// An agent takes it and holds the lease itself: offered, accepted and confirmed in one.
+    Claim {
         holder: Holder,
         lease: Lease,
     },
@@ -171,6 +176,7 @@ fn in_ended(event: &Event) -> Outcome {
         | Event::Output { .. } => Outcome::Refused(Rejection::StaleAttempt),
         Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
         Event::Offer { .. }
+        | Event::Claim { .. }
         | Event::DeliveryFailed
         | Event::Withdraw
         | Event::HandOff { .. }

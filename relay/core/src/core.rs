@@ -178,6 +178,14 @@ impl Core {
     fn decide(&mut self, input: Input, turn: &mut Turn<'_>) {
         match input {
             Input::Submit(submit) => self.submit(submit, turn),
+            Input::Start { submit, agent } => self.start(submit, &agent, turn),
+            Input::Claim {
+                request,
+                agent,
+                task,
+                finished,
+            } => self.claim(request, &agent, task, finished, turn),
+            Input::Held(call) => self.held_call(*call, turn),
             Input::Cancel {
                 request,
                 tenant,
@@ -368,7 +376,7 @@ impl Core {
 
     /// The stream on which the newest attempt's holder can be reached.
     pub(crate) fn session_of(&self, live: &Live) -> Option<SessionId> {
-        let holder = live.newest().holder.as_ref()?;
+        let holder = live.newest().daemon()?;
         self.roster.session_of(holder.daemon)
     }
 

@@ -12,8 +12,8 @@ use crate::id::DaemonId;
 use crate::input::LeaseToken;
 use crate::live::{Live, wall_of};
 use crate::placement::{self, Placement};
-use crate::queue::Waiting;
-use crate::record::{Holder, Lease, TaskRecord};
+use crate::queue::{Takers, Waiting};
+use crate::record::{DaemonHolder, Holder, Lease, Runner, TaskRecord};
 use crate::requirements::Requirements;
 use crate::spec::TaskSpec;
 use crate::time::Moment;
@@ -54,7 +54,7 @@ impl Core {
         }
         let earlier = live.record().attempts.iter().rev().skip(1);
         let prefer = earlier
-            .filter_map(|attempt| attempt.holder.as_ref())
+            .filter_map(|attempt| attempt.daemon())
             .map(|holder| holder.daemon)
             .next();
         self.queue.push(Waiting {
@@ -63,6 +63,7 @@ impl Core {
             priority: live.spec.priority,
             conversation: ConversationKey::of(&live.spec),
             prefer,
+            takers: Takers::of(&live.spec),
         });
     }
 
@@ -73,15 +74,7 @@ impl Core {
         let Some(session) = self.roster.session_of(daemon) else {
             return;
         };
-        let token = LeaseToken(turn.mint.secret());
-        let ttl_ms = live.spec.lease_ttl_ms;
-        let lease = Lease {
-            token_hash: token_hash(&token),
-            ttl_ms,
-            granted_ms: ttl_ms,
-            renewals: 0,
-            confirmed: false,
-        };
+        let (token, lease) = fresh_lease(live, false, turn);
         live.record_mut().counters.dispatches += 1;
         live.queue_left_ms = live.timers.left_ms(&TimerKey::Queue, turn.now.at);
         self.guard(live, &holder);
@@ -103,26 +96,27 @@ impl Core {
             ConversationKey::of(&live.spec).filter(|_| !mutant!(ConversationUnfenced));
         if let Some(key) = &conversation {
             self.queue.conversation_busy(key);
-            self.affinity.remember(key, holder.daemon);
+            if let Holder::Daemon(holder) = holder {
+                self.affinity.remember(key, holder.daemon);
+            }
         }
         self.fences.raise(Fence {
             attempt: live.newest().id,
             task: live.id(),
             conversation,
-            daemon: holder.daemon,
-            boot_id: holder.boot_id.clone(),
+            runner: Some(Runner::of(holder)),
             guard: Guard::Leased,
         });
     }
 
     fn holder(&self, daemon: DaemonId) -> Option<Holder> {
         let daemon = self.roster.get(daemon)?;
-        Some(Holder {
+        Some(Holder::Daemon(DaemonHolder {
             daemon: daemon.id,
             name: daemon.name.clone(),
             instance: daemon.instance?,
             boot_id: daemon.boot_id.clone(),
-        })
+        }))
     }
 
     fn dispatch(&self, live: &Live, token: LeaseToken, turn: &Turn<'_>) -> Dispatch {
@@ -157,6 +151,24 @@ impl Core {
             sampled: trace.sampled,
         }
     }
+}
+
+/// A token that nobody has seen, and what is stored of it.
+pub(crate) fn fresh_lease(
+    live: &Live,
+    confirmed: bool,
+    turn: &mut Turn<'_>,
+) -> (LeaseToken, Lease) {
+    let token = LeaseToken(turn.mint.secret());
+    let ttl_ms = live.spec.lease_ttl_ms;
+    let lease = Lease {
+        token_hash: token_hash(&token),
+        ttl_ms,
+        granted_ms: ttl_ms,
+        renewals: 0,
+        confirmed,
+    };
+    (token, lease)
 }
 
 /// The agent's own id to go on with, as the task's attempts know it, and whether the conversation was begun anew. One

@@ -130,6 +130,14 @@ pub enum Reply {
     Task(Arc<TaskRecord>),
     /// It had ended when the request's turn came, and is unchanged. Nobody else can tell: it may have ended a moment before.
     Finished(Arc<TaskRecord>),
+    /// An agent has the lease; none where there was nothing to claim.
+    Granted(Option<Box<Grant>>),
+    Renewed {
+        granted_ms: u64,
+        expires_at: Wall,
+        /// Somebody wants it canceled: stop, then say so.
+        cancel_requested: bool,
+    },
     Inspected(Box<TaskView>),
     Daemons(Vec<DaemonView>),
     Daemon(Box<DaemonView>),
@@ -142,6 +150,20 @@ pub enum Reply {
     /// How many daemons retention forgot.
     Forgotten(usize),
     Done,
+}
+
+/// A lease for an agent that holds it itself. The token is told here and never again.
+#[derive(Debug)]
+pub struct Grant {
+    pub to: AttemptRef,
+    pub token: LeaseToken,
+    /// Counted from the send of the call.
+    pub granted_ms: u64,
+    /// For display.
+    pub expires_at: Wall,
+    pub renew_ms: u64,
+    pub record: Arc<TaskRecord>,
+    pub spec: Arc<TaskSpec>,
 }
 
 /// A live task with what is in no record.
@@ -172,6 +194,8 @@ pub struct DeadlineView {
 pub enum WaitsFor {
     /// No daemon has a free slot and may take it.
     Daemon,
+    /// It is for agents to claim, and none has.
+    Agent,
     Backoff,
     /// An earlier attempt may still run.
     Fence,
@@ -189,6 +213,7 @@ impl WaitsFor {
     pub fn as_str(self) -> &'static str {
         match self {
             WaitsFor::Daemon => "daemon",
+            WaitsFor::Agent => "agent",
             WaitsFor::Backoff => "backoff",
             WaitsFor::Fence => "fence",
             WaitsFor::Conversation => "conversation",

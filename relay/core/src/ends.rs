@@ -12,7 +12,7 @@ use crate::live::Live;
 use crate::placement;
 use crate::record::{
     AttemptRecord, Attention, AttentionCause, EndState, EndedBy, EventKind, FenceRecord, ParkCause,
-    Parked, Pending, Receipt, State,
+    Parked, Pending, Receipt, Runner, State,
 };
 use crate::reject::Rejection;
 use crate::time::{Moment, Wall};
@@ -153,7 +153,7 @@ impl Core {
             .newest()
             .state
             .end()
-            .is_none_or(|end| end.by != EndedBy::Daemon);
+            .is_none_or(|end| !matches!(end.by, EndedBy::Daemon | EndedBy::Agent));
         let runs = !holder_of(live.newest()).is_some_and(|d| self.roster.is_adopted(d, id));
         if let Some(session) = session.filter(|_| by_relay && runs && receipt != Receipt::Confirmed)
         {
@@ -176,10 +176,13 @@ impl Core {
 
     /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.
     fn has_rebooted(&self, attempt: AttemptId) -> bool {
-        self.fences.get(attempt).is_some_and(|fence| {
-            let boot_id = self.roster.boot_id_of(fence.daemon);
-            boot_id.is_some_and(|boot_id| *boot_id != fence.boot_id)
-        })
+        let fence = self.fences.get(attempt);
+        let Some(Runner::Machine { daemon, boot_id }) = fence.and_then(|f| f.runner.as_ref())
+        else {
+            return false;
+        };
+        let now = self.roster.boot_id_of(*daemon);
+        now.is_some_and(|now| *now != *boot_id)
     }
 
     /// Ended without proof of death: its task and conversation wait until its last limit plus grace.
@@ -193,8 +196,7 @@ impl Core {
             tenant: live.spec.tenant.clone(),
             task: live.id(),
             conversation: live.spec.conversation_id.as_deref().map(Arc::from),
-            daemon: holder.daemon,
-            boot_id: holder.boot_id.clone(),
+            runner: Runner::of(holder),
             full_ms: lease
                 .granted_ms
                 .saturating_add(self.config.grace_for(lease.ttl_ms)),
@@ -269,7 +271,7 @@ fn is_pending_cleanup(attempt: &AttemptRecord) -> bool {
 }
 
 pub(crate) fn holder_of(attempt: &AttemptRecord) -> Option<DaemonId> {
-    attempt.holder.as_ref().map(|holder| holder.daemon)
+    attempt.daemon().map(|holder| holder.daemon)
 }
 
 fn receipt_of(attempt: &AttemptRecord) -> Receipt {

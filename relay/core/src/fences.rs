@@ -8,11 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use uuid::Uuid;
-
 use crate::conversation::ConversationKey;
 use crate::id::{AttemptId, DaemonId, TaskId};
-use crate::record::FenceRecord;
+use crate::record::{FenceRecord, Runner};
 use crate::time::Moment;
 
 /// One attempt that runs or may run.
@@ -21,9 +19,8 @@ pub struct Fence {
     pub attempt: AttemptId,
     pub task: TaskId,
     pub conversation: Option<ConversationKey>,
-    pub daemon: DaemonId,
-    /// The kernel's boot id of its machine when it was leased.
-    pub boot_id: Arc<str>,
+    /// None: this relay never heard of the attempt, so nobody knows.
+    pub runner: Option<Runner>,
     pub guard: Guard,
 }
 
@@ -43,26 +40,32 @@ impl Fence {
             attempt: AttemptId(task.0),
             task,
             conversation,
-            daemon: NOBODY,
-            boot_id: "".into(),
+            runner: None,
             guard: Guard::Until(until),
         }
     }
 
     pub fn is_inherited(&self) -> bool {
-        self.daemon == NOBODY
+        self.runner.is_none()
+    }
+
+    fn daemon(&self) -> Option<DaemonId> {
+        self.runner.as_ref().and_then(Runner::daemon)
     }
 }
 
-/// The daemon of attempts that nobody knows.
-const NOBODY: DaemonId = DaemonId(Uuid::nil());
-
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (attempt, daemon) = (self.attempt, self.daemon);
-        match self.guard {
-            Guard::Leased => write!(f, "attempt {attempt} holds the lease"),
-            Guard::Until(_) => write!(f, "attempt {attempt} may still run on daemon {daemon}"),
+        let attempt = self.attempt;
+        match (self.guard, &self.runner) {
+            (Guard::Leased, _) => write!(f, "attempt {attempt} holds the lease"),
+            (Guard::Until(_), Some(Runner::Machine { daemon, .. })) => {
+                write!(f, "attempt {attempt} may still run on daemon {daemon}")
+            }
+            (Guard::Until(_), Some(Runner::Agent { name })) => {
+                write!(f, "agent {name} may still be at work on attempt {attempt}")
+            }
+            (Guard::Until(_), None) => write!(f, "an attempt of before may still run"),
         }
     }
 }
@@ -73,6 +76,7 @@ pub struct Fences {
     tasks: BTreeMap<TaskId, BTreeSet<AttemptId>>,
     conversations: BTreeMap<ConversationKey, BTreeSet<AttemptId>>,
     daemons: BTreeMap<DaemonId, BTreeSet<AttemptId>>,
+    inherited: BTreeSet<AttemptId>,
     ends: BTreeSet<(Moment, AttemptId)>,
 }
 
@@ -99,10 +103,12 @@ impl Fences {
         self.lift(fence.attempt);
         let attempt = fence.attempt;
         self.tasks.entry(fence.task).or_default().insert(attempt);
-        self.daemons
-            .entry(fence.daemon)
-            .or_default()
-            .insert(attempt);
+        if let Some(daemon) = fence.daemon() {
+            self.daemons.entry(daemon).or_default().insert(attempt);
+        }
+        if fence.is_inherited() {
+            self.inherited.insert(attempt);
+        }
         if let Some(key) = &fence.conversation {
             let of = self.conversations.entry(key.clone()).or_default();
             of.insert(attempt);
@@ -125,7 +131,10 @@ impl Fences {
     pub fn lift(&mut self, attempt: AttemptId) -> Option<Fence> {
         let fence = self.fences.remove(&attempt)?;
         forget(&mut self.tasks, &fence.task, attempt);
-        forget(&mut self.daemons, &fence.daemon, attempt);
+        if let Some(daemon) = fence.daemon() {
+            forget(&mut self.daemons, &daemon, attempt);
+        }
+        self.inherited.remove(&attempt);
         if let Some(key) = &fence.conversation {
             forget(&mut self.conversations, key, attempt);
         }
@@ -141,7 +150,11 @@ impl Fences {
         let of_daemon = self.daemons.get(&daemon).into_iter().flatten();
         let dead = |attempt: &&AttemptId| {
             let fence = self.fences.get(*attempt);
-            fence.is_some_and(|fence| &*fence.boot_id != boot_id)
+            let leased_under = fence.and_then(|fence| fence.runner.as_ref());
+            match leased_under {
+                Some(Runner::Machine { boot_id: then, .. }) => **then != *boot_id,
+                Some(Runner::Agent { .. }) | None => false,
+            }
         };
         let dead: Vec<AttemptId> = of_daemon.filter(dead).copied().collect();
         dead.into_iter().filter_map(|a| self.lift(a)).collect()
@@ -151,8 +164,11 @@ impl Fences {
     /// boot proves anything about what stands now.
     pub fn doubt(&mut self, daemon: DaemonId, boot_id: &Arc<str>) {
         for attempt in self.daemons.get(&daemon).into_iter().flatten() {
-            if let Some(fence) = self.fences.get_mut(attempt) {
-                fence.boot_id = Arc::clone(boot_id);
+            let fence = self.fences.get_mut(attempt);
+            if let Some(Some(Runner::Machine { boot_id: then, .. })) =
+                fence.map(|fence| &mut fence.runner)
+            {
+                *then = Arc::clone(boot_id);
             }
         }
     }
@@ -168,7 +184,7 @@ impl Fences {
 
     /// Takes every fence of an inherited task.
     pub fn take_inherited(&mut self) -> Vec<Fence> {
-        let inherited = self.daemons.get(&NOBODY).cloned().unwrap_or_default();
+        let inherited = self.inherited.clone();
         inherited.into_iter().filter_map(|a| self.lift(a)).collect()
     }
 
@@ -202,8 +218,7 @@ impl Fences {
             attempt: record.attempt,
             task: record.task,
             conversation,
-            daemon: record.daemon,
-            boot_id: record.boot_id.clone(),
+            runner: Some(record.runner.clone()),
             guard: Guard::Until(now + record.full_ms),
         });
     }
@@ -237,6 +252,13 @@ mod tests {
         DaemonId(Uuid::from_u128(n))
     }
 
+    fn machine(n: u128, boot_id: &str) -> Option<Runner> {
+        Some(Runner::Machine {
+            daemon: daemon(n),
+            boot_id: boot_id.into(),
+        })
+    }
+
     fn talk(name: &str) -> ConversationKey {
         ConversationKey {
             tenant: tenant("acme"),
@@ -251,8 +273,7 @@ mod tests {
             attempt: attempt(1),
             task: task(1),
             conversation: Some(talk("c")),
-            daemon: daemon(1),
-            boot_id: "b".into(),
+            runner: machine(1, "b"),
             guard: Guard::Leased,
         });
         fences
@@ -313,8 +334,7 @@ mod tests {
             attempt: attempt(2),
             task: task(2),
             conversation: None,
-            daemon: daemon(1),
-            boot_id: "b".into(),
+            runner: machine(1, "b"),
             guard: Guard::Until(Moment(100)),
         });
         assert!(fences.booted(daemon(1), "b").is_empty());
@@ -325,6 +345,21 @@ mod tests {
     }
 
     #[test]
+    fn no_machines_boot_says_anything_about_an_agent_that_held_the_lease_itself() {
+        let mut fences = Fences::default();
+        let name = "reviewer".into();
+        fences.raise(Fence {
+            attempt: attempt(1),
+            task: task(1),
+            conversation: None,
+            runner: Some(Runner::Agent { name }),
+            guard: Guard::Until(Moment(100)),
+        });
+        assert!(fences.booted(daemon(1), "new").is_empty() && fences.take_inherited().is_empty());
+        assert!(!may(&fences, 1, None, 99) && may(&fences, 1, None, 100));
+    }
+
+    #[test]
     fn the_longest_of_several_fences_is_named() {
         let mut fences = leased();
         fences.unproven(attempt(1), Moment(100));
@@ -332,8 +367,7 @@ mod tests {
             attempt: attempt(2),
             task: task(3),
             conversation: Some(talk("c")),
-            daemon: daemon(2),
-            boot_id: "x".into(),
+            runner: machine(2, "x"),
             guard: Guard::Until(Moment(300)),
         });
         let key = talk("c");
@@ -353,8 +387,10 @@ mod tests {
             tenant: tenant("acme"),
             task: task(1),
             conversation: Some("c".into()),
-            daemon: daemon(1),
-            boot_id: "b".into(),
+            runner: Runner::Machine {
+                daemon: daemon(1),
+                boot_id: "b".into(),
+            },
             full_ms: 35_000,
         };
         fences.restore(&record, Moment(7));

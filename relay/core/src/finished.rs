@@ -20,10 +20,31 @@ pub trait Shelf {
 }
 
 impl Core {
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm per input, and each only names what it needs"
+    )]
     /// Fills in what the input needs from the shelf. Looks there only where the core does not have the task.
     pub fn load_finished(&self, input: &mut Input, shelf: &impl Shelf) {
         match input {
-            Input::Submit(submit) => submit.prior = self.stored_prior(submit, shelf),
+            Input::Submit(submit) | Input::Start { submit, .. } => {
+                submit.prior = self.stored_prior(submit, shelf);
+            }
+            Input::Claim {
+                agent,
+                task,
+                finished,
+                ..
+            } => {
+                if let Some(task) = task.filter(|task| !self.is_live(*task)) {
+                    *finished = shelf.finished(&agent.tenant, task);
+                }
+            }
+            Input::Held(call) => {
+                if !self.is_live(call.task) {
+                    call.finished = shelf.finished(&call.agent.tenant, call.task);
+                }
+            }
             Input::Cancel {
                 tenant,
                 task,
@@ -109,6 +130,8 @@ impl Input {
             Input::Cancel { task, .. } | Input::Retry { task, .. } | Input::Answer { task, .. } => {
                 vec![*task]
             }
+            Input::Claim { task, .. } => task.iter().copied().collect(),
+            Input::Held(call) => vec![call.task],
             Input::Frame(frame) => vec![frame.re.task],
             Input::SessionOpened { hello, .. } => {
                 hello.active.iter().map(|active| active.re.task).collect()
@@ -116,6 +139,7 @@ impl Input {
             Input::RemoveFinished { tasks, .. } => tasks.iter().map(|(_, task)| *task).collect(),
             // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
             Input::Submit(_)
+            | Input::Start { .. }
             | Input::PauseTask { .. }
             | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }

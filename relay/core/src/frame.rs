@@ -193,8 +193,7 @@ impl Core {
 
 fn owns(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
     attempt
-        .holder
-        .as_ref()
+        .daemon()
         .is_some_and(|holder| holder.daemon == daemon || mutant!(ForeignFrameTaken))
 }
 
@@ -260,12 +259,12 @@ fn reject_with(from: From, code: Rejection, expected: Option<u64>, turn: &mut Tu
     turn.tell(After::Task(from.re.task), from.session, message);
 }
 
-enum Refused {
+pub(crate) enum Refused {
     Unknown,
     Code(Rejection),
 }
 
-fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Event, Refused> {
+pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Event, Refused> {
     Ok(match body {
         FrameBody::Accepted => Event::Accepted,
         FrameBody::Rejected { code, message } => Event::Rejected { code, message },
@@ -373,7 +372,7 @@ fn input_record(
     }
 }
 
-fn note_delivered(live: &mut Live, now: Wall) {
+pub(crate) fn note_delivered(live: &mut Live, now: Wall) {
     if live
         .record()
         .cancel

@@ -224,7 +224,25 @@ impl Core {
                 }
             }
         }
+        self.credit_agents(turn.now.at);
     }
+
+    /// Agents have no stream that could be seen; their calls waited in the same line.
+    fn credit_agents(&mut self, now: Moment) {
+        for task in self.attempts.values() {
+            if let Some(live) = self.tasks.get_mut(task)
+                && live.newest().agent().is_some()
+            {
+                let wanted_ms = 2 * renew_every_ms(live.spec.lease_ttl_ms);
+                credit(live, wanted_ms, &self.config, now);
+            }
+        }
+    }
+}
+
+/// How often an agent that holds its lease itself is told to renew it.
+pub(crate) fn renew_every_ms(ttl_ms: u64) -> u64 {
+    ttl_ms / 3
 }
 
 /// Whether this heartbeat was the last that may leave a confirmed attempt out. One that was on its way when the

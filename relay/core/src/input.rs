@@ -21,6 +21,20 @@ use crate::time::Wall;
 #[derive(Debug)]
 pub enum Input {
     Submit(Submit),
+    /// Submit and claim in one write. Without an idempotency key a lost reply would leave a lease behind, so there is one.
+    Start {
+        submit: Submit,
+        agent: Agent,
+    },
+    /// An agent takes a queued task: this one, or the first that its scope may claim.
+    Claim {
+        request: RequestId,
+        agent: Agent,
+        task: Option<TaskId>,
+        finished: Option<Finished>,
+    },
+    /// What an agent says that holds a lease itself.
+    Held(Box<HeldCall>),
     /// Idempotent: a task that is finished or already being canceled answers unchanged.
     Cancel {
         request: RequestId,
@@ -169,6 +183,43 @@ pub struct Actor {
     /// Name of the credential.
     pub name: Arc<str>,
     pub operator: bool,
+}
+
+/// An agent principal: it holds leases itself, of tasks with its scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agent {
+    pub token: TokenId,
+    /// Name of the credential.
+    pub name: Arc<str>,
+    pub tenant: TenantId,
+    pub scope: Arc<str>,
+}
+
+/// One call about a lease that the caller holds. It carries the proof always: there is no stream that could stand for it.
+#[derive(Debug)]
+pub struct HeldCall {
+    pub request: RequestId,
+    pub agent: Agent,
+    pub task: TaskId,
+    pub attempt: AttemptId,
+    pub proof: LeaseToken,
+    pub verb: HeldVerb,
+    pub finished: Option<Finished>,
+}
+
+/// The same words as a daemon's frames, and under the same rules.
+#[derive(Clone, Debug)]
+pub enum HeldVerb {
+    Renew,
+    Release {
+        reason: Option<Arc<str>>,
+    },
+    Complete(Completed),
+    Fail(Errored),
+    /// Ends the task from the holder's side, or confirms the cancel that `Renew` told of.
+    Cancel {
+        reason: Option<Arc<str>>,
+    },
 }
 
 #[derive(Debug)]

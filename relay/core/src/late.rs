@@ -272,8 +272,9 @@ fn gave_way(successor: &AttemptRecord) -> bool {
     never_ran && !successor.asked
 }
 
+/// An agent that holds its lease itself has no outbox, so nothing of it can come late.
 fn ended_by_relay(attempt: &AttemptRecord) -> bool {
-    let end = attempt.state.end();
+    let end = attempt.state.end().filter(|_| attempt.agent().is_none());
     end.is_some_and(|end| {
         let given_up = matches!(end.state, EndState::Lost | EndState::TimedOut);
         end.by == EndedBy::Relay && (given_up || lacks_result(attempt))

@@ -7,6 +7,8 @@
 #[macro_use]
 pub mod mutants;
 
+mod agent_calls;
+mod agent_held;
 mod attempt;
 mod bounds;
 pub mod config;

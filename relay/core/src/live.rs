@@ -116,6 +116,20 @@ impl Live {
         Limits::of_task(spec, config)
     }
 
+    /// The same for an attempt that is leased: a daemon reports the phases that a profile times, an agent that holds
+    /// the lease itself reports none.
+    pub(crate) fn limits_of<'a>(
+        attempt: &AttemptRecord,
+        spec: &'a TaskSpec,
+        config: &Config,
+    ) -> Limits<'a> {
+        let limits = Self::limits(spec, config);
+        match attempt.agent() {
+            Some(_) => limits.without_profile(),
+            None => limits,
+        }
+    }
+
     /// Tells the newest attempt's machine, and notes what it says.
     pub(crate) fn apply(&mut self, event: Event, scene: &Scene<'_>) -> Outcome {
         let newest = self.record.attempts.len() - 1;
@@ -135,11 +149,12 @@ impl Live {
     ) -> Outcome {
         let attempt = &mut Arc::make_mut(&mut self.record).attempts[index];
         let was_over = attempt.state.end().is_some();
+        let limits = Self::limits_of(attempt, &self.spec, scene.config);
         let mut machine = Machine {
             attempt,
             timers,
             spec: &self.spec,
-            limits: Self::limits(&self.spec, scene.config),
+            limits,
             config: scene.config,
             connected: scene.connected,
             now: scene.now,

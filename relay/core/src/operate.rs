@@ -84,7 +84,7 @@ impl Core {
         }
     }
 
-    fn is_paused(&self, live: &Live) -> bool {
+    pub(crate) fn is_paused(&self, live: &Live) -> bool {
         self.scheduler.paused.is_some() || live.record().paused.is_some()
     }
 
@@ -318,6 +318,9 @@ impl Core {
 
     /// The first need that keeps every connected daemon out, counting only those that met the needs before it.
     fn unmet(&self, live: &Live) -> Option<String> {
+        if live.spec.agent_held {
+            return None;
+        }
         let requirements = Requirements::of(&live.spec);
         let mut left: Vec<&Daemon> = self
             .daemons
@@ -354,6 +357,7 @@ impl Core {
         let key = ConversationKey::of(&live.spec);
         match self.fences.may_lease(live.id(), key.as_ref(), now) {
             Err(fence) => Some(behind(fence)),
+            Ok(()) if live.spec.agent_held => Some((WaitsFor::Agent, None)),
             Ok(()) => Some((WaitsFor::Daemon, None)),
         }
     }

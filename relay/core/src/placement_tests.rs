@@ -5,7 +5,9 @@ use uuid::Uuid;
 use super::*;
 use crate::id::{AttemptId, TenantScope};
 use crate::input::Hello;
+use crate::queue::Takers;
 use crate::queue::Waiting;
+use crate::record::Runner;
 use crate::roster::tests::{attempt, daemon_id, hello, session};
 use crate::samples::{config, task_spec, tenant};
 use crate::spec::TaskSpec;
@@ -47,6 +49,7 @@ impl Bench {
             priority: spec.priority,
             conversation: ConversationKey::of(spec),
             prefer: None,
+            takers: Takers::of(spec),
         });
     }
 
@@ -83,8 +86,10 @@ impl Bench {
             attempt: attempt(n),
             task: task(n),
             conversation: key,
-            daemon: daemon_id(1),
-            boot_id: "boot".into(),
+            runner: Some(Runner::Machine {
+                daemon: daemon_id(1),
+                boot_id: "boot".into(),
+            }),
             guard,
         });
     }
@@ -330,6 +335,7 @@ fn a_resumed_task_prefers_where_it_ran_before() {
         priority: 50,
         conversation: None,
         prefer: Some(daemon_id(3)),
+        takers: Takers::Daemons,
     });
     assert_eq!(bench.next(), Some(went(1, 3)));
 }

@@ -4,6 +4,7 @@
 //! at a time, in their order. Equal needs form a class: one that nobody can take now is skipped as a whole, so a
 //! hundred thousand tasks that cannot be placed cost nothing. It knows no daemons and decides no placement.
 
+mod claims;
 mod lanes;
 
 #[cfg(test)]
@@ -20,8 +21,10 @@ use std::sync::Arc;
 use crate::conversation::ConversationKey;
 use crate::id::{DaemonId, TaskId, TenantId};
 use crate::requirements::Requirements;
+use crate::spec::TaskSpec;
 use crate::time::Moment;
 
+use claims::Claims;
 use lanes::{ClassId, Lanes, Place, Seq};
 
 /// One task that wants to be placed.
@@ -33,6 +36,40 @@ pub struct Waiting {
     pub conversation: Option<ConversationKey>,
     /// Where its previous attempt ran.
     pub prefer: Option<DaemonId>,
+    pub takers: Takers,
+}
+
+/// Who may take a waiting task: daemons, to whom it is offered, or agents of a scope, who claim it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Takers {
+    Daemons,
+    Agents(Arc<str>),
+    /// Whoever comes first.
+    Both(Arc<str>),
+}
+
+impl Takers {
+    pub(crate) fn of(spec: &TaskSpec) -> Self {
+        match spec.agent_scope.as_deref() {
+            Some(scope) if spec.agent_held => Takers::Agents(scope.into()),
+            Some(scope) => Takers::Both(scope.into()),
+            None => Takers::Daemons,
+        }
+    }
+
+    fn scope(&self) -> Option<&Arc<str>> {
+        match self {
+            Takers::Daemons => None,
+            Takers::Agents(scope) | Takers::Both(scope) => Some(scope),
+        }
+    }
+
+    fn are_daemons_too(&self) -> bool {
+        match self {
+            Takers::Daemons | Takers::Both(_) => true,
+            Takers::Agents(_) => false,
+        }
+    }
 }
 
 /// The task whose turn it is, as placement needs it.
@@ -56,6 +93,7 @@ struct Entry {
     place: Place,
     conversation: Option<ConversationKey>,
     prefer: Option<DaemonId>,
+    takers: Takers,
     standing: Standing,
 }
 
@@ -88,6 +126,7 @@ struct Turns {
 pub struct Queue {
     entries: BTreeMap<TaskId, Entry>,
     lanes: Lanes,
+    claims: Claims,
     classes: BTreeMap<ClassId, Class>,
     class_ids: BTreeMap<Arc<Requirements>, ClassId>,
     conversations: BTreeMap<ConversationKey, Turns>,
@@ -137,6 +176,7 @@ impl Queue {
             place: place.clone(),
             conversation: waiting.conversation.clone(),
             prefer: waiting.prefer,
+            takers: waiting.takers,
             standing: Standing::Behind,
         };
         self.entries.insert(waiting.task, entry);
@@ -234,6 +274,10 @@ impl Queue {
         if let Some(entry) = self.entries.get_mut(&task) {
             entry.standing = Standing::Aside(until);
             self.aside.insert((until, task));
+            // What keeps daemons away need not keep an agent away; who claims it asks the fences.
+            if let Some(scope) = entry.takers.scope() {
+                self.claims.insert(&entry.place, scope, task);
+            }
         }
     }
 
@@ -279,6 +323,21 @@ impl Queue {
             turns.busy = false;
             self.settle_turns(key);
         }
+    }
+
+    /// What agents of this scope may claim, in the order in which daemons would be offered it.
+    pub fn claimable<'a>(
+        &'a self,
+        tenant: &TenantId,
+        scope: &str,
+    ) -> impl Iterator<Item = TaskId> + 'a {
+        self.claims.of(tenant, scope)
+    }
+
+    /// Whether a new turn of the conversation would have to wait for others.
+    pub fn has_turns(&self, key: &ConversationKey) -> bool {
+        let turns = self.conversations.get(key);
+        turns.is_some_and(|turns| turns.busy || !turns.order.is_empty())
     }
 
     /// Whether it waits for an earlier turn of its conversation.
@@ -342,7 +401,12 @@ impl Queue {
     fn line_up(&mut self, task: TaskId) {
         if let Some(entry) = self.entries.get_mut(&task) {
             entry.standing = Standing::InLine;
-            self.lanes.insert(&entry.place, task);
+            if entry.takers.are_daemons_too() {
+                self.lanes.insert(&entry.place, task);
+            }
+            if let Some(scope) = entry.takers.scope() {
+                self.claims.insert(&entry.place, scope, task);
+            }
         }
     }
 
@@ -352,12 +416,15 @@ impl Queue {
             return;
         };
         match entry.standing {
-            Standing::InLine => self.lanes.remove(&entry.place),
+            Standing::InLine if entry.takers.are_daemons_too() => self.lanes.remove(&entry.place),
             Standing::Aside(until) => {
                 self.aside.remove(&(until, task));
                 self.passed.remove(&task);
             }
-            Standing::Behind => {}
+            Standing::InLine | Standing::Behind => {}
+        }
+        if let Some(scope) = entry.takers.scope() {
+            self.claims.remove(&entry.place, scope);
         }
         entry.standing = Standing::Behind;
     }

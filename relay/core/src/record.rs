@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 
 pub use ask::{Answer, Decision, InputKind, InputRecord, InputState};
 pub use attempt::{
-    Artifact, AttemptRecord, AttemptState, Budget, Holder, Lease, OpenTool, ParkCause, Parked,
-    Pending, StageTimes, State, Usage, Workspace,
+    AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, DaemonHolder, Holder, Lease,
+    OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
 };
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{
     AgentRecord, DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord,
-    IdempotencyRecord, InheritedHold, Pause, Platform, Release, SchedulerRecord,
+    IdempotencyRecord, InheritedHold, Pause, Platform, Release, Runner, SchedulerRecord,
 };
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 

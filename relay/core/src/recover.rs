@@ -15,7 +15,7 @@ use crate::id::TaskId;
 use crate::live::Live;
 use crate::open::Open;
 use crate::queue::Queue;
-use crate::record::{AttemptRecord, Budget, State, TaskRecord, TimerKind};
+use crate::record::{AttemptRecord, Budget, Holder, State, TaskRecord, TimerKind};
 use crate::roster::Roster;
 use crate::spec::TaskSpec;
 use crate::time::{Mint, Now};
@@ -123,7 +123,9 @@ impl Core {
         };
         let attempt = live.newest().id;
         self.attempts.insert(attempt, live.id());
-        self.roster.hold(holder.daemon, attempt, turn.now.at);
+        if let Holder::Daemon(holder) = &holder {
+            self.roster.hold(holder.daemon, attempt, turn.now.at);
+        }
         self.guard(live, &holder);
         live.confirmed_at = Some(turn.now.at);
     }
@@ -135,7 +137,7 @@ impl Core {
         record: &TaskRecord,
         now: Now,
     ) -> TimerSet {
-        let limits = Live::limits(spec, &self.config);
+        let limits = Live::limits_of(newest, spec, &self.config);
         let clock_ms = if newest.state == State::Queued {
             self.scheduler.queue_clock_of(record.task, self.earlier_ms)
         } else {

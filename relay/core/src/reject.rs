@@ -23,6 +23,10 @@ pub enum Rejection {
     /// fail_fast, and nobody could take it now.
     NoDaemon,
     NotPaused,
+    /// An agent asked for a task that waits for something else first.
+    NotClaimable,
+    /// Somebody was quicker.
+    AlreadyTaken,
     /// The attempt budget of the task is spent for good.
     DispatchLimit,
     InputClosed,
@@ -66,6 +70,8 @@ impl Rejection {
             Rejection::IdempotencyConflict => "idempotency_conflict",
             Rejection::NoDaemon => "no_daemon",
             Rejection::NotPaused => "not_paused",
+            Rejection::NotClaimable => "not_claimable",
+            Rejection::AlreadyTaken => "already_taken",
             Rejection::DispatchLimit => "dispatch_limit",
             Rejection::InputClosed => "input_closed",
             Rejection::AnswerConflict => "answer_conflict",
@@ -116,6 +122,10 @@ impl Rejection {
                 "no connected daemon can take the task now; start one, or submit without fail_fast"
             }
             Rejection::NotPaused => "it is not paused",
+            Rejection::NotClaimable => {
+                "the task cannot be claimed now: it is paused, waits for its turn or for a person, or an earlier attempt may still run"
+            }
+            Rejection::AlreadyTaken => "somebody else holds the task already",
             Rejection::DispatchLimit => "the task was offered as often as it may; submit it again",
             Rejection::InputClosed => "the input is closed: answered, withdrawn or expired",
             Rejection::AnswerConflict => "the input has another answer already",

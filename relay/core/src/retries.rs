@@ -115,7 +115,8 @@ impl Core {
 /// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
 /// that a late result made needless.
 fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
-    let daemon = holder_of(attempt)?;
+    attempt.holder.as_ref()?;
+    let daemon = holder_of(attempt);
     let retry_safe = attempt.retry_safe;
     // The hint is in `retryable` already; it can only have lowered it.
     let hint = |code: &FailureCode| {

@@ -34,7 +34,8 @@ pub enum Outcome {
     Lost {
         code: FailureCode,
         retry_safe: bool,
-        daemon: DaemonId,
+        /// None where an agent held the lease itself: that tells nothing about what the task does to daemons.
+        daemon: Option<DaemonId>,
     },
     /// Given back or not taken: nobody's failure.
     Released,
@@ -211,8 +212,10 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
         Outcome::Lost { code, daemon, .. } => {
             counters.losses = counters.losses.saturating_add(1);
             counters.last_failure = None;
-            if daemon_was_lost(code) && !counters.daemons_lost.contains(daemon) {
-                counters.daemons_lost.push(*daemon);
+            if let Some(daemon) = daemon.filter(|_| daemon_was_lost(code))
+                && !counters.daemons_lost.contains(&daemon)
+            {
+                counters.daemons_lost.push(daemon);
             }
             false
         }

@@ -36,7 +36,7 @@ fn lost(retry_safe: bool, on: u128) -> Outcome {
     Outcome::Lost {
         code: FailureCode::LeaseExpired,
         retry_safe,
-        daemon: daemon(on),
+        daemon: Some(daemon(on)),
     }
 }
 
@@ -194,7 +194,7 @@ fn two_daemons_lost_under_a_task_make_it_poison_whatever_the_policy() {
     let unanswered = |on| Outcome::Lost {
         code: FailureCode::NotAccepted,
         retry_safe: true,
-        daemon: daemon(on),
+        daemon: Some(daemon(on)),
     };
     let verdicts = run(&policy(), &[unanswered(1), unanswered(2)]);
     assert_eq!(verdicts[1], after(2_000), "no daemon was lost under it");

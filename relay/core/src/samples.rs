@@ -55,6 +55,8 @@ pub(crate) fn task_spec() -> TaskSpec {
         labels: BTreeMap::new(),
         success_criteria: Vec::new(),
         contract: None,
+        agent_scope: None,
+        agent_held: false,
         traceparent: None,
     }
 }

@@ -15,7 +15,7 @@ use crate::id::{AttemptId, DaemonId, SessionId, TaskId};
 use crate::input::{ActiveAttempt, ActiveState, Finished, Hello};
 use crate::live::Live;
 use crate::placement;
-use crate::record::{DaemonRecord, InputState, State};
+use crate::record::{DaemonRecord, Holder, InputState, State};
 use crate::reject::Rejection;
 use crate::roster::Opened;
 use crate::time::Moment;
@@ -266,12 +266,9 @@ impl Core {
         if !current(live) {
             return settle_ended(live, active);
         }
-        if live
-            .newest()
-            .holder
-            .as_ref()
-            .is_some_and(|holder| holder.instance != hello.instance)
-            && let Some(holder) = &mut live.newest_mut().holder
+        let held_by = live.newest().daemon();
+        if held_by.is_some_and(|holder| holder.instance != hello.instance)
+            && let Some(Holder::Daemon(holder)) = &mut live.newest_mut().holder
         {
             holder.instance = hello.instance;
         }

@@ -46,6 +46,10 @@ pub struct TaskSpec {
     pub labels: BTreeMap<String, String>,
     pub success_criteria: Vec<String>,
     pub contract: Option<CompletionContract>,
+    /// Agents whose credential has this scope may claim it and pick it up; none: no agent may.
+    pub agent_scope: Option<String>,
+    /// Waits for an agent to claim it, and no daemon is offered it.
+    pub agent_held: bool,
     /// The caller's W3C trace context, if it sent a valid one.
     pub traceparent: Option<String>,
 }

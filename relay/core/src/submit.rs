@@ -25,6 +25,20 @@ impl Core {
         if let Err(code) = self.admit(&submit.spec, turn) {
             return turn.refuse(submit.request, code);
         }
+        let live = self.open_task(&submit, turn);
+        let record = self.keep(live, turn);
+        turn.reply(
+            submit.request,
+            After::Task(submit.task),
+            Reply::Submitted {
+                record,
+                created: true,
+            },
+        );
+    }
+
+    /// A new task with its first attempt in line. It was admitted.
+    pub(crate) fn open_task(&mut self, submit: &Submit, turn: &mut Turn<'_>) -> Box<Live> {
         let spec = Arc::clone(&submit.spec);
         turn.write(Write::PutSpec {
             task: submit.task,
@@ -48,19 +62,11 @@ impl Core {
         let mut live = Box::new(Live::new(spec, Arc::new(record), TimerSet::default()));
         live.note(EventKind::Submitted, None);
         self.add_attempt(&mut live, false, turn);
-        let record = self.keep(live, turn);
-        turn.reply(
-            submit.request,
-            After::Task(submit.task),
-            Reply::Submitted {
-                record,
-                created: true,
-            },
-        );
+        live
     }
 
     /// What is known of this key: live tasks are ours to know, finished ones the store's.
-    fn prior(&self, submit: &Submit) -> Option<Prior> {
+    pub(crate) fn prior(&self, submit: &Submit) -> Option<Prior> {
         let key = submit.spec.idempotency_key.as_ref()?;
         if mutant!(KeyIgnored) {
             return None;
@@ -100,7 +106,7 @@ impl Core {
         }
     }
 
-    fn admit(&self, spec: &TaskSpec, turn: &Turn<'_>) -> Result<(), Rejection> {
+    pub(crate) fn admit(&self, spec: &TaskSpec, turn: &Turn<'_>) -> Result<(), Rejection> {
         if self.tasks.len() >= self.config.max_open && !mutant!(BoundIgnored) {
             return Err(Rejection::QueueFull);
         }

@@ -2,6 +2,8 @@
 
 mod world;
 
+mod agent_calls;
+mod agents;
 mod boot;
 mod bounds;
 mod cancel;

@@ -54,7 +54,7 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
             .attention
             .as_ref()
             .map(|attention| self::attention(record, attention)),
-        waits_for: waits_for(record).into(),
+        waits_for: waits_for(spec, record).into(),
         retry_at: record.retry.as_ref().map(|retry| timestamp(retry.at)),
         created_at: Some(timestamp(record.created)),
         updated_at: Some(timestamp(record.updated)),
@@ -98,11 +98,12 @@ pub(super) fn fill_hold(
 }
 
 /// As far as the record tells; a conversation or a pause of others is known to the core alone (`Inspect`).
-fn waits_for(record: &TaskRecord) -> v1::WaitsFor {
+fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
     match record.state {
         TaskState::Pending | TaskState::Queued if record.paused.is_some() => v1::WaitsFor::Pause,
         TaskState::Pending if record.retry.is_some() => v1::WaitsFor::Backoff,
         TaskState::Pending => v1::WaitsFor::Fence,
+        TaskState::Queued if spec.agent_held => v1::WaitsFor::Agent,
         TaskState::Queued => v1::WaitsFor::Daemon,
         TaskState::NeedsAttention => v1::WaitsFor::Person,
         TaskState::Running
@@ -127,15 +128,15 @@ fn cancel(cancel: &CancelRecord) -> v1::CancelView {
 
 pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attempt {
     let end = attempt.state.end();
-    let holder = attempt.holder.as_ref();
+    let (daemon, agent) = (attempt.daemon(), attempt.agent());
     v1::Attempt {
         attempt_id: attempt.id.to_string(),
         attempt_number: attempt.number,
         state: words::attempt_state(attempt.state.name()).into(),
         phase: attempt.phase.map_or(0, |phase| words::phase(phase).into()),
-        daemon_id: holder.map(|h| h.daemon.to_string()).unwrap_or_default(),
-        daemon_name: holder.map(|h| h.name.to_string()).unwrap_or_default(),
-        agent_holder: String::new(),
+        daemon_id: daemon.map(|d| d.daemon.to_string()).unwrap_or_default(),
+        daemon_name: daemon.map(|d| d.name.to_string()).unwrap_or_default(),
+        agent_holder: agent.map(|a| a.name.to_string()).unwrap_or_default(),
         failure_code: end.and_then(failure_code).unwrap_or_default(),
         retryable: end.is_some_and(|end| end.retryable),
         retry_safe: attempt.retry_safe,

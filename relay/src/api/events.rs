@@ -85,7 +85,7 @@ fn task_event(
     phases: &HashMap<AttemptId, Phase>,
 ) -> v1::TaskEvent {
     let attempt = event.attempt.and_then(|id| record.attempt(id));
-    let holder = attempt.and_then(|attempt| attempt.holder.as_ref());
+    let holder = attempt.and_then(|attempt| attempt.daemon());
     let phase = event.attempt.and_then(|id| phases.get(&id));
     let mut shown = v1::TaskEvent {
         revision: event.revision,
@@ -133,6 +133,7 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         | EventKind::InputClosed { input } => shown.input_id = input.to_string(),
         EventKind::DeadlineExpired { timer } => shown.timer = words::timer(*timer).into(),
         EventKind::CancelRequested => add_cancel(shown, record),
+        EventKind::Confirmed => add_claimant(shown, record, event),
         EventKind::Ended { .. } | EventKind::AdoptedLate => add_end(shown, record, event),
         EventKind::RetryScheduled { after_ms } => {
             let due = Wall(event.at.0.saturating_add(*after_ms));
@@ -141,7 +142,6 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
         EventKind::Submitted
         | EventKind::Queued
-        | EventKind::Confirmed
         | EventKind::Phase(_)
         | EventKind::CancelDelivered
         | EventKind::CancelConfirmed
@@ -159,6 +159,14 @@ fn add_cancel(shown: &mut v1::TaskEvent, record: &TaskRecord) {
     if let Some(cancel) = &record.cancel {
         shown.principal = cancel.by.to_string();
         shown.reason = cancel.reason.as_deref().unwrap_or_default().to_owned();
+    }
+}
+
+/// The agent that took it, where it holds the lease itself.
+fn add_claimant(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEvent) {
+    let attempt = event.attempt.and_then(|id| record.attempt(id));
+    if let Some(agent) = attempt.and_then(|attempt| attempt.agent()) {
+        shown.principal = agent.name.to_string();
     }
 }
 

@@ -38,6 +38,9 @@ pub(crate) enum Fault {
         at: Wall,
         decision: Decision,
     },
+    /// Two wanted the task, and this caller came second.
+    #[error("{by} was quicker and has the task")]
+    TakenBy { by: String },
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]
     NotBuilt { what: &'static str },

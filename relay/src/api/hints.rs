@@ -19,6 +19,7 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::ForeignTenant => "use a credential of that tenant",
         Fault::TooManyProfiles { .. } => "remove one first",
         Fault::AnsweredOtherwise { .. } => refusal(Rejection::AnswerConflict),
+        Fault::TakenBy { .. } => refusal(Rejection::AlreadyTaken),
         Fault::StaleAnswer => "list the open inputs and answer what is shown now",
         Fault::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
         Fault::NotBuilt { .. } => "leave it out, or use a later version",
@@ -134,6 +135,8 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::AlreadyFinished | Rejection::NotFinished | Rejection::NotPaused => {
             "look at the task; `baton show TASK`"
         }
+        Rejection::NotClaimable => "`baton inspect TASK` says what it waits for",
+        Rejection::AlreadyTaken => "leave it to them, and look for other work",
         Rejection::DaemonConnected => "stop the daemon, then forget it",
         Rejection::DaemonHolds => "wait for its leases to end; `baton daemons` shows what it holds",
         Rejection::BeingCanceled => "wait until it has ended",

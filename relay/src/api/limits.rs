@@ -45,6 +45,11 @@ pub const TOKEN_NAME: Size = Size::Chars(128);
 /// conversation_id, channel_id.
 pub const HANDLE: Size = Size::Bytes(256);
 pub const REASON: Size = Size::Chars(2048);
+/// What a holder says of a failure.
+pub const MESSAGE: Size = Size::Chars(4096);
+pub const FAILURE_CODE: Size = Size::Bytes(64);
+/// Bytes of a result.
+pub const RESULT: usize = 64 * 1024;
 pub const IDEMPOTENCY_KEY: Size = Size::Bytes(256);
 pub const PATH: Size = Size::Bytes(4096);
 pub const ARTIFACT_PATH: Size = Size::Bytes(1024);

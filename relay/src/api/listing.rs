@@ -108,7 +108,7 @@ impl Filter {
 
     fn held_there(&self, record: &TaskRecord) -> bool {
         let held = record.newest().filter(|attempt| attempt.state.is_leased());
-        let holder = held.and_then(|attempt| attempt.holder.as_ref());
+        let holder = held.and_then(|attempt| attempt.daemon());
         holder.is_some_and(|holder| {
             *holder.name == *self.daemon || holder.daemon.to_string() == self.daemon
         })

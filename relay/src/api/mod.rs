@@ -3,6 +3,7 @@
 //! Order in every handler: the principal (from the authentication layer), shape, look-up within the principal's tenant,
 //! one request to the dispatcher. Nothing here decides about tasks, and a refused request writes nothing.
 
+mod agents;
 mod answering;
 mod asked;
 mod batch;
@@ -11,6 +12,7 @@ mod convert;
 mod events;
 pub(crate) mod fault;
 mod fleet;
+mod held;
 mod hints;
 mod importing;
 mod info;

@@ -398,6 +398,7 @@ fn armed(deadline: &DeadlineView, attempt_id: &str) -> v1::ArmedTimer {
 fn waits_for(waits: WaitsFor) -> v1::WaitsFor {
     match waits {
         WaitsFor::Daemon => v1::WaitsFor::Daemon,
+        WaitsFor::Agent => v1::WaitsFor::Agent,
         WaitsFor::Backoff => v1::WaitsFor::Backoff,
         WaitsFor::Fence => v1::WaitsFor::Fence,
         WaitsFor::Conversation => v1::WaitsFor::Conversation,
@@ -419,6 +420,10 @@ fn next_action(record: &TaskRecord, waits: Option<WaitsFor>) -> (v1::NextAction,
         (_, Some(WaitsFor::Daemon)) => (
             NextAction::WaitingForDaemon,
             "every daemon that may take it is busy, draining or resting; wait, or start another",
+        ),
+        (_, Some(WaitsFor::Agent)) => (
+            NextAction::Dispatchable,
+            "it waits for an agent of its scope to claim it",
         ),
         (_, Some(WaitsFor::Backoff | WaitsFor::Fence | WaitsFor::Conversation)) => (
             NextAction::WaitingForTime,

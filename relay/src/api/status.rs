@@ -78,7 +78,7 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
 
 /// Who stands in the way.
 fn holder(fault: &Fault) -> String {
-    if let Fault::AnsweredOtherwise { by, .. } = fault {
+    if let Fault::AnsweredOtherwise { by, .. } | Fault::TakenBy { by } = fault {
         by.clone()
     } else {
         String::new()
@@ -107,6 +107,7 @@ fn row(fault: &Fault) -> Row {
         Fault::ForeignTenant => (PermissionDenied, "foreign_tenant", Never),
         Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
         Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
+        Fault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
         Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
         Fault::UnsafeRetry => (FailedPrecondition, "unsafe_retry", Never),
         Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
@@ -216,7 +217,8 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::AnswerConflict
         | Rejection::DuplicateInput
         | Rejection::DuplicateTool => (AlreadyExists, Never),
-        Rejection::UnknownSession
+        Rejection::AlreadyTaken
+        | Rejection::UnknownSession
         | Rejection::StaleAttempt
         | Rejection::StaleIncarnation
         | Rejection::Superseded => (Aborted, Never),
@@ -227,6 +229,7 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::NotFinished
         | Rejection::BeingCanceled
         | Rejection::NotPaused
+        | Rejection::NotClaimable
         | Rejection::DaemonConnected
         | Rejection::DaemonHolds
         | Rejection::DispatchLimit
@@ -251,7 +254,7 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 34] = [
+    const EVERY_REJECTION: [Rejection; 36] = [
         Rejection::DaemonConnected,
         Rejection::DaemonHolds,
         Rejection::UnknownTask,
@@ -267,6 +270,8 @@ mod tests {
         Rejection::IdempotencyConflict,
         Rejection::NoDaemon,
         Rejection::NotPaused,
+        Rejection::NotClaimable,
+        Rejection::AlreadyTaken,
         Rejection::DispatchLimit,
         Rejection::InputClosed,
         Rejection::AnswerConflict,

@@ -36,6 +36,7 @@ pub(super) fn draft(
     let sent = validate::present("spec", request.spec)?;
     refuse_unbuilt(&sent)?;
     check_texts(&sent)?;
+    check_agent_held(&sent)?;
     let turn_kind = turn_kind(&sent)?;
     let requested = requested_profile(&sent)?;
     let placement = sent.placement.unwrap_or_default();
@@ -84,6 +85,8 @@ pub(super) fn draft(
         labels: validate::labels("spec.labels", sent.labels)?,
         success_criteria: criteria(sent.success_criteria)?,
         contract: sent.contract.map(contract).transpose()?,
+        agent_scope: validate::optional("spec.agent_scope", sent.agent_scope, limits::NAME)?,
+        agent_held: sent.agent_held,
         traceparent: TraceParent::parse(&request.traceparent).map(|parent| parent.to_string()),
     };
     Ok(Draft { spec, daemon_name })
@@ -105,8 +108,6 @@ fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
     let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
     let unbuilt = [
         ("spec.mcp", sent.mcp),
-        ("spec.agent_scope", !sent.agent_scope.is_empty()),
-        ("spec.agent_held", sent.agent_held),
         ("spec.max_output_bytes", sent.max_output_bytes.is_some()),
         (
             "spec.placement.prefer_daemon",
@@ -133,14 +134,30 @@ fn check_texts(sent: &v1::TaskSpec) -> Checked<()> {
     validate::title("spec.agent", &sent.agent, limits::NAME)?;
     validate::text("spec.goal", &sent.goal, limits::GOAL)?;
     validate::text("spec.prompt", &sent.prompt, limits::PROMPT)?;
-    // A command may have nothing to read; an agent must be told something.
-    if sent.command.is_none() && sent.prompt.trim().is_empty() {
+    // A command may have nothing to read; an agent must be told something, and to one that claims it the goal may do.
+    let told = sent.command.is_some() || sent.agent_held && !sent.goal.trim().is_empty();
+    if !told && sent.prompt.trim().is_empty() {
         let why = if sent.prompt.is_empty() {
             Why::Missing
         } else {
             Why::Blank
         };
         return Err(invalid("spec.prompt", why));
+    }
+    Ok(())
+}
+
+/// Without a scope nobody could ever claim it, and no daemon can take it at once.
+fn check_agent_held(sent: &v1::TaskSpec) -> Checked<()> {
+    if !sent.agent_held {
+        return Ok(());
+    }
+    if sent.agent_scope.is_empty() {
+        return Err(invalid("spec.agent_scope", Why::Missing));
+    }
+    if sent.dispatch_policy() == v1::DispatchPolicy::FailFast {
+        let with = "spec.agent_held";
+        return Err(invalid("spec.dispatch_policy", Why::Conflict { with }));
     }
     Ok(())
 }

@@ -96,7 +96,11 @@ impl Api {
         let digest = digest(&request);
         let spec = Arc::new(self.spec(&who, request).await?);
         self.admit()?;
-        let (record, created) = self.hand_over(&spec, digest).await?;
+        let reply = self.hand_over(&spec, digest, Input::Submit).await;
+        let (record, created) = match reply {
+            Ok(Reply::Submitted { record, created }) => (record, created),
+            other => return Err(unexpected(other)),
+        };
         let spec = if created {
             spec
         } else {
@@ -134,7 +138,11 @@ impl Api {
     }
 
     /// What is submitted, with the two names that it may hold looked up in the caller's tenant.
-    async fn spec(&self, who: &Principal, request: v1::SubmitRequest) -> Result<TaskSpec, Fault> {
+    pub(super) async fn spec(
+        &self,
+        who: &Principal,
+        request: v1::SubmitRequest,
+    ) -> Result<TaskSpec, Fault> {
         let large = request.encoded_len() > records::SPEC_BYTES_MAX;
         let submission::Draft {
             mut spec,
@@ -152,17 +160,19 @@ impl Api {
     }
 
     /// Waits briefly where the queues are full, then lets the refusal stand.
-    async fn hand_over(
+    pub(super) async fn hand_over(
         &self,
         spec: &Arc<TaskSpec>,
         digest: [u8; 32],
-    ) -> Result<(Arc<TaskRecord>, bool), Fault> {
+        ask: impl Fn(Submit) -> Input + Clone + Send + 'static,
+    ) -> Result<Reply, Refusal> {
         let kept = self.dispatcher.keep_body(&spec.prompt).await?;
         let mut tries = 1;
         loop {
             let (spec, task) = (spec.clone(), TaskId(self.ids.fresh()));
+            let ask = ask.clone();
             let submit = move |request| {
-                Input::Submit(Submit {
+                ask(Submit {
                     request,
                     task,
                     spec,
@@ -171,12 +181,11 @@ impl Api {
                 })
             };
             match self.dispatcher.request_keeping(submit, kept.clone()).await {
-                Ok(Reply::Submitted { record, created }) => return Ok((record, created)),
                 Err(Refusal::Rejected(Rejection::QueueFull)) if tries < ADMISSION_TRIES => {
                     tries += 1;
                     tokio::time::sleep(ADMISSION_WAIT).await;
                 }
-                other => return Err(unexpected(other)),
+                other => return other,
             }
         }
     }
@@ -334,7 +343,7 @@ pub(super) fn unexpected(outcome: Result<Reply, Refusal>) -> Fault {
 }
 
 /// Of the body as sent; maps are sorted on the wire, so equal bodies have equal digests. Only a key asks for it.
-fn digest(request: &v1::SubmitRequest) -> [u8; 32] {
+pub(super) fn digest(request: &v1::SubmitRequest) -> [u8; 32] {
     match &request.spec {
         Some(spec) if !request.idempotency_key.is_empty() => {
             Sha256::digest(spec.encode_to_vec()).into()

@@ -18,17 +18,10 @@ const UNBUILT: &[&str] = &[
     "/baton.v1.Operator/CompleteTask",
     "/baton.v1.Operator/SchedulerStatus",
     "/baton.v1.Operator/BulkForce",
-    "/baton.v1.Agents/Start",
-    "/baton.v1.Agents/Claim",
     "/baton.v1.Agents/PickUp",
-    "/baton.v1.Agents/Renew",
     "/baton.v1.Agents/Checkpoint",
     "/baton.v1.Agents/Progress",
     "/baton.v1.Agents/Block",
-    "/baton.v1.Agents/Release",
-    "/baton.v1.Agents/Complete",
-    "/baton.v1.Agents/Fail",
-    "/baton.v1.Agents/Cancel",
 ];
 
 /// The RPC's path, if it is not built.

@@ -63,8 +63,7 @@ pub enum Refusal {
     Body(Arc<str>),
 }
 
-/// What a session tells the loop.
-#[derive(Debug)]
+/// What holders of leases tell the loop.
 pub(crate) enum FromSession {
     Opened {
         session: SessionId,
@@ -72,6 +71,11 @@ pub(crate) enum FromSession {
         messages: mpsc::Sender<ToSession>,
     },
     Input(Input),
+    /// A call about a lease that its caller holds itself: heard with the frames, for it renews or ends an attempt.
+    Held {
+        make: MakeInput,
+        waiting: Waiting,
+    },
 }
 
 /// What the loop tells a session.
@@ -101,7 +105,7 @@ enum Request {
 }
 
 /// Who waits for a reply, and the long body that must stay until it is sent.
-struct Waiting {
+pub(crate) struct Waiting {
     reply: oneshot::Sender<Result<Reply, Refusal>>,
     kept: Option<Pinned>,
 }
@@ -123,6 +127,21 @@ impl Dispatcher {
             from_sessions,
             from_clients,
         )
+    }
+
+    /// The same for an agent that holds the lease it speaks of: a store that falls behind must not hold back renewals
+    /// and ends of attempts.
+    pub(crate) async fn request_held(
+        &self,
+        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+    ) -> Result<Reply, Refusal> {
+        let (reply, outcome) = oneshot::channel();
+        let held = FromSession::Held {
+            make: Box::new(make),
+            waiting: Waiting { reply, kept: None },
+        };
+        self.hear(held).await?;
+        outcome.await.map_err(|_| Refusal::Unknown)?
     }
 
     /// Hands the core an input and waits for its reply, which is sent after what it tells of is durable.

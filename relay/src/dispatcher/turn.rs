@@ -217,6 +217,9 @@ impl Loop {
                 self.handle(Input::SessionClosed { session });
             }
             FromSession::Input(input) => self.handle(input),
+            FromSession::Held { make, waiting } => {
+                self.take_request(Request::Ask { make, waiting });
+            }
         }
     }
 

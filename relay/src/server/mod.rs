@@ -346,6 +346,7 @@ fn routes(api: &Api) -> Result<Routes, RelayError> {
         .add_service(service!(v1::inputs_server::InputsServer<Api>))
         .add_service(service!(v1::fleet_server::FleetServer<Api>))
         .add_service(service!(v1::operator_server::OperatorServer<Api>))
+        .add_service(service!(v1::agents_server::AgentsServer<Api>))
         .add_service(service!(v1::daemon_link_server::DaemonLinkServer<Api>))
         .add_service(
             reflection()

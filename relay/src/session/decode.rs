@@ -341,7 +341,7 @@ fn termination(sent: Option<&v1::TerminationReceipt>) -> Termination {
     }
 }
 
-fn usage(sent: Option<&v1::Usage>) -> Usage {
+pub(crate) fn usage(sent: Option<&v1::Usage>) -> Usage {
     let Some(sent) = sent else {
         return Usage::default();
     };
@@ -355,7 +355,7 @@ fn usage(sent: Option<&v1::Usage>) -> Usage {
     }
 }
 
-fn artifact(sent: &v1::ArtifactReceipt) -> Artifact {
+pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> Artifact {
     Artifact {
         path: clip(&sent.path).into(),
         is_file: sent.exists && sent.is_file,

@@ -53,16 +53,7 @@ impl Stamp {
     }
 
     fn reference(&self, to: &AttemptRef) -> v1::AttemptRef {
-        v1::AttemptRef {
-            task_id: to.task.to_string(),
-            attempt_id: to.attempt.to_string(),
-            attempt_number: to.number,
-            incarnation: self.incarnation.to_string(),
-            conversation_id: to.conversation.as_deref().unwrap_or_default().to_owned(),
-            channel_id: to.channel.as_deref().unwrap_or_default().to_owned(),
-            turn_kind: words::turn_kind(to.turn_kind).into(),
-            traceparent: traceparent(to),
-        }
+        wire::attempt_ref(to, self.incarnation)
     }
 
     /// Answers Hello; `offset` tells how much output of an attempt is durable.
@@ -423,6 +414,8 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::IdempotencyConflict
         | Rejection::NoDaemon
         | Rejection::NotPaused
+        | Rejection::NotClaimable
+        | Rejection::AlreadyTaken
         | Rejection::DispatchLimit
         | Rejection::InputClosed
         | Rejection::AnswerConflict
@@ -450,12 +443,4 @@ fn cancel(kind: CancelKind, reason: Option<&str>, grace_ms: u64) -> v1::Cancel {
         grace_ms,
         message: reason.unwrap_or_default().to_owned(),
     }
-}
-
-fn traceparent(to: &AttemptRef) -> String {
-    let (trace, span) = (
-        u128::from_be_bytes(to.trace_id),
-        u64::from_be_bytes(to.span_id),
-    );
-    format!("00-{trace:032x}-{span:016x}-{:02x}", u8::from(to.sampled))
 }

@@ -39,6 +39,7 @@ use handshake::Turned;
 use held::Held;
 
 pub(crate) use admission::Admission;
+pub(crate) use decode::{artifact, usage};
 pub(crate) use encode::Stamp;
 pub use fault::{FrameFault, LinkFault};
 pub(crate) use inbound::VISIBLE;

@@ -21,6 +21,7 @@ pub(super) const RETRY_STOP: &str = "baton.retry_stop";
 pub(super) const ATTEMPT_ID: &str = "baton.attempt.id";
 pub(super) const ATTEMPT_NUMBER: &str = "baton.attempt.number";
 pub(super) const DAEMON_ID: &str = "baton.daemon.id";
+pub(super) const AGENT_HOLDER: &str = "baton.agent_holder";
 pub(super) const DAEMON_NAME: &str = "baton.daemon.name";
 pub(super) const FAILURE_CODE: &str = "baton.failure_code";
 pub(super) const RETRYABLE: &str = "baton.retryable";

@@ -7,7 +7,9 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_core::id::AttemptId;
-use baton_core::record::{AttemptRecord, End, EndState, Exit, TaskRecord, TaskState, Usage};
+use baton_core::record::{
+    AttemptRecord, End, EndState, Exit, Holder, TaskRecord, TaskState, Usage,
+};
 use baton_core::spec::{TaskSpec, TurnKind};
 use baton_core::time::Wall;
 use opentelemetry::trace::{
@@ -185,9 +187,15 @@ impl Trace<'_> {
 
 fn holder_attributes(attempt: &AttemptRecord) -> Vec<KeyValue> {
     let mut attributes = Vec::with_capacity(5);
-    if let Some(holder) = &attempt.holder {
-        attributes.push(text(names::DAEMON_ID, holder.daemon));
-        attributes.push(KeyValue::new(names::DAEMON_NAME, holder.name.clone()));
+    match &attempt.holder {
+        Some(Holder::Daemon(holder)) => {
+            attributes.push(text(names::DAEMON_ID, holder.daemon));
+            attributes.push(KeyValue::new(names::DAEMON_NAME, holder.name.clone()));
+        }
+        Some(Holder::Agent(holder)) => {
+            attributes.push(KeyValue::new(names::AGENT_HOLDER, holder.name.clone()));
+        }
+        None => {}
     }
     if let Some(lease) = &attempt.lease {
         attributes.push(number(names::LEASE_TTL_MS, lease.ttl_ms));

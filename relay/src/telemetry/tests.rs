@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TaskId, TenantId};
 use baton_core::record::{
-    AttemptRecord, AttemptState, Counters, End, EndState, EndedBy, EventKind, Exit, FailureCode,
-    Holder, InputKind, InputRecord, InputState, Lease, Phase, Receipt, StageTimes, State,
-    TaskRecord, TaskState, Timeline, TimelineEvent, TimerKind, TraceIds, Usage,
+    AttemptRecord, AttemptState, Counters, DaemonHolder, End, EndState, EndedBy, EventKind, Exit,
+    FailureCode, Holder, InputKind, InputRecord, InputState, Lease, Phase, Receipt, StageTimes,
+    State, TaskRecord, TaskState, Timeline, TimelineEvent, TimerKind, TraceIds, Usage,
 };
 use baton_core::spec::{
     AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
@@ -71,6 +71,8 @@ fn spec() -> Arc<TaskSpec> {
         labels: BTreeMap::from([("note".into(), PRIVATE.into())]),
         success_criteria: Vec::new(),
         contract: None,
+        agent_scope: None,
+        agent_held: false,
         traceparent: None,
     })
 }
@@ -98,12 +100,12 @@ fn attempt(id: AttemptId, number: u32, times: StageTimes, end: End) -> AttemptRe
         id,
         number,
         state: State::Ended(end),
-        holder: Some(Holder {
+        holder: Some(Holder::Daemon(DaemonHolder {
             daemon: DaemonId(Uuid::from_u128(0xd)),
             name: "worker".into(),
             instance: InstanceId(Uuid::from_u128(0x1)),
             boot_id: "boot".into(),
-        }),
+        })),
         lease: Some(Lease {
             token_hash: [7; 32],
             ttl_ms: 30_000,

@@ -9,7 +9,32 @@ pub(crate) use spec::{
     asked_deadlines, contract, deadlines, inline, named, options, permission_rule, spec, workspace,
 };
 
+use baton_core::effects::AttemptRef;
+use baton_core::id::Incarnation;
 use baton_core::time::Wall;
+use baton_proto::v1;
+
+/// How an attempt is named to its holder.
+pub(crate) fn attempt_ref(to: &AttemptRef, incarnation: Incarnation) -> v1::AttemptRef {
+    v1::AttemptRef {
+        task_id: to.task.to_string(),
+        attempt_id: to.attempt.to_string(),
+        attempt_number: to.number,
+        incarnation: incarnation.to_string(),
+        conversation_id: to.conversation.as_deref().unwrap_or_default().to_owned(),
+        channel_id: to.channel.as_deref().unwrap_or_default().to_owned(),
+        turn_kind: words::turn_kind(to.turn_kind).into(),
+        traceparent: traceparent(to),
+    }
+}
+
+fn traceparent(to: &AttemptRef) -> String {
+    let (trace, span) = (
+        u128::from_be_bytes(to.trace_id),
+        u64::from_be_bytes(to.span_id),
+    );
+    format!("00-{trace:032x}-{span:016x}-{:02x}", u8::from(to.sampled))
+}
 
 /// For display only: no wall time on the wire decides anything.
 pub(crate) fn timestamp(wall: Wall) -> prost_types::Timestamp {

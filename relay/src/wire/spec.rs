@@ -38,6 +38,8 @@ pub(crate) fn spec(spec: &TaskSpec) -> v1::TaskSpec {
         permission_rules: spec.permission_rules.iter().map(permission_rule).collect(),
         success_criteria: spec.success_criteria.clone(),
         env: spec.env.clone(),
+        agent_scope: spec.agent_scope.clone().unwrap_or_default(),
+        agent_held: spec.agent_held,
         ..v1::TaskSpec::default()
     }
 }

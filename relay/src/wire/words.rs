@@ -107,6 +107,7 @@ pub(crate) fn ended_by(by: EndedBy) -> v1::EndedBy {
         EndedBy::Relay => v1::EndedBy::Relay,
         EndedBy::Operator => v1::EndedBy::Operator,
         EndedBy::Client => v1::EndedBy::Client,
+        EndedBy::Agent => v1::EndedBy::Agent,
     }
 }
 

@@ -118,17 +118,14 @@ fn offered(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
         "pause: {} was offered",
         attempt.id
     );
-    let daemon = attempt
-        .holder
-        .as_ref()
-        .and_then(|h| before.daemons.get(&h.daemon));
+    let daemon = attempt.daemon().and_then(|h| before.daemons.get(&h.daemon));
     let drained = daemon.is_some_and(|daemon| daemon.drained.is_some());
     assert!(!drained, "drain: {} was offered to {daemon:?}", attempt.id);
     let covers = daemon.is_none_or(|daemon| daemon.scope.covers(&task.tenant));
     assert!(covers, "S9: {} was offered to {daemon:?}", attempt.id);
     let newest = before.live.values().filter_map(|other| other.newest());
     let held = newest.filter(|other| {
-        let theirs = other.holder.as_ref().map(|holder| holder.daemon);
+        let theirs = other.daemon().map(|holder| holder.daemon);
         other.state.is_leased() && theirs == daemon.map(|daemon| daemon.daemon)
     });
     let room = daemon.is_none_or(|daemon| held.count() < daemon.slots as usize);

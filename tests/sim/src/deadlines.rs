@@ -99,7 +99,7 @@ impl World {
             .end()
             .is_some_and(|end| end.failure_code == Some(FailureCode::LeaseExpired));
         let first = self.renewed_in.get(&attempt.id) == Some(&(self.relay.stall.wrapping_sub(1)));
-        let Some(holder) = attempt.holder.as_ref().filter(|_| expired && first) else {
+        let Some(holder) = attempt.daemon().filter(|_| expired && first) else {
             return;
         };
         let connected = self.relay.connected_at_back.contains(&holder.daemon);

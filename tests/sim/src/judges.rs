@@ -6,7 +6,7 @@ use std::sync::Arc;
 use baton_core::effects::{Downstream, Effects, Send, Settlement, Verdict};
 use baton_core::id::{AttemptId, DaemonId, SessionId, TaskId};
 use baton_core::input::{ActiveState, Activity, Frame, FrameBody, FrameRef, Hello, Input};
-use baton_core::record::{AttemptRecord, FailureCode, State as AttemptStage, TaskRecord};
+use baton_core::record::{AttemptRecord, FailureCode, Runner, State as AttemptStage, TaskRecord};
 
 use crate::checks;
 use crate::ghosts::FORGED;
@@ -81,6 +81,9 @@ impl World {
                 ..Before::default()
             },
             Input::Submit(_)
+            | Input::Start { .. }
+            | Input::Claim { .. }
+            | Input::Held(_)
             | Input::Cancel { .. }
             | Input::Retry { .. }
             | Input::Answer { .. }
@@ -160,7 +163,7 @@ impl World {
         let attempt = task.attempt(re.attempt)?;
         let conn = self.conns.iter().rev().find(|c| c.session == session);
         let speaker = conn.map(|conn| self.daemons[conn.daemon].id);
-        let holder = attempt.holder.as_ref().map(|holder| holder.daemon);
+        let holder = attempt.daemon().map(|holder| holder.daemon);
         let right = if !self.is_current(session) {
             Right::None("on a stream that was replaced")
         } else if re.incarnation != self.relay.incarnation() {
@@ -182,7 +185,7 @@ impl World {
             .values()
             .filter_map(|task| Some((task.task, task.newest()?)));
         let leased = open.filter(|(_, newest)| {
-            let holder = newest.holder.as_ref();
+            let holder = newest.daemon();
             newest.state.is_leased() && holder.is_some_and(|h| h.daemon == hello.daemon)
         });
         let finished = hello
@@ -316,13 +319,18 @@ impl World {
         let sure = |attempt: &AttemptId| !self.doubted.contains(attempt);
         let view = &self.relay.store.view;
         let mut fences = view.fences.values().filter(|fence| sure(&fence.attempt));
-        let fence = fences.find(|f| f.daemon == hello.daemon && f.boot_id != hello.boot_id);
+        let fence = fences.find(|f| match &f.runner {
+            Runner::Machine { daemon, boot_id } => {
+                *daemon == hello.daemon && *boot_id != hello.boot_id
+            }
+            Runner::Agent { .. } => false,
+        });
         assert!(fence.is_none(), "settlement: a boot did not lift {fence:?}");
         for (task, attempt) in hello.leased.iter().filter(|(_, attempt)| sure(attempt)) {
             let leased = view
                 .attempt(*task, *attempt)
                 .filter(|a| a.state.is_leased());
-            let Some(holder) = leased.and_then(|attempt| attempt.holder.as_ref()) else {
+            let Some(holder) = leased.and_then(|attempt| attempt.daemon()) else {
                 continue;
             };
             assert!(
@@ -337,7 +345,7 @@ impl World {
     /// machines may share an identity.
     fn doubt(&mut self, hello: &Greeting) {
         let fences = self.relay.store.view.fences.values();
-        let fenced = fences.filter(|fence| fence.daemon == hello.daemon);
+        let fenced = fences.filter(|fence| fence.runner.daemon() == Some(hello.daemon));
         let fenced: Vec<AttemptId> = fenced.map(|fence| fence.attempt).collect();
         self.doubted.extend(fenced);
         self.doubted

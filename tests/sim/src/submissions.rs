@@ -81,6 +81,8 @@ impl World {
             labels: BTreeMap::new(),
             success_criteria: Vec::new(),
             contract: None,
+            agent_scope: None,
+            agent_held: false,
             traceparent: None,
         }
     }

@@ -51,6 +51,7 @@ impl Machine<'_> {
             Event::Answered(id, answer) => self.answered_late(id, &answer),
             Event::Expired(_)
             | Event::Offer { .. }
+            | Event::Claim { .. }
             | Event::DeliveryFailed
             | Event::Withdraw
             | Event::HandOff { .. }

@@ -31,7 +31,7 @@ impl Machine<'_> {
             state,
             message: code
                 .as_ref()
-                .filter(|_| by != EndedBy::Daemon)
+                .filter(|_| !matches!(by, EndedBy::Daemon | EndedBy::Agent))
                 .and_then(explain)
                 .map(Arc::from),
             failure_code: code,
@@ -104,7 +104,7 @@ impl Machine<'_> {
         self.attempt.result = body.result;
         self.attempt.artifacts = body.artifacts;
         let receipt = self.receipt_of(&body.termination);
-        self.finish(EndState::Completed, None, EndedBy::Daemon, receipt);
+        self.finish(EndState::Completed, None, self.holder_says(), receipt);
         self.note_termination(&body.termination);
         if let Some(end) = self.end_mut() {
             end.killed_after_result = body.killed_after_result;
@@ -120,7 +120,7 @@ impl Machine<'_> {
         if state == EndState::Lost {
             self.judge_loss();
         }
-        self.finish(state, Some(body.code), EndedBy::Daemon, receipt);
+        self.finish(state, Some(body.code), self.holder_says(), receipt);
         self.note_termination(&body.termination);
         if let Some(end) = self.end_mut() {
             end.retryable &= body.retryable_hint != Some(false);
@@ -129,6 +129,14 @@ impl Machine<'_> {
         }
         self.renote_end();
         Outcome::Applied
+    }
+
+    /// Whose word ends it, where its holder said so.
+    fn holder_says(&self) -> EndedBy {
+        match self.attempt.agent() {
+            Some(_) => EndedBy::Agent,
+            None => EndedBy::Daemon,
+        }
     }
 
     /// The hint came after the note was made: the timeline must say what the record says.
@@ -145,7 +153,7 @@ impl Machine<'_> {
         self.learn(&body.termination);
         self.keep_usage(&body.usage, None, body.final_offset);
         let receipt = self.receipt_of(&body.termination);
-        self.finish(EndState::Canceled, None, EndedBy::Daemon, receipt);
+        self.finish(EndState::Canceled, None, self.holder_says(), receipt);
         self.note_termination(&body.termination);
         if let Some(end) = self.end_mut() {
             end.message = body.reason;
@@ -160,7 +168,7 @@ impl Machine<'_> {
     ) -> Outcome {
         self.learn(termination);
         let receipt = self.receipt_of(termination);
-        self.finish(EndState::Released, None, EndedBy::Daemon, receipt);
+        self.finish(EndState::Released, None, self.holder_says(), receipt);
         self.note_termination(termination);
         if let Some(end) = self.end_mut() {
             end.message = reason;
@@ -313,7 +321,7 @@ fn explain(code: &FailureCode) -> Option<&'static str> {
         FailureCode::NotAccepted => "the daemon did not accept the offer in time",
         FailureCode::DaemonLostAttempt => "the daemon no longer holds this attempt",
         FailureCode::LeaseExpired => {
-            "the daemon did not renew the lease in time; it may be down or cut off"
+            "the holder did not renew the lease in time; it may be down or cut off"
         }
         FailureCode::ProcessStartTimeout => {
             "the agent's process did not start within process_start"

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::Event;
-use crate::id::{AttemptId, DaemonId, InputId, InstanceId};
+use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
-    Answer, AttemptRecord, Decision, End, EndState, EndedBy, FailureCode, Holder, InputKind,
-    InputRecord, InputState, Lease, OpenTool, ParkCause, Parked, Pending, Phase, Receipt,
-    RejectCode, State, TimerKind, Usage,
+    AgentHolder, Answer, AttemptRecord, DaemonHolder, Decision, End, EndState, EndedBy,
+    FailureCode, Holder, InputKind, InputRecord, InputState, Lease, OpenTool, ParkCause, Parked,
+    Pending, Phase, Receipt, RejectCode, State, TimerKind, Usage,
 };
 use crate::samples;
 use crate::spec::TaskSpec;
@@ -27,12 +27,20 @@ pub(super) fn spec() -> TaskSpec {
 }
 
 fn holder() -> Holder {
-    Holder {
+    Holder::Daemon(DaemonHolder {
         daemon: DaemonId(Uuid::from_u128(2)),
         name: "d".into(),
         instance: InstanceId(Uuid::from_u128(3)),
         boot_id: "b".into(),
-    }
+    })
+}
+
+fn agent() -> Holder {
+    Holder::Agent(AgentHolder {
+        token: TokenId(Uuid::from_u128(4)),
+        name: "a".into(),
+        incarnation: Incarnation(Uuid::from_u128(1)),
+    })
 }
 
 fn lease(confirmed: bool) -> Lease {
@@ -201,6 +209,13 @@ fn relay_events() -> Vec<(String, Event)> {
             Event::Offer {
                 holder: holder(),
                 lease: lease(false),
+            },
+        ),
+        (
+            "claimed by an agent",
+            Event::Claim {
+                holder: agent(),
+                lease: lease(true),
             },
         ),
         ("delivery failed", Event::DeliveryFailed),

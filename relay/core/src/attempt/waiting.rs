@@ -1,5 +1,7 @@
 //! The states in which no process may exist: queued, offered, parked.
 
+use std::sync::Arc;
+
 use super::{Event, Machine, Outcome};
 use crate::record::{
     EndState, EndedBy, EventKind, FailureCode, Holder, Lease, ParkCause, Pending, Receipt, State,
@@ -11,6 +13,7 @@ impl Machine<'_> {
     pub(super) fn in_queued(&mut self, event: Event) -> Outcome {
         match event {
             Event::Offer { holder, lease } => self.offer(holder, lease),
+            Event::Claim { holder, lease } => self.claim(holder, lease),
             Event::CancelAsked { operator } => self.cancel_unstarted(operator),
             Event::Withdraw => {
                 self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
@@ -57,9 +60,11 @@ impl Machine<'_> {
             Event::DeliveryFailed => self.lose(FailureCode::DeliveryFailed),
             Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
             Event::Rebooted => self.rebooted(),
-            Event::Expired(_) | Event::Offer { .. } | Event::Withdraw | Event::HandOff { .. } => {
-                Outcome::Ignored
-            }
+            Event::Expired(_)
+            | Event::Offer { .. }
+            | Event::Claim { .. }
+            | Event::Withdraw
+            | Event::HandOff { .. } => Outcome::Ignored,
             Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
             Event::Phase(_)
             | Event::ToolStarted(_)
@@ -102,6 +107,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Output { .. } => Outcome::Refused(Rejection::NotLeased),
             Event::Offer { .. }
+            | Event::Claim { .. }
             | Event::DeliveryFailed
             | Event::Withdraw
             | Event::Kept
@@ -113,7 +119,7 @@ impl Machine<'_> {
 
     fn offer(&mut self, holder: Holder, lease: Lease) -> Outcome {
         self.notes.push(EventKind::Offered {
-            daemon: holder.name.clone(),
+            daemon: Arc::clone(holder.name()),
         });
         self.attempt.times.offered = Some(self.now.wall);
         self.attempt.holder = Some(holder);
@@ -121,6 +127,13 @@ impl Machine<'_> {
         self.attempt.state = State::Offered;
         self.tell(&Fact::Offered);
         Outcome::Applied
+    }
+
+    fn claim(&mut self, holder: Holder, lease: Lease) -> Outcome {
+        self.attempt.times.offered = Some(self.now.wall);
+        self.attempt.holder = Some(holder);
+        self.attempt.lease = Some(lease);
+        self.confirm()
     }
 
     /// The second of the three steps: LeaseConfirmed follows, and only then may a process start.

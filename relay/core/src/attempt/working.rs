@@ -19,6 +19,7 @@ impl Machine<'_> {
             // The offer was confirmed by settlement, and its TaskAccepted is replayed.
             Event::Accepted => Outcome::Applied,
             other @ (Event::Offer { .. }
+            | Event::Claim { .. }
             | Event::DeliveryFailed
             | Event::Withdraw
             | Event::HandOff { .. }
@@ -71,6 +72,7 @@ impl Machine<'_> {
             Event::Rebooted => self.rebooted(),
             Event::Accepted | Event::Rejected { .. } => Outcome::Refused(Rejection::WrongOrder),
             Event::Offer { .. }
+            | Event::Claim { .. }
             | Event::DeliveryFailed
             | Event::Withdraw
             | Event::HandOff { .. }

@@ -21,6 +21,7 @@ pub(super) fn waiting(n: u128, tenant_name: &str) -> Waiting {
         priority: 50,
         conversation: None,
         prefer: None,
+        takers: Takers::Daemons,
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::ask::InputRecord;
 use super::end::{End, Receipt};
 use super::timeline::{Phase, TimerKind};
-use crate::id::{AttemptId, DaemonId, InputId, InstanceId};
+use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
 use crate::spec::WorkspaceMode;
 use crate::time::Wall;
 
@@ -94,6 +94,22 @@ impl AttemptRecord {
             span_id,
         }
     }
+
+    /// The daemon that runs or ran it.
+    pub fn daemon(&self) -> Option<&DaemonHolder> {
+        match self.holder.as_ref()? {
+            Holder::Daemon(daemon) => Some(daemon),
+            Holder::Agent(_) => None,
+        }
+    }
+
+    /// The agent that holds or held its lease itself.
+    pub fn agent(&self) -> Option<&AgentHolder> {
+        match self.holder.as_ref()? {
+            Holder::Daemon(_) => None,
+            Holder::Agent(agent) => Some(agent),
+        }
+    }
 }
 
 /// The machine's state. Seventeen by name (`AttemptState`): the seven ends share one variant.
@@ -132,7 +148,7 @@ impl State {
         }
     }
 
-    /// Whether a daemon holds a lease for it.
+    /// Whether somebody holds a lease for it.
     pub fn is_leased(&self) -> bool {
         match self {
             State::Offered
@@ -202,13 +218,40 @@ impl AttemptState {
     }
 }
 
-/// Who runs it. The boot id is the kernel's: a change of it proves that every process of before is gone.
+/// Who has the lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub enum Holder {
+    Daemon(DaemonHolder),
+    Agent(AgentHolder),
+}
+
+impl Holder {
+    pub fn name(&self) -> &Arc<str> {
+        match self {
+            Holder::Daemon(daemon) => &daemon.name,
+            Holder::Agent(agent) => &agent.name,
+        }
+    }
+}
+
+/// A worker machine. The boot id is the kernel's: a change of it proves that every process of before is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonHolder {
     pub daemon: DaemonId,
     pub name: Arc<str>,
     pub instance: InstanceId,
     pub boot_id: Arc<str>,
+}
+
+/// An agent that works without a daemon and renews its lease itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentHolder {
+    /// Its credential: no other one may speak for the attempt.
+    pub token: TokenId,
+    /// The credential's name.
+    pub name: Arc<str>,
+    /// The life of the relay's data in which it was leased; its calls carry no reference that could tell.
+    pub incarnation: Incarnation,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -74,6 +74,8 @@ pub enum EndedBy {
     Relay,
     Operator,
     Client,
+    /// Held the lease itself.
+    Agent,
 }
 
 impl EndedBy {
@@ -83,6 +85,7 @@ impl EndedBy {
             EndedBy::Relay => "relay",
             EndedBy::Operator => "operator",
             EndedBy::Client => "client",
+            EndedBy::Agent => "agent",
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::attempt::Holder;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope, TokenId};
 use crate::time::Wall;
 
@@ -236,11 +237,42 @@ pub struct FenceRecord {
     pub tenant: TenantId,
     pub task: TaskId,
     pub conversation: Option<Arc<str>>,
-    pub daemon: DaemonId,
-    /// Of the machine when it was leased; another one in Hello lifts the fence.
-    pub boot_id: Arc<str>,
+    pub runner: Runner,
     /// Largest grant plus grace: what a boot waits in full, for it does not know when the last renewal was.
     pub full_ms: u64,
+}
+
+/// Who may still be at work on an attempt that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Runner {
+    Machine {
+        daemon: DaemonId,
+        /// When it was leased; another one in Hello lifts the fence.
+        boot_id: Arc<str>,
+    },
+    /// Only time tells that it has stopped.
+    Agent { name: Arc<str> },
+}
+
+impl Runner {
+    pub fn daemon(&self) -> Option<DaemonId> {
+        match self {
+            Runner::Machine { daemon, .. } => Some(*daemon),
+            Runner::Agent { .. } => None,
+        }
+    }
+
+    pub(crate) fn of(holder: &Holder) -> Self {
+        match holder {
+            Holder::Daemon(holder) => Runner::Machine {
+                daemon: holder.daemon,
+                boot_id: Arc::clone(&holder.boot_id),
+            },
+            Holder::Agent(agent) => Runner::Agent {
+                name: Arc::clone(&agent.name),
+            },
+        }
+    }
 }
 
 /// Which task a submission's key stands for.

@@ -1,6 +1,7 @@
 //! A small world around the core: a clock that is moved by hand, a store that keeps what was written, and shorthand
 //! for what clients and daemons say. It checks after each turn what must always hold.
 
+mod agents;
 mod bodies;
 mod says;
 mod store;
@@ -17,6 +18,7 @@ use crate::samples;
 use crate::time::{Mint, Moment, Now, Wall};
 use crate::{Core, Recovered};
 
+pub(super) use agents::{Hand, agent, complete, fail, for_agents};
 pub(super) use bodies::{actor, canceled, completed, errored, gone, spec};
 use store::Store;
 

@@ -79,6 +79,17 @@ pub struct Limits<'a> {
     pub grace_ms: u64,
 }
 
+const UNTIMED: Profile = Profile {
+    process_start_ms: None,
+    prompt_write_ms: None,
+    first_event_ms: None,
+    first_visible_event_ms: None,
+    stream_idle_ms: None,
+    tool_idle_ms: None,
+    user_input_ms: None,
+    cleanup_term_ms: None,
+};
+
 impl<'a> Limits<'a> {
     pub fn of_task(spec: &'a TaskSpec, config: &Config) -> Self {
         let profile = &spec.effective_profile;
@@ -91,6 +102,14 @@ impl<'a> Limits<'a> {
             cleanup_term_ms: profile::cleanup_term_ms(profile, config),
             slack_ms: config.slack_ms,
             grace_ms: config.grace_for(spec.lease_ttl_ms),
+        }
+    }
+
+    /// Nothing between the start and the end is timed; `total` and the lease are.
+    pub(crate) fn without_profile(self) -> Self {
+        Self {
+            profile: &UNTIMED,
+            ..self
         }
     }
 

@@ -186,6 +186,8 @@ fn spec() -> TaskSpec {
         labels: BTreeMap::new(),
         success_criteria: Vec::new(),
         contract: None,
+        agent_scope: None,
+        agent_held: false,
         traceparent: None,
     }
 }

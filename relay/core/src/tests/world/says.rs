@@ -23,7 +23,7 @@ use crate::spec::TaskSpec;
 use crate::time::Mint;
 
 impl World {
-    fn request(&mut self) -> RequestId {
+    pub(super) fn request(&mut self) -> RequestId {
         self.requests += 1;
         RequestId(self.requests)
     }

@@ -19,7 +19,7 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) done: BTreeMap<TaskId, Arc<TaskRecord>>,
     pub(in crate::tests) fences: BTreeMap<AttemptId, FenceRecord>,
     pub(super) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
-    pub(super) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
+    pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenRecord,
 }

@@ -1,0 +1,188 @@
+//! Attempts whose lease an agent holds itself, without a daemon: how it gets one.
+//!
+//! Start and Claim are one write each: the attempt is offered, accepted and confirmed at once, for the caller is the one
+//! who will do the work. The successor rule and the pauses are asked as for a daemon. What it says afterwards is judged in
+//! `agent_calls.rs`.
+
+use std::sync::Arc;
+
+use crate::attempt::Event;
+use crate::conversation::ConversationKey;
+use crate::core::{Core, Turn};
+use crate::dispatch::fresh_lease;
+use crate::effects::{After, Grant, Reply};
+use crate::heartbeats::renew_every_ms;
+use crate::id::{RequestId, TaskId};
+use crate::input::{Agent, Finished, Prior, Submit};
+use crate::live::{Live, wall_of};
+use crate::record::{AgentHolder, Holder, State};
+use crate::reject::Rejection;
+use crate::spec::TaskSpec;
+use crate::time::Moment;
+
+impl Core {
+    /// Submit and claim in one write: nobody ever sees the task waiting.
+    pub(crate) fn start(&mut self, submit: Submit, agent: &Agent, turn: &mut Turn<'_>) {
+        if let Some(prior) = self.prior(&submit) {
+            return self.start_again(&submit, &prior, agent, turn);
+        }
+        let may = self.admit(&submit.spec, turn);
+        if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.at)) {
+            return turn.refuse(submit.request, code);
+        }
+        let live = self.open_task(&submit, turn);
+        self.grant(live, submit.request, agent, turn);
+    }
+
+    /// The key is known: its task may have been given back since, and then it can be claimed again.
+    fn start_again(&mut self, submit: &Submit, prior: &Prior, agent: &Agent, turn: &mut Turn<'_>) {
+        let request = submit.request;
+        if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
+            return turn.refuse(request, Rejection::IdempotencyConflict);
+        }
+        if prior.finished.is_some() && !self.is_live(prior.task) {
+            return turn.refuse(request, Rejection::AlreadyFinished);
+        }
+        self.claim(request, agent, Some(prior.task), None, turn);
+    }
+
+    /// A new task has no attempt that could run, but its conversation may have one.
+    fn check_start(&self, submit: &Submit, now: Moment) -> Result<(), Rejection> {
+        let key = ConversationKey::of(&submit.spec);
+        let waits = key.as_ref().is_some_and(|key| self.queue.has_turns(key));
+        let fenced = self
+            .fences
+            .may_lease(submit.task, key.as_ref(), now)
+            .is_err();
+        if self.claims_stand_still() || waits || fenced {
+            return Err(Rejection::NotClaimable);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn claim(
+        &mut self,
+        request: RequestId,
+        agent: &Agent,
+        task: Option<TaskId>,
+        finished: Option<Finished>,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(task) = task.or_else(|| self.first_claimable(agent, turn.now.at)) else {
+            return turn.reply(request, After::Nothing, Reply::Granted(None));
+        };
+        let Some(live) = self.take_for(agent, task) else {
+            return turn.refuse(request, missing(agent, finished));
+        };
+        match self.check_claim(&live, turn.now.at) {
+            Ok(()) => self.grant(live, request, agent, turn),
+            Err(code) => {
+                self.keep(live, turn);
+                turn.refuse(request, code);
+            }
+        }
+    }
+
+    fn first_claimable(&self, agent: &Agent, now: Moment) -> Option<TaskId> {
+        if self.claims_stand_still() {
+            return None;
+        }
+        let mut waiting = self.queue.claimable(&agent.tenant, &agent.scope);
+        waiting.find(|task| {
+            let live = self.tasks.get(task);
+            live.is_some_and(|live| self.check_claim(live, now).is_ok())
+        })
+    }
+
+    /// Takes a live task out that this agent may have; any other one does not exist for it.
+    pub(crate) fn take_for(&mut self, agent: &Agent, task: TaskId) -> Option<Box<Live>> {
+        let known = self.tasks.get(&task)?;
+        if !is_of_scope(&known.spec, agent) {
+            return None;
+        }
+        self.take(&agent.tenant, task)
+    }
+
+    fn check_claim(&self, live: &Live, now: Moment) -> Result<(), Rejection> {
+        if live.record().cancel.is_some() {
+            return Err(Rejection::BeingCanceled);
+        }
+        if live.is_newest_leased() {
+            return Err(Rejection::AlreadyTaken);
+        }
+        let waits = live.newest().state == State::Queued && live.record().attention.is_none();
+        if !waits {
+            return Err(Rejection::NotClaimable);
+        }
+        self.check_free(live, now)
+    }
+
+    /// Whether it may be leased at this moment, whoever asks: the same that placement asks before an offer.
+    pub(crate) fn check_free(&self, live: &Live, now: Moment) -> Result<(), Rejection> {
+        let key = ConversationKey::of(&live.spec);
+        let stands = self.claims_stand_still() || self.is_paused(live);
+        let behind = self.queue.is_behind(live.id());
+        let fence = self.fences.may_lease(live.id(), key.as_ref(), now);
+        let fenced = fence.is_err() && !mutant!(FencesNotAsked);
+        if stands || behind || fenced {
+            return Err(Rejection::NotClaimable);
+        }
+        Ok(())
+    }
+
+    /// Nothing is leased for now, to nobody.
+    fn claims_stand_still(&self) -> bool {
+        let paused = self.scheduler.paused.is_some() && !mutant!(SchedulerPauseIgnored);
+        paused || self.dispatch_held
+    }
+
+    /// Leases the newest, queued attempt to the agent. The one place that does.
+    pub(crate) fn grant(
+        &mut self,
+        mut live: Box<Live>,
+        request: RequestId,
+        agent: &Agent,
+        turn: &mut Turn<'_>,
+    ) {
+        let (token, lease) = fresh_lease(&live, true, turn);
+        let holder = Holder::Agent(AgentHolder {
+            token: agent.token,
+            name: Arc::clone(&agent.name),
+            incarnation: self.config.incarnation,
+        });
+        live.record_mut().counters.dispatches += 1;
+        self.queue.remove(live.id());
+        self.guard(&live, &holder);
+        self.apply(&mut live, Event::Claim { holder, lease }, None, turn);
+        self.attempts.insert(live.newest().id, live.id());
+        let granted_ms = live.spec.lease_ttl_ms;
+        let (task, to, spec) = (live.id(), self.attempt_ref(&live), Arc::clone(&live.spec));
+        let record = self.keep(live, turn);
+        let grant = Grant {
+            to,
+            token,
+            granted_ms,
+            expires_at: wall_of(turn.now.at + granted_ms, turn.now),
+            renew_ms: renew_every_ms(granted_ms),
+            record,
+            spec,
+        };
+        let reply = Reply::Granted(Some(Box::new(grant)));
+        turn.reply(request, After::Task(task), reply);
+    }
+}
+
+fn is_of_scope(spec: &TaskSpec, agent: &Agent) -> bool {
+    spec.agent_scope.as_deref() == Some(&*agent.scope)
+}
+
+/// A task that is not live is finished, or none of this agent's.
+pub(crate) fn missing(agent: &Agent, finished: Option<Finished>) -> Rejection {
+    let own = finished.filter(|finished| {
+        finished.record.tenant == agent.tenant && is_of_scope(&finished.spec, agent)
+    });
+    match own {
+        Some(_) => Rejection::AlreadyFinished,
+        None => Rejection::UnknownTask,
+    }
+}

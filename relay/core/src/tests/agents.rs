@@ -1,0 +1,289 @@
+//! How agents get leases that they hold themselves: start, claim, who may, and who was quicker.
+
+use super::world::{Machine, TTL, World, agent, for_agents, spec};
+use crate::effects::WaitsFor;
+use crate::id::{RequestId, TaskId, TenantId};
+use crate::input::{Agent, HeldVerb, Input};
+use crate::record::{AttemptState, EndedBy, Receipt, TaskState};
+use crate::reject::Rejection;
+use crate::samples;
+use crate::spec::TaskSpec;
+use crate::timers::TimerKey;
+
+fn keyed(world: &mut World, key: &str) -> Result<TaskId, Rejection> {
+    let hand = world.start(&agent(1), for_agents(), key)?;
+    Ok(hand.task)
+}
+
+#[test]
+fn a_start_is_a_task_and_a_lease_in_one_write_and_daemons_never_see_it() {
+    let mut world = World::new();
+    world.machine(1);
+    let before = world.writes;
+    let hand = world.start(&agent(1), for_agents(), "k").unwrap();
+    let record = world.task(hand.task);
+    assert_eq!(record.state, TaskState::Running);
+    assert_eq!(world.attempt_state(hand.task), AttemptState::Accepted);
+    assert_eq!(
+        world.newest(hand.task).agent().unwrap().name,
+        "agent-1".into()
+    );
+    assert!(world.writes > before && world.dispatches().is_empty());
+    assert!(world.newest(hand.task).lease.unwrap().confirmed);
+}
+
+#[test]
+fn the_same_key_is_refused_while_the_first_claim_is_live_and_claims_again_once_it_was_given_back() {
+    let mut world = World::new();
+    let hand = world.start(&agent(1), for_agents(), "k").unwrap();
+    assert_eq!(keyed(&mut world, "k"), Err(Rejection::AlreadyTaken));
+    world
+        .ends(&hand, HeldVerb::Release { reason: None })
+        .unwrap();
+    assert_eq!(keyed(&mut world, "k"), Ok(hand.task));
+    let other = TaskSpec {
+        goal: "another".into(),
+        ..for_agents()
+    };
+    let refused = world.start(&agent(1), other, "k").unwrap_err();
+    assert_eq!(refused, Rejection::IdempotencyConflict);
+}
+
+#[test]
+fn the_same_key_after_the_end_is_told_so() {
+    let mut world = World::new();
+    let hand = world.start(&agent(1), for_agents(), "k").unwrap();
+    world.complete(&hand).unwrap();
+    assert_eq!(keyed(&mut world, "k"), Err(Rejection::AlreadyFinished));
+}
+
+#[test]
+fn an_agent_held_task_waits_for_agents_and_no_daemon_is_offered_it() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(for_agents());
+    world.pass(60_000);
+    assert!(world.dispatches().is_empty());
+    let view = world.inspect(task).unwrap();
+    assert_eq!((view.waits_for, view.unmet), (Some(WaitsFor::Agent), None));
+    assert_eq!(world.claim(&agent(1), None).unwrap().unwrap().task, task);
+}
+
+#[test]
+fn a_task_with_a_scope_goes_to_whoever_comes_first() {
+    let mut world = World::new();
+    let both = TaskSpec {
+        agent_held: false,
+        ..for_agents()
+    };
+    let first = world.submit(both.clone());
+    assert!(world.claim(&agent(1), Some(first)).unwrap().is_some());
+    world.machine(1);
+    assert!(world.dispatches().is_empty(), "an agent has it");
+    let second = world.submit(both);
+    assert_eq!(world.dispatch().re.task, second);
+    let taken = world.claim(&agent(2), Some(second)).unwrap_err();
+    assert_eq!(taken, Rejection::AlreadyTaken);
+    assert!(world.claim(&agent(2), None).unwrap().is_none());
+}
+
+#[test]
+fn the_most_urgent_is_claimed_first_then_the_oldest() {
+    let mut world = World::new();
+    let of = |priority| TaskSpec {
+        priority,
+        ..for_agents()
+    };
+    let (low, old, young) = (
+        world.submit(of(10)),
+        world.submit(of(50)),
+        world.submit(of(50)),
+    );
+    let claimed: Vec<TaskId> = (1..=3)
+        .map(|n| world.claim(&agent(n), None).unwrap().unwrap().task)
+        .collect();
+    assert_eq!(claimed, [old, young, low]);
+    assert!(world.claim(&agent(9), None).unwrap().is_none());
+}
+
+#[test]
+fn what_is_of_another_tenant_or_scope_or_of_none_looks_unknown() {
+    let mut world = World::new();
+    let theirs = world.submit(for_agents());
+    let nobodys = world.submit(spec());
+    let strangers = [
+        Agent {
+            scope: "writers".into(),
+            ..agent(1)
+        },
+        Agent {
+            tenant: samples::tenant("other"),
+            ..agent(1)
+        },
+    ];
+    for stranger in &strangers {
+        let refused = world.claim(stranger, Some(theirs)).unwrap_err();
+        assert_eq!(refused, Rejection::UnknownTask);
+        assert!(world.claim(stranger, None).unwrap().is_none());
+    }
+    let unscoped = world.claim(&agent(1), Some(nobodys)).unwrap_err();
+    assert_eq!(unscoped, Rejection::UnknownTask);
+}
+
+#[test]
+fn of_two_claims_one_wins() {
+    let mut world = World::new();
+    let task = world.submit(for_agents());
+    let winner = world.claim(&agent(1), Some(task)).unwrap().unwrap();
+    for n in 2..=9 {
+        let refused = world.claim(&agent(n), Some(task)).unwrap_err();
+        assert_eq!(refused, Rejection::AlreadyTaken);
+        assert!(world.claim(&agent(n), None).unwrap().is_none());
+    }
+    world.complete(&winner).unwrap();
+    let over = world.claim(&agent(2), Some(task)).unwrap_err();
+    assert_eq!(over, Rejection::AlreadyFinished);
+}
+
+#[test]
+fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
+    let mut world = World::new();
+    let task = world.submit(for_agents());
+    let by = super::world::actor();
+    let pause = |request: RequestId| Input::PauseScheduler {
+        request,
+        by: by.clone(),
+        reason: "r".into(),
+    };
+    world.ask(pause).unwrap();
+    assert!(world.claim(&agent(1), None).unwrap().is_none());
+    let refused = world.claim(&agent(1), Some(task)).unwrap_err();
+    assert_eq!(refused, Rejection::NotClaimable);
+    assert_eq!(keyed(&mut world, "k"), Err(Rejection::NotClaimable));
+    assert!(
+        world.store.keys.is_empty(),
+        "a refused start leaves nothing"
+    );
+    let unpause = |request: RequestId| Input::UnpauseScheduler {
+        request,
+        by: by.clone(),
+    };
+    world.ask(unpause).unwrap();
+    let tenant: TenantId = samples::tenant("acme");
+    let pause = |request: RequestId| Input::PauseTask {
+        request,
+        tenant,
+        task,
+        by: by.clone(),
+        reason: "r".into(),
+    };
+    world.ask(pause).unwrap();
+    assert!(world.claim(&agent(1), None).unwrap().is_none());
+    let refused = world.claim(&agent(1), Some(task)).unwrap_err();
+    assert_eq!(refused, Rejection::NotClaimable);
+}
+
+#[test]
+fn turns_of_a_conversation_are_claimed_one_at_a_time_in_their_order() {
+    let mut world = World::new();
+    let turn = || TaskSpec {
+        conversation_id: Some("c".into()),
+        ..for_agents()
+    };
+    let (first, second) = (world.submit(turn()), world.submit(turn()));
+    let refused = world.claim(&agent(1), Some(second)).unwrap_err();
+    assert_eq!(refused, Rejection::NotClaimable);
+    let hand = world.claim(&agent(1), None).unwrap().unwrap();
+    assert_eq!(hand.task, first);
+    assert!(world.claim(&agent(2), None).unwrap().is_none());
+    let refused = world.start(&agent(2), turn(), "k").unwrap_err();
+    assert_eq!(refused, Rejection::NotClaimable);
+    world.complete(&hand).unwrap();
+    assert_eq!(world.claim(&agent(2), None).unwrap().unwrap().task, second);
+}
+
+#[test]
+fn a_successor_waits_until_a_daemon_of_before_is_surely_done() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let both = TaskSpec {
+        agent_held: false,
+        retry: crate::spec::RetryPolicy {
+            when_unsafe: crate::spec::WhenUnsafe::Retry,
+            ..spec().retry
+        },
+        ..for_agents()
+    };
+    let task = world.submit(both);
+    let _work = world.started();
+    missing_twice(&mut world, &machine);
+    world.pass(3_000);
+    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    assert_eq!(world.store.fences.len(), 1);
+    let refused = world.claim(&agent(1), Some(task)).unwrap_err();
+    assert_eq!(refused, Rejection::NotClaimable, "its processes may live");
+    world.disconnect(&machine);
+    world.pass(TTL + super::world::GRACE);
+    assert!(world.claim(&agent(1), Some(task)).unwrap().is_some());
+}
+
+fn missing_twice(world: &mut World, machine: &Machine) {
+    for _ in 0..3 {
+        world.pass(5_000);
+        world.beat(machine, &[]);
+    }
+}
+
+#[test]
+fn only_lease_and_total_are_timed() {
+    let mut world = World::new();
+    let timed = TaskSpec {
+        effective_profile: crate::profile::default_for(crate::spec::TurnKind::User),
+        ..for_agents()
+    };
+    let hand = world.start(&agent(1), timed, "k").unwrap();
+    let armed = |world: &World| -> Vec<TimerKey> {
+        let timers = world.core.tasks[&hand.task].timers.armed();
+        let keys = timers.map(|armed| match armed {
+            crate::timers::Armed::Running { key, .. }
+            | crate::timers::Armed::Paused { key, .. } => key,
+        });
+        keys.collect()
+    };
+    assert_eq!(armed(&world), [TimerKey::Total, TimerKey::Lease]);
+    world.restart();
+    assert_eq!(armed(&world), [TimerKey::Total, TimerKey::Lease]);
+}
+
+#[test]
+fn an_attempt_that_runs_longer_than_total_is_timed_out_and_its_end_is_waited_for() {
+    let mut world = World::new();
+    let short = TaskSpec {
+        total_ms: Some(20_000),
+        ..for_agents()
+    };
+    let hand = world.start(&agent(1), short, "k").unwrap();
+    world.pass(20_000);
+    assert_eq!(world.state(hand.task), TaskState::TimedOut);
+    assert_eq!(world.store.fences.len(), 1, "nobody has seen it stop");
+    let end = world.newest(hand.task).state.end().cloned().unwrap();
+    assert_eq!(
+        (end.by, end.receipt),
+        (EndedBy::Relay, Receipt::Unconfirmed)
+    );
+    assert_eq!(world.renew(&hand), Err(Rejection::TaskTerminal));
+}
+
+#[test]
+fn a_queue_deadline_parks_what_no_agent_claims() {
+    let mut world = World::new();
+    let task = world.submit(TaskSpec {
+        queue_ms: Some(60_000),
+        ..for_agents()
+    });
+    world.pass(60_000);
+    assert_eq!(world.state(task), TaskState::NeedsAttention);
+    assert!(world.claim(&agent(1), None).unwrap().is_none());
+    let refused = world.claim(&agent(1), Some(task)).unwrap_err();
+    assert_eq!(refused, Rejection::NotClaimable);
+}
