@@ -8,7 +8,8 @@ use std::sync::Arc;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    DaemonRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonRecord, ForgottenRecord, IdempotencyRecord, ProgressRecord,
+    SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -112,6 +113,45 @@ impl Reader {
             spec.prompt = self.readable(&key, self.bodies.load(hash))?;
         }
         Some(Arc::new(spec))
+    }
+
+    /// One milestone of a task; none where it was pushed out.
+    pub(crate) fn checkpoint(
+        &self,
+        tenant: &TenantId,
+        task: TaskId,
+        number: u64,
+    ) -> Option<Arc<CheckpointRecord>> {
+        let (key, bytes) = self.bytes(&records::checkpoint_key(tenant, task, number))?;
+        self.readable(&key, records::decode_checkpoint(&bytes))
+    }
+
+    /// Milestones of a task up to number `upto`, newest first; at most `limit` of them.
+    pub(crate) fn checkpoints(
+        &self,
+        tenant: &TenantId,
+        task: TaskId,
+        upto: u64,
+        limit: usize,
+    ) -> Vec<Arc<CheckpointRecord>> {
+        let page = Page {
+            after: Some(records::checkpoint_key(
+                tenant,
+                task,
+                upto.saturating_add(1),
+            )),
+            limit,
+            reverse: true,
+        };
+        let range = KeyRange::checkpoints(&records::tenant_text(tenant), &task.0);
+        let Ok(scan) = self.store.scan(&range, &page) else {
+            return Vec::new();
+        };
+        self.unreadables.scan(&scan);
+        let entries = scan.entries.iter();
+        entries
+            .filter_map(|(key, bytes)| self.readable(key, records::decode_checkpoint(bytes)))
+            .collect()
     }
 
     /// Finished tasks of this tenant behind `after`, oldest first, each with the size of its record.
@@ -401,6 +441,11 @@ impl Shelf for Reader {
             idempotency_key: key.filter(is_its_own),
             body: body.flatten().map(|hash| hash.0),
         })
+    }
+
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>> {
+        let (key, bytes) = self.bytes(&records::progress_key(tenant, task))?;
+        self.readable(&key, records::decode_progress(&bytes))
     }
 
     fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {

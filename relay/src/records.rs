@@ -9,9 +9,11 @@ use std::sync::Arc;
 
 use baton_core::Recovered;
 use baton_core::effects::Write;
+use baton_core::goal::CHECKPOINTS_KEPT;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use serde::de::DeserializeOwned;
@@ -44,6 +46,10 @@ struct StoredSpec<'a> {
 }
 
 /// The store changes that one write of the core stands for.
+#[expect(
+    clippy::too_many_lines,
+    reason = "one arm per write, and each only says where it goes"
+)]
 pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
     match write {
         Write::PutSpec { task, spec } => {
@@ -87,14 +93,29 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
             into.push(Change::Put(fence_key(record.attempt), encode(record)))
         }
         Write::DropFence(attempt) => into.push(Change::Delete(fence_key(*attempt))),
+        Write::PutProgress(record) => into.push(Change::Put(
+            progress_key(&record.tenant, record.task),
+            encode(&**record),
+        )),
+        Write::PutCheckpoint(record) => into.push(Change::Put(
+            checkpoint_key(&record.tenant, record.task, record.number),
+            encode(&**record),
+        )),
+        Write::DropCheckpoint {
+            tenant,
+            task,
+            number,
+        } => into.push(Change::Delete(checkpoint_key(tenant, *task, *number))),
         Write::RemoveTask {
             tenant,
             task,
             idempotency_key: key,
             body,
+            checkpoints,
         } => {
             into.push(Change::Delete(spec_key(tenant, *task)));
             into.push(Change::Delete(done_key(tenant, *task)));
+            remove_goal(tenant, *task, *checkpoints, into);
             into.extend(
                 key.iter()
                     .map(|key| Change::Delete(idempotency_key(tenant, key))),
@@ -106,6 +127,13 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
             into.push(Change::Delete(daemon_key(&record.scope, record.daemon)));
         }
     }
+}
+
+fn remove_goal(tenant: &TenantId, task: TaskId, checkpoints: u64, into: &mut Vec<Change>) {
+    into.push(Change::Delete(progress_key(tenant, task)));
+    // And one that was stored ahead of a record that never came.
+    let kept = checkpoints.saturating_sub(CHECKPOINTS_KEPT) + 1..=checkpoints + 1;
+    into.extend(kept.map(|n| Change::Delete(checkpoint_key(tenant, task, n))));
 }
 
 /// Most records are shorter; growing to it step by step showed in the profile.
@@ -194,6 +222,14 @@ pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, Unde
     decode("idempotency key", bytes)
 }
 
+pub(crate) fn decode_progress(bytes: &[u8]) -> Result<Arc<ProgressRecord>, Undecodable> {
+    decode("progress", bytes).map(Arc::new)
+}
+
+pub(crate) fn decode_checkpoint(bytes: &[u8]) -> Result<Arc<CheckpointRecord>, Undecodable> {
+    decode("checkpoint", bytes).map(Arc::new)
+}
+
 pub(crate) fn decode_daemon(bytes: &[u8]) -> Result<Arc<DaemonRecord>, Undecodable> {
     decode("daemon", bytes).map(Arc::new)
 }
@@ -228,6 +264,21 @@ pub(crate) fn done_key(tenant: &TenantId, task: TaskId) -> Key {
     Key::Done {
         tenant: tenant_text(tenant),
         task: task.0,
+    }
+}
+
+pub(crate) fn progress_key(tenant: &TenantId, task: TaskId) -> Key {
+    Key::Progress {
+        tenant: tenant_text(tenant),
+        task: task.0,
+    }
+}
+
+pub(crate) fn checkpoint_key(tenant: &TenantId, task: TaskId, number: u64) -> Key {
+    Key::Checkpoint {
+        tenant: tenant_text(tenant),
+        task: task.0,
+        number,
     }
 }
 

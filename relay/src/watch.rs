@@ -184,6 +184,8 @@ mod tests {
             counters: Counters::default(),
             paused: None,
             retry_stop: None,
+            checkpoints: 0,
+            checkpointed: 0,
             timeline: Timeline {
                 dropped: from - 1,
                 events: (from..=to).map(event).collect(),

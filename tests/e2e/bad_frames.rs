@@ -3,8 +3,9 @@
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::relay_frame::Frame;
 use baton_proto::v1::{
-    AttemptFrame, AttemptRef, CheckpointDraft, CutReason, FrameRejected, LifecyclePhase, OutputCut,
-    PermissionRequest, Stream, TaskComplete, TaskError, TaskLifecycle, TaskState,
+    AttemptFrame, AttemptRef, BlockDraft, CheckpointDraft, CutReason, FrameRejected,
+    LifecyclePhase, OutputCut, PermissionRequest, Stream, TaskComplete, TaskError, TaskLifecycle,
+    TaskState,
 };
 use baton_tests::{Relay, ScriptedAttempt, ScriptedDaemon, for_agent, receipt};
 use bytes::Bytes;
@@ -99,6 +100,13 @@ fn references(attempt: &ScriptedAttempt, foreign: &ScriptedAttempt) -> Vec<Row> 
     ]
 }
 
+fn unexplained_block() -> Body {
+    Body::Block(BlockDraft {
+        reason: " \t".to_owned(),
+        ..BlockDraft::default()
+    })
+}
+
 /// Each under the number that the attempt is at; a refused control frame uses it up.
 fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
     let mut seq = attempt.control_seq;
@@ -162,10 +170,11 @@ fn bodies(attempt: &ScriptedAttempt) -> Vec<Row> {
             Body::Accepted(Default::default()),
         ),
         control(
-            "not built",
-            "unimplemented",
+            "a milestone without words",
+            "blank",
             Body::Checkpoint(CheckpointDraft::default()),
         ),
+        control("a block without a reason", "blank", unexplained_block()),
     ]
 }
 

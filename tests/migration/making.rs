@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::{
-    DrainDaemonRequest, ListTasksRequest, PauseRequest, PutProfileRequest, Role, SubmitRequest,
-    Task, TaskSpec, TaskState, UnpauseRequest, pause_request, unpause_request,
+    CheckpointDraft, DrainDaemonRequest, ListTasksRequest, PauseRequest, PutProfileRequest, Role,
+    SubmitRequest, Task, TaskSpec, TaskState, UnpauseRequest, pause_request, unpause_request,
 };
 use baton_proto::{ShortName, timestamp_to_ms};
 use baton_relay::store::SCHEMA;
@@ -101,6 +102,11 @@ async fn ended(client: &Client, link: &Client) {
         client.submit(spec(&prompt)).await;
         let mut attempt = daemon.running().await;
         attempt.say(&format!("output {number}\n").repeat(40)).await;
+        let milestone = CheckpointDraft {
+            summary: format!("half of {number}"),
+            ..CheckpointDraft::default()
+        };
+        attempt.send(Body::Checkpoint(milestone)).await;
         attempt.complete("").await;
         daemon.acked(&attempt).await;
         daemon.forget(&attempt);

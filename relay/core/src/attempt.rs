@@ -5,10 +5,10 @@
 //!
 //! | state | left by |
 //! |---|---|
-//! | queued | offer → offered; an agent's claim → accepted; queue timer → parked; cancel → canceled; a late result of its predecessor → released |
-//! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up) |
+//! | queued | offer → offered; an agent's claim → accepted; queue timer, park → parked; cancel → canceled; a late result of its predecessor → released |
+//! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up); park → parked |
 //! | accepted | started and later phases → starting … waiting_input; rejected → released |
-//! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result, error or release → its end; a deadline or cancel → cleaning_up; lease timer, missing, reboot → lost |
+//! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result, error or release → its end; a deadline or cancel → cleaning_up; park → parked; lease timer, missing, reboot → lost |
 //! | cleaning_up | any word that it is over → what was pending; but a result wins over a deadline, and nothing over a cancel |
 //! | parked | cancel → canceled; a successor → handed_off |
 //! | completed, failed, canceled, timed_out, lost, released, handed_off | nothing; a terminal frame is `late` and judged by the task |
@@ -31,8 +31,8 @@ use crate::config::Config;
 use crate::id::{AttemptId, InputId};
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
-    Answer, AttemptRecord, EventKind, Holder, InputRecord, Lease, OpenTool, Phase, RejectCode,
-    State,
+    Answer, AttemptRecord, EventKind, Holder, InputRecord, Lease, OpenTool, ParkCause, Phase,
+    RejectCode, State,
 };
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
@@ -59,6 +59,12 @@ pub(crate) enum Event {
     Withdraw,
     HandOff {
         successor: AttemptId,
+        to: Arc<str>,
+    },
+    /// It cannot go on: its holder says so, or somebody who watches it, or its result was not whole.
+    Park {
+        cause: ParkCause,
+        termination: Option<Termination>,
     },
     /// The daemon listed it in Hello and may go on: confirms it if it was not.
     Kept,
@@ -167,6 +173,7 @@ fn in_ended(event: &Event) -> Outcome {
         | Event::Rejected { .. }
         | Event::Receipt(_) => Outcome::Late,
         Event::Accepted
+        | Event::Park { .. }
         | Event::Phase(_)
         | Event::ToolStarted(_)
         | Event::ToolFinished(_)

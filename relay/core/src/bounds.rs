@@ -1,7 +1,7 @@
 //! How large a task's record may grow. It is written whole, and the journal takes no entry over 1 MiB.
 //!
 //! The worst legal record: open inputs and their answers 330 KiB, their tools and names 130 KiB, open tool calls
-//! 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB. A test builds it. Words are clipped; what decides is not.
+//! 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB, words of whoever resumed it 96 KiB. A test builds it. Words are clipped; what decides is not.
 
 use std::sync::Arc;
 
@@ -85,7 +85,7 @@ pub(crate) fn clip_body(body: &mut FrameBody) {
         | FrameBody::Question { .. }
         | FrameBody::InputWithdrawn { .. }
         | FrameBody::InputReceived { .. }
-        | FrameBody::NotBuilt { .. }
+        | FrameBody::Goal(_)
         | FrameBody::Unknown => {}
     }
 }

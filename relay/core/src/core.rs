@@ -14,6 +14,7 @@ use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::Input;
 use crate::live::{Live, Scene};
 use crate::open::Open;
+use crate::parked::ParkedTasks;
 use crate::queue::Queue;
 use crate::record::{
     DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, State,
@@ -51,6 +52,7 @@ pub struct Core {
     pub(crate) roster: Roster,
     pub(crate) fences: Fences,
     pub(crate) affinity: Affinity,
+    pub(crate) parked: ParkedTasks,
     pub(crate) deadlines: Deadlines<TaskId>,
     pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(crate) scheduler: SchedulerRecord,
@@ -225,6 +227,37 @@ impl Core {
                 };
                 self.answer(request, &tenant, task, (input, answer), finished, turn);
             }
+            Input::UpdateProgress {
+                request,
+                tenant,
+                task,
+                update,
+                known,
+                finished,
+            } => {
+                self.update_progress(request, (&tenant, task), update, known, finished, turn);
+            }
+            Input::Block {
+                request,
+                tenant,
+                task,
+                by,
+                block,
+                known,
+                finished,
+            } => {
+                self.block_task(request, (&tenant, task), by, block, known, finished, turn);
+            }
+            Input::Resume {
+                request,
+                tenant,
+                task,
+                resume,
+                attempt,
+                finished,
+            } => {
+                self.resume(request, (&tenant, task), resume, attempt, finished, turn);
+            }
             Input::PauseTask {
                 request,
                 tenant,
@@ -278,6 +311,13 @@ impl Core {
                 tenant,
                 task,
             } => self.inspect(request, &tenant, task, turn),
+            Input::ListParked {
+                request,
+                tenant,
+                causes,
+                after,
+                limit,
+            } => self.list_parked(request, &tenant, &causes, after, limit, turn),
             Input::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
             Input::RemoveFinished {
                 request,
@@ -330,6 +370,7 @@ impl Core {
             turn.publish(change.record, Arc::clone(&live.spec), change.events);
         }
         let record = live.shared();
+        self.parked.note(&record);
         if ended {
             self.forget(&live);
             return record;
@@ -358,6 +399,7 @@ impl Core {
         self.deadlines.disarm(task);
         self.roster.forget_task(task);
         self.queue.remove(task);
+        self.parked.forget(&live.spec.tenant, task);
         if let Some(key) = &live.spec.idempotency_key {
             self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
         }

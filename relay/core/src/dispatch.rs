@@ -131,6 +131,8 @@ impl Core {
             accept_ms: limits.accept_ms,
             total_ms: limits.total_ms,
             previous: live.newest().previous,
+            checkpoint: Some(live.record().checkpoints).filter(|newest| *newest > 0),
+            resume: live.newest().resume.clone(),
             agent_session_id,
             fresh,
             conversation_key: ConversationKey::of(&live.spec).map(|key| key.digest()),

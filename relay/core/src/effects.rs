@@ -5,8 +5,9 @@ use std::sync::Arc;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::{LeaseToken, MachineLoad};
 use crate::record::{
-    AttemptState, DaemonRecord, Decision, FenceRecord, ForgottenRecord, IdempotencyRecord,
-    InputKind, Phase, SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
+    AttemptState, CheckpointKind, CheckpointRecord, DaemonRecord, Decision, FenceRecord,
+    ForgottenRecord, IdempotencyRecord, InputKind, Phase, ProgressRecord, Resume, SchedulerRecord,
+    TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -42,12 +43,22 @@ pub enum Write {
     PutScheduler(SchedulerRecord),
     PutFence(FenceRecord),
     DropFence(AttemptId),
+    PutProgress(Arc<ProgressRecord>),
+    PutCheckpoint(Arc<CheckpointRecord>),
+    /// One that newer ones have pushed out.
+    DropCheckpoint {
+        tenant: TenantId,
+        task: TaskId,
+        number: u64,
+    },
     /// Retention: everything of a finished task, with its idempotency key and its claim to a long body.
     RemoveTask {
         tenant: TenantId,
         task: TaskId,
         idempotency_key: Option<String>,
         body: Option<[u8; 32]>,
+        /// The number of its newest checkpoint.
+        checkpoints: u64,
     },
     /// Retention: a daemon that stayed away.
     DropDaemon(Arc<DaemonRecord>),
@@ -55,15 +66,42 @@ pub enum Write {
 }
 
 impl Write {
+    /// It may be stored before the record that it belongs to, in an append of its own: both are long. A crash between the
+    /// two leaves it ahead of its task, where nobody was told of it and the next one replaces it. What a block writes
+    /// stays with its record.
+    pub fn goes_ahead(&self) -> bool {
+        match self {
+            Write::PutProgress(_) => true,
+            Write::PutCheckpoint(record) => record.kind == CheckpointKind::Progress,
+            Write::PutSpec { .. }
+            | Write::PutLive(_)
+            | Write::PutDone(_)
+            | Write::Reopen(_)
+            | Write::PutIdempotency { .. }
+            | Write::PutDaemon(_)
+            | Write::PutScheduler(_)
+            | Write::PutFence(_)
+            | Write::DropFence(_)
+            | Write::DropCheckpoint { .. }
+            | Write::RemoveTask { .. }
+            | Write::DropDaemon(_)
+            | Write::PutForgotten(_) => false,
+        }
+    }
+
     /// The task whose record it changes, if it is one of a task: the gate and the journal keep those together.
     pub fn task(&self) -> Option<TaskId> {
         match self {
-            Write::PutSpec { task, .. } | Write::RemoveTask { task, .. } => Some(*task),
+            Write::PutSpec { task, .. }
+            | Write::DropCheckpoint { task, .. }
+            | Write::RemoveTask { task, .. } => Some(*task),
             Write::PutLive(record) | Write::PutDone(record) | Write::Reopen(record) => {
                 Some(record.task)
             }
             Write::PutIdempotency { record, .. } => Some(record.task),
             Write::PutFence(record) => Some(record.task),
+            Write::PutProgress(record) => Some(record.task),
+            Write::PutCheckpoint(record) => Some(record.task),
             Write::PutDaemon(_)
             | Write::PutScheduler(_)
             | Write::PutForgotten(_)
@@ -139,6 +177,13 @@ pub enum Reply {
         cancel_requested: bool,
     },
     Inspected(Box<TaskView>),
+    /// The task after an update, and its progress.
+    Progressed {
+        record: Arc<TaskRecord>,
+        progress: Arc<ProgressRecord>,
+    },
+    /// Tasks that wait for a person.
+    Parked(Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>),
     Daemons(Vec<DaemonView>),
     Daemon(Box<DaemonView>),
     /// How many open tasks were held until now.
@@ -350,6 +395,10 @@ pub struct Dispatch {
     pub accept_ms: u64,
     pub total_ms: u64,
     pub previous: Option<AttemptId>,
+    /// The newest checkpoint of the task, by number: it may be long.
+    pub checkpoint: Option<u64>,
+    /// What whoever sent it on had to say.
+    pub resume: Option<Box<Resume>>,
     /// The agent's own id of this conversation, from the newest attempt that told one.
     pub agent_session_id: Option<Arc<str>>,
     /// The conversation begins anew, whatever the daemon remembers of it.

@@ -11,8 +11,8 @@ use crate::id::{AttemptId, DaemonId};
 use crate::live::Live;
 use crate::placement;
 use crate::record::{
-    AttemptRecord, Attention, AttentionCause, EndState, EndedBy, EventKind, FenceRecord, ParkCause,
-    Parked, Pending, Receipt, Runner, State,
+    AttemptRecord, Attention, EndState, EndedBy, EventKind, FenceRecord, ParkCause, Parked,
+    Pending, Receipt, Runner, State,
 };
 use crate::reject::Rejection;
 use crate::time::{Moment, Wall};
@@ -66,6 +66,13 @@ impl Core {
         }
         if before.leased && !live.is_newest_leased() {
             self.unlease(live, before.lease_ends, turn);
+            if matches!(live.newest().state, State::Parked(_)) {
+                // The fence knows how long it may still run; nothing else of the lease is needed again.
+                live.newest_mut().lease = None;
+                if let Some(daemon) = holder_of(live.newest()) {
+                    self.roster.place_freed(daemon);
+                }
+            }
         }
         match live.newest().state.clone() {
             State::Parked(parked) if live.record().attention.is_none() => {
@@ -246,21 +253,18 @@ impl Core {
         if !mutant!(ParkedStaysQueued) {
             self.queue.remove(live.id());
         }
-        let (cause, reason) = match parked.cause {
-            ParkCause::Starved => (
-                AttentionCause::Starved,
-                "no daemon could take it within its queue deadline",
-            ),
-            ParkCause::Blocked => (
-                AttentionCause::Blocked,
-                "the attempt cannot go on without a person",
-            ),
-            ParkCause::InputTimeout => (AttentionCause::InputTimeout, "nobody answered in time"),
+        let reason = match parked.cause {
+            ParkCause::Starved => "no daemon could take it within its queue deadline",
+            ParkCause::Blocked => "the attempt cannot go on without a person",
+            ParkCause::InputTimeout => "nobody answered in time",
+            ParkCause::ReceiptsMissing => "required files are missing",
         };
         let since = turn.now.wall;
         live.record_mut().attention = Some(Attention {
-            cause,
+            cause: parked.cause.attention(),
             reason: reason.into(),
+            hint: None,
+            checkpoint: None,
             since,
         });
     }

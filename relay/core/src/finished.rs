@@ -1,10 +1,12 @@
 //! The core holds live tasks only. Where an input names a finished one, what is stored of it is loaded first; which input
 //! needs what is said here, how it is read is the shell's.
 
+use std::sync::Arc;
+
 use crate::core::Core;
 use crate::id::{TaskId, TenantId, TenantScope};
-use crate::input::{Finished, Input, Prior, Removable, Submit};
-use crate::record::IdempotencyRecord;
+use crate::input::{Finished, Frame, FrameBody, Input, Prior, Removable, Submit};
+use crate::record::{IdempotencyRecord, ProgressRecord};
 
 /// What is stored of tasks that the core does not hold.
 pub trait Shelf {
@@ -17,14 +19,17 @@ pub trait Shelf {
     fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable>;
 
     fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord>;
+
+    /// Of a live task; the newest, durable or not.
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>>;
 }
 
 impl Core {
+    /// Fills in what the input needs from the shelf. Looks there only where the core does not have the task.
     #[expect(
         clippy::too_many_lines,
         reason = "one arm per input, and each only names what it needs"
     )]
-    /// Fills in what the input needs from the shelf. Looks there only where the core does not have the task.
     pub fn load_finished(&self, input: &mut Input, shelf: &impl Shelf) {
         match input {
             Input::Submit(submit) | Input::Start { submit, .. } => {
@@ -62,19 +67,38 @@ impl Core {
                 task,
                 finished,
                 ..
+            }
+            | Input::Resume {
+                tenant,
+                task,
+                finished,
+                ..
             } => {
                 if !self.is_live(*task) {
                     *finished = shelf.finished(tenant, *task);
                 }
             }
-            Input::Frame(frame) => {
-                let daemon = self.roster.daemon_of(frame.session);
-                let speaker = daemon.and_then(|daemon| self.roster.get(daemon));
-                // Whoever is not heard needs no answer from the disk.
-                if let Some(speaker) = speaker.filter(|_| !self.is_live(frame.re.task)) {
-                    frame.finished = shelf.finished_within(&speaker.scope, frame.re.task);
+            Input::UpdateProgress {
+                tenant,
+                task,
+                known,
+                finished,
+                ..
+            }
+            | Input::Block {
+                tenant,
+                task,
+                known,
+                finished,
+                ..
+            } => {
+                if self.is_live(*task) {
+                    *known = shelf.progress(tenant, *task);
+                } else {
+                    *finished = shelf.finished(tenant, *task);
                 }
             }
+            Input::Frame(frame) => self.load_for_frame(frame, shelf),
             Input::SessionOpened { hello, .. } => {
                 for active in &mut hello.active {
                     // The session may have looked already; only a task that ended since is read here.
@@ -99,6 +123,7 @@ impl Core {
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
+            | Input::ListParked { .. }
             | Input::ListDaemons { .. }
             | Input::ForgetDaemons { .. }
             | Input::SessionClosed { .. }
@@ -107,6 +132,19 @@ impl Core {
             | Input::Hold { .. }
             | Input::DeliveryFailed { .. }
             | Input::Tick => {}
+        }
+    }
+
+    fn load_for_frame(&self, frame: &mut Frame, shelf: &impl Shelf) {
+        let live = self.tasks.get(&frame.re.task);
+        if let Some(live) = live.filter(|_| frame.adds_progress()) {
+            frame.known = shelf.progress(&live.record().tenant, live.id());
+        }
+        let daemon = self.roster.daemon_of(frame.session);
+        let speaker = daemon.and_then(|daemon| self.roster.get(daemon));
+        // Whoever is not heard needs no answer from the disk.
+        if let Some(speaker) = speaker.filter(|_| live.is_none()) {
+            frame.finished = shelf.finished_within(&speaker.scope, frame.re.task);
         }
     }
 
@@ -123,13 +161,59 @@ impl Core {
     }
 }
 
+impl Frame {
+    fn adds_progress(&self) -> bool {
+        matches!(self.body, FrameBody::Goal(_))
+    }
+}
+
 impl Input {
+    /// The task whose stored progress it adds to: all that was handed over before must be readable first.
+    pub fn progress_of(&self) -> Option<TaskId> {
+        match self {
+            Input::UpdateProgress { task, .. } | Input::Block { task, .. } => Some(*task),
+            Input::Frame(frame) => frame.adds_progress().then_some(frame.re.task),
+            Input::Submit(_)
+            | Input::Start { .. }
+            | Input::Claim { .. }
+            | Input::Held(_)
+            | Input::Cancel { .. }
+            | Input::Retry { .. }
+            | Input::Answer { .. }
+            | Input::Resume { .. }
+            | Input::PauseTask { .. }
+            | Input::UnpauseTask { .. }
+            | Input::PauseScheduler { .. }
+            | Input::UnpauseScheduler { .. }
+            | Input::ReleaseInherited { .. }
+            | Input::DrainDaemon { .. }
+            | Input::UndrainDaemon { .. }
+            | Input::ForgetDaemon { .. }
+            | Input::Inspect { .. }
+            | Input::ListParked { .. }
+            | Input::ListDaemons { .. }
+            | Input::RemoveFinished { .. }
+            | Input::ForgetDaemons { .. }
+            | Input::HoldDispatch { .. }
+            | Input::SessionOpened { .. }
+            | Input::SessionClosed { .. }
+            | Input::Heartbeat { .. }
+            | Input::Activity(_)
+            | Input::Hold { .. }
+            | Input::DeliveryFailed { .. }
+            | Input::Tick => None,
+        }
+    }
+
     /// Tasks whose stored record it may need.
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
-            Input::Cancel { task, .. } | Input::Retry { task, .. } | Input::Answer { task, .. } => {
-                vec![*task]
-            }
+            Input::Cancel { task, .. }
+            | Input::Retry { task, .. }
+            | Input::Answer { task, .. }
+            | Input::UpdateProgress { task, .. }
+            | Input::Block { task, .. }
+            | Input::Resume { task, .. } => vec![*task],
             Input::Claim { task, .. } => task.iter().copied().collect(),
             Input::Held(call) => vec![call.task],
             Input::Frame(frame) => vec![frame.re.task],
@@ -150,6 +234,7 @@ impl Input {
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
+            | Input::ListParked { .. }
             | Input::ListDaemons { .. }
             | Input::ForgetDaemons { .. }
             | Input::SessionClosed { .. }

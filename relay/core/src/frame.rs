@@ -18,7 +18,7 @@ use crate::input::{Activity, Completed, Errored, Frame, FrameBody, FrameRef, Lea
 use crate::live::{Live, wall_of};
 use crate::record::{
     AttemptRecord, EventKind, FailureCode, InputKind, InputRecord, InputState, OpenTool, Phase,
-    State,
+    State, Workspace,
 };
 use crate::reject::Rejection;
 use crate::rules;
@@ -91,13 +91,40 @@ impl Core {
     }
 
     fn next_frame(&mut self, live: &mut Live, from: From, frame: Frame, turn: &mut Turn<'_>) {
-        let accepts = matches!(frame.body, FrameBody::Accepted);
-        let words = if let FrameBody::Phase { message, .. } = &frame.body {
+        let Frame {
+            body,
+            known,
+            observed,
+            workspace,
+            ..
+        } = frame;
+        let FrameBody::Goal(word) = body else {
+            return self.machine_frame(live, from, body, (observed, workspace), turn);
+        };
+        match self.holder_says(live, word, known, Some(from.control_seq), turn) {
+            Ok(_) => ack(from, from.control_seq, turn),
+            Err(code) => {
+                live.use_up(from.control_seq);
+                reject(from, code, turn);
+            }
+        }
+    }
+
+    fn machine_frame(
+        &mut self,
+        live: &mut Live,
+        from: From,
+        body: FrameBody,
+        (observed, workspace): (Wall, Option<Box<Workspace>>),
+        turn: &mut Turn<'_>,
+    ) {
+        let accepts = matches!(body, FrameBody::Accepted);
+        let words = if let FrameBody::Phase { message, .. } = &body {
             message.clone()
         } else {
             None
         };
-        let event = match event_of(frame.body, &live.spec, turn.now.wall) {
+        let event = match event_of(body, &live.spec, turn.now.wall) {
             Ok(event) => event,
             Err(Refused::Unknown) => {
                 turn.fx.counts.push(Count::UnknownFrame);
@@ -114,12 +141,11 @@ impl Core {
         } else {
             None
         };
-        let workspace = frame.workspace;
         match self.apply_numbered(
             live,
             event,
             // A daemon that tells no time sends none, which decodes as zero.
-            Some(frame.observed).filter(|observed| observed.0 > 0),
+            Some(observed).filter(|observed| observed.0 > 0),
             Some(from.control_seq),
             turn,
         ) {
@@ -215,7 +241,10 @@ pub(crate) fn check_owner(
         return Err(Rejection::UnknownAttempt);
     }
     match proof {
-        Some(token) if !proves(attempt, token) => Err(Rejection::BadProof),
+        // A parked attempt has no lease to prove; its holder may still send the receipt.
+        Some(token) if attempt.lease.is_some() && !proves(attempt, token) => {
+            Err(Rejection::BadProof)
+        }
         Some(_) | None => Ok(()),
     }
 }
@@ -307,8 +336,8 @@ pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Ev
             termination,
         },
         FrameBody::Receipt { termination } => Event::Receipt(termination),
-        FrameBody::NotBuilt { name: _ } => return Err(Refused::Code(Rejection::Unimplemented)),
-        FrameBody::Unknown => return Err(Refused::Unknown),
+        // Words about the goal go another way.
+        FrameBody::Goal(_) | FrameBody::Unknown => return Err(Refused::Unknown),
     })
 }
 
@@ -407,7 +436,7 @@ pub(crate) fn proof_of_death(body: &FrameBody) -> Option<bool> {
         | FrameBody::Question { .. }
         | FrameBody::InputWithdrawn { .. }
         | FrameBody::InputReceived { .. }
-        | FrameBody::NotBuilt { .. }
+        | FrameBody::Goal(_)
         | FrameBody::Unknown => None,
     }
 }

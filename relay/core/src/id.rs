@@ -59,6 +59,10 @@ uuid_id!(
     InputId
 );
 uuid_id!(
+    /// A milestone of a task.
+    CheckpointId
+);
+uuid_id!(
     /// One life of the relay's data: a restored or truncated store gets a new one, which fences older frames.
     Incarnation
 );

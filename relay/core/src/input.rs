@@ -7,13 +7,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
     TenantScope, TokenId,
 };
+use crate::parked::Place;
 use crate::record::{
-    AgentRecord, Artifact, Decision, Exit, FailureCode, Phase, Platform, RejectCode, TaskRecord,
-    Usage, Workspace,
+    AgentRecord, Artifact, AttentionCause, Decision, Exit, FailureCode, Phase, Platform,
+    ProgressRecord, RejectCode, Resume, TaskRecord, Usage, Workspace,
 };
 use crate::spec::TaskSpec;
 use crate::time::Wall;
@@ -62,6 +64,34 @@ pub enum Input {
         by: Actor,
         decision: Decision,
         payload: Arc<[u8]>,
+        finished: Option<Finished>,
+    },
+    /// Goal-level progress, from whoever watches or does the work.
+    UpdateProgress {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        update: Clean<ProgressUpdate>,
+        known: Option<Arc<ProgressRecord>>,
+        finished: Option<Finished>,
+    },
+    /// Parks an open task; what runs is told to stop.
+    Block {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        by: Actor,
+        block: Clean<BlockDraft>,
+        known: Option<Arc<ProgressRecord>>,
+        finished: Option<Finished>,
+    },
+    /// Sends a parked task on. `attempt` is the one that the caller saw.
+    Resume {
+        request: RequestId,
+        tenant: TenantId,
+        task: TaskId,
+        resume: Box<Resume>,
+        attempt: Option<AttemptId>,
         finished: Option<Finished>,
     },
     PauseTask {
@@ -121,6 +151,14 @@ pub enum Input {
         request: RequestId,
         tenant: TenantId,
         task: TaskId,
+    },
+    /// Tasks that wait for a person, newest first.
+    ListParked {
+        request: RequestId,
+        tenant: TenantId,
+        causes: Vec<AttentionCause>,
+        after: Option<Place>,
+        limit: usize,
     },
     /// Daemons that the caller may see, away ones too.
     ListDaemons {
@@ -360,6 +398,8 @@ pub struct Frame {
     /// What the frame says about where the attempt runs, or what it left there.
     pub workspace: Option<Box<Workspace>>,
     pub finished: Option<Finished>,
+    /// What is stored of its task's progress, where the body adds to it.
+    pub known: Option<Arc<ProgressRecord>>,
 }
 
 #[derive(Clone, Debug)]
@@ -402,6 +442,8 @@ pub enum FrameBody {
     InputReceived {
         input: InputId,
     },
+    /// Progress, a checkpoint or a block.
+    Goal(GoalWord),
     Completed(Completed),
     Errored(Errored),
     Canceled(CanceledBody),
@@ -413,10 +455,6 @@ pub enum FrameBody {
     /// The processes are gone; sent when no terminal frame says so.
     Receipt {
         termination: Termination,
-    },
-    /// Known to the protocol, not built in this relay yet: refused with `unimplemented`.
-    NotBuilt {
-        name: &'static str,
     },
     /// A phase or body from a newer protocol: takes its number, is counted, changes nothing.
     Unknown,

@@ -256,7 +256,7 @@ fn adoptable(live: &Live, index: usize, body: &FrameBody) -> Option<Event> {
         | FrameBody::Canceled(_)
         | FrameBody::Released { .. }
         | FrameBody::Receipt { .. }
-        | FrameBody::NotBuilt { .. }
+        | FrameBody::Goal(_)
         | FrameBody::Unknown => None,
     }
 }

@@ -8,6 +8,7 @@ mod attempt;
 mod code;
 mod end;
 mod fleet;
+mod goal;
 mod timeline;
 
 use std::sync::Arc;
@@ -25,9 +26,10 @@ pub use fleet::{
     AgentRecord, DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord,
     IdempotencyRecord, InheritedHold, Pause, Platform, Release, Runner, SchedulerRecord,
 };
+pub use goal::{CheckpointKind, CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume};
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 
-use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
+use crate::id::{AttemptId, CheckpointId, DaemonId, TaskId, TenantId};
 use crate::time::Wall;
 
 /// A task's changing half; the other half is its immutable `TaskSpec`.
@@ -51,6 +53,10 @@ pub struct TaskRecord {
     pub paused: Option<Pause>,
     /// Why no further attempt follows the last one, if a rule decided that.
     pub retry_stop: Option<Arc<str>>,
+    /// Checkpoints ever written; the newest one has this number.
+    pub checkpoints: u64,
+    /// The revision up to which the newest one tells.
+    pub checkpointed: u64,
     pub timeline: Timeline,
     pub trace: TraceIds,
 }
@@ -124,6 +130,10 @@ pub struct CancelRecord {
 pub struct Attention {
     pub cause: AttentionCause,
     pub reason: Arc<str>,
+    /// What would help, in the words of whoever blocked it.
+    pub hint: Option<Arc<str>>,
+    /// Written with the block.
+    pub checkpoint: Option<CheckpointId>,
     pub since: Wall,
 }
 
@@ -134,6 +144,8 @@ pub enum AttentionCause {
     UnsafeLoss,
     Poison,
     InputTimeout,
+    /// Required files are missing from a result.
+    ReceiptsMissing,
 }
 
 impl AttentionCause {
@@ -144,6 +156,7 @@ impl AttentionCause {
             AttentionCause::UnsafeLoss => "unsafe_loss",
             AttentionCause::Poison => "poison",
             AttentionCause::InputTimeout => "input_timeout",
+            AttentionCause::ReceiptsMissing => "receipts_missing",
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::fences::Fences;
 use crate::id::TaskId;
 use crate::live::Live;
 use crate::open::Open;
+use crate::parked::ParkedTasks;
 use crate::queue::Queue;
 use crate::record::{AttemptRecord, Budget, Holder, State, TaskRecord, TimerKind};
 use crate::roster::Roster;
@@ -69,6 +70,7 @@ impl Core {
             queue: Queue::default(),
             roster: Roster::new(&config),
             fences: Fences::default(),
+            parked: ParkedTasks::default(),
             affinity: Affinity::default(),
             deadlines: Deadlines::default(),
             daemons: BTreeMap::new(),

@@ -49,7 +49,14 @@ pub enum Rejection {
     DuplicateTool,
     UnknownTool,
     ContractUnmet,
-    Unimplemented,
+    /// Its attempt is being ended, so it cannot be parked.
+    BeingEnded,
+    /// The task waits for a person already.
+    AlreadyParked,
+    /// The task does not wait for a person.
+    NotParked,
+    /// Somebody else sent it on first.
+    HandedOff,
 }
 
 impl Rejection {
@@ -90,7 +97,10 @@ impl Rejection {
             Rejection::DuplicateTool => "duplicate_tool",
             Rejection::UnknownTool => "unknown_tool",
             Rejection::ContractUnmet => "contract_unmet",
-            Rejection::Unimplemented => "unimplemented",
+            Rejection::BeingEnded => "being_ended",
+            Rejection::AlreadyParked => "already_parked",
+            Rejection::NotParked => "not_parked",
+            Rejection::HandedOff => "handed_off",
         }
     }
 
@@ -150,7 +160,14 @@ impl Rejection {
             Rejection::ContractUnmet => {
                 "required artifacts are missing; complete again once they exist"
             }
-            Rejection::Unimplemented => "this relay does not support that yet",
+            Rejection::BeingEnded => {
+                "the attempt is being ended already; wait for its end, then block the task"
+            }
+            Rejection::AlreadyParked => "the task waits for a person already",
+            Rejection::NotParked => {
+                "the task does not wait for a person; only a parked one can be resumed"
+            }
+            Rejection::HandedOff => "somebody else sent this attempt on already",
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Downstream, Reply};
 use crate::ends::confirm_cancel;
-use crate::id::{AttemptId, InputId, RequestId, TaskId, TenantId};
+use crate::id::{InputId, RequestId, TaskId, TenantId};
 use crate::input::{Actor, Finished};
 use crate::live::Live;
 use crate::record::{
@@ -125,17 +125,9 @@ impl Core {
                 self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
             }
         }
-        let record = live.record_mut();
-        record.counters.daemons_lost.clear();
-        record.counters.last_failure = None;
-        record.retry_stop = None;
-        let message = reason.unwrap_or(by.name);
+        let message = reason.unwrap_or_else(|| Arc::clone(&by.name));
         live.note(EventKind::RetryAsked, Some(message));
-        let successor = AttemptId(turn.mint.id());
-        if matches!(live.newest().state, State::Parked(_)) {
-            self.apply(&mut live, Event::HandOff { successor }, None, turn);
-        }
-        self.add_attempt_as(successor, &mut live, true, turn);
+        self.send_on(&mut live, by.name, turn);
         self.keep_and_reply(live, request, turn);
     }
 

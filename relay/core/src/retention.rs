@@ -35,6 +35,7 @@ impl Core {
                 task: one.record.task,
                 idempotency_key: one.idempotency_key,
                 body: one.body,
+                checkpoints: one.record.checkpoints,
             });
         }
         turn.reply(request, After::Everything, Reply::Removed(removed));

@@ -150,6 +150,8 @@ impl Core {
         let record = live.record_mut();
         if let Some(last) = record.attempts.last_mut() {
             last.successor = Some(id);
+            // What a person had to say holds until somebody says something else.
+            attempt.resume = last.resume.take();
             bounds::shrink_earlier(last);
         }
         record.attempts.push(attempt);
@@ -190,6 +192,8 @@ fn new_record(task: TaskId, spec: &TaskSpec, now: Wall, mint: &mut dyn Mint) -> 
         counters: Counters::default(),
         paused: None,
         retry_stop: None,
+        checkpoints: 0,
+        checkpointed: 0,
         timeline: Timeline::default(),
         trace: trace_ids(spec, mint),
     }

@@ -4,6 +4,7 @@ mod world;
 
 mod agent_calls;
 mod agents;
+mod blocking;
 mod boot;
 mod bounds;
 mod cancel;
@@ -20,6 +21,7 @@ mod life;
 mod liveness;
 mod losses;
 mod placing;
+mod progress;
 mod refusals;
 mod resuming;
 mod retention;

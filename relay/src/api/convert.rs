@@ -189,7 +189,7 @@ pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attem
         ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| words::timer(timer).into()),
         artifacts: attempt.artifacts.iter().map(artifact).collect(),
         resume_fallback: attempt.fresh,
-        handed_off_to: String::new(),
+        handed_off_to: attempt.handed_to.as_deref().unwrap_or_default().to_owned(),
         stderr_tail: String::new(),
         cause_phase: end
             .and_then(|end| end.cause_phase)
@@ -339,17 +339,20 @@ fn artifact(artifact: &Artifact) -> v1::ArtifactReceipt {
     }
 }
 
-fn attention(record: &TaskRecord, attention: &Attention) -> v1::Attention {
+pub(super) fn attention(record: &TaskRecord, attention: &Attention) -> v1::Attention {
     v1::Attention {
         cause: words::attention(attention.cause).into(),
         reason: attention.reason.to_string(),
-        resume_hint: String::new(),
+        resume_hint: attention.hint.as_deref().unwrap_or_default().to_owned(),
         since: Some(timestamp(attention.since)),
         attempt_id: record
             .newest()
             .map(|attempt| attempt.id.to_string())
             .unwrap_or_default(),
-        checkpoint_id: String::new(),
+        checkpoint_id: attention
+            .checkpoint
+            .map(|id| id.to_string())
+            .unwrap_or_default(),
     }
 }
 

@@ -54,7 +54,10 @@ fn phase_of(event: &TimelineEvent) -> Option<Phase> {
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::ReceiptArrived
-        | EventKind::LateTerminal => None,
+        | EventKind::LateTerminal
+        | EventKind::Progress
+        | EventKind::Checkpoint { .. }
+        | EventKind::Resumed { .. } => None,
     }
 }
 
@@ -140,6 +143,11 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
             shown.deadline_at = Some(timestamp(due));
         }
         EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
+        EventKind::Checkpoint { id } => shown.checkpoint_id = id.to_string(),
+        EventKind::Resumed { by } => {
+            shown.principal = by.to_string();
+            shown.reason = std::mem::take(&mut shown.message);
+        }
         EventKind::Submitted
         | EventKind::Queued
         | EventKind::Phase(_)
@@ -151,6 +159,7 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::ReceiptArrived
+        | EventKind::Progress
         | EventKind::LateTerminal => {}
     }
 }
@@ -225,5 +234,8 @@ fn kind(event: &EventKind) -> v1::TaskEventKind {
         EventKind::ReceiptArrived => Kind::ReceiptArrived,
         EventKind::LateTerminal => Kind::LateTerminal,
         EventKind::AdoptedLate => Kind::AdoptedLate,
+        EventKind::Progress => Kind::Progress,
+        EventKind::Checkpoint { .. } => Kind::Checkpoint,
+        EventKind::Resumed { .. } => Kind::Resumed,
     }
 }

@@ -41,6 +41,9 @@ pub(crate) enum Fault {
     /// Two wanted the task, and this caller came second.
     #[error("{by} was quicker and has the task")]
     TakenBy { by: String },
+    /// Somebody was quicker in sending it on.
+    #[error("{by} has sent this task on already")]
+    SentOnBy { by: String },
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]
     NotBuilt { what: &'static str },

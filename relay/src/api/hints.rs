@@ -20,6 +20,7 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::TooManyProfiles { .. } => "remove one first",
         Fault::AnsweredOtherwise { .. } => refusal(Rejection::AnswerConflict),
         Fault::TakenBy { .. } => refusal(Rejection::AlreadyTaken),
+        Fault::SentOnBy { .. } => refusal(Rejection::HandedOff),
         Fault::StaleAnswer => "list the open inputs and answer what is shown now",
         Fault::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
         Fault::NotBuilt { .. } => "leave it out, or use a later version",
@@ -159,6 +160,10 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::DuplicateInput | Rejection::DuplicateTool => "use a new id",
         Rejection::UnknownTool => "send tool_started first",
         Rejection::ContractUnmet => "make the missing files, then complete again",
-        Rejection::Unimplemented => "use a later version",
+        Rejection::BeingEnded => "wait until the attempt has ended",
+        Rejection::AlreadyParked | Rejection::HandedOff => {
+            "`baton blocked` lists what waits for a person"
+        }
+        Rejection::NotParked => "look at the task; `baton show TASK`",
     }
 }

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use baton_core::goal;
+
 /// How much text a field takes: bytes of UTF-8 where machines read it, characters where people do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
@@ -57,6 +59,16 @@ pub const CRITERION: Size = Size::Chars(1024);
 /// A label of a question's option.
 pub const OPTION_LABEL: Size = Size::Chars(256);
 pub const ANSWER: Size = Size::Chars(8192);
+pub const SUMMARY: Size = Size::Chars(goal::SUMMARY_CHARS);
+pub const CURSOR: Size = Size::Chars(goal::CURSOR_CHARS);
+/// A completed or failed item.
+pub const ITEM: Size = Size::Chars(goal::ITEM_CHARS);
+pub const ITEM_REASON: Size = Size::Chars(goal::REASON_CHARS);
+pub const EVIDENCE_KIND: Size = Size::Bytes(goal::EVIDENCE_KIND_CHARS);
+pub const EVIDENCE_REF: Size = Size::Chars(goal::EVIDENCE_REF_CHARS);
+pub const EVIDENCE_SUMMARY: Size = Size::Chars(goal::EVIDENCE_CHARS);
+/// What a person tells the next attempt.
+pub const RESUME_INSTRUCTIONS: Size = Size::Bytes(64 * 1024);
 pub const PAGE_TOKEN: Size = Size::Bytes(512);
 
 pub const ARGV_ITEMS: usize = 1024;
@@ -77,12 +89,20 @@ pub const PERMISSION_RULES: usize = 256;
 pub const RULE_TOOL: Size = Size::Bytes(256);
 pub const RULE_PATTERN: Size = Size::Bytes(1024);
 pub const ANSWER_LABELS: usize = 64;
+/// Items of one update; as many as a task keeps.
+pub const ITEMS: usize = goal::ITEMS;
+pub const EVIDENCE: usize = goal::EVIDENCE;
+pub const RESUME_ANSWERS: usize = 64;
+/// Bytes of all questions and answers of one resume together.
+pub const RESUME_ANSWERS_BYTES: usize = 32 * 1024;
 pub const SUBMIT_MANY: usize = 500;
 pub const FILTER_STATES: usize = 32;
 pub const PROFILES: usize = 1000;
 
 pub const PAGE_DEFAULT: u32 = 50;
 pub const PAGE_MAX: u32 = 200;
+/// Rows of a page of parked tasks where nothing is said.
+pub const BLOCKED_PAGE_DEFAULT: u32 = 10;
 /// Bytes of the rows of one page; the first row is always sent.
 pub const PAGE_BYTES: usize = 1024 * 1024;
 /// Records that one List call looks at before it gives a short page: a filter must not read the whole store.

@@ -12,6 +12,7 @@ mod convert;
 mod events;
 pub(crate) mod fault;
 mod fleet;
+mod goals;
 mod held;
 mod hints;
 mod importing;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 
 use baton_core::config::Config;
 use baton_core::input::Actor;
+use baton_core::secrets;
 use baton_core::time::Wall;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -135,14 +137,14 @@ fn actor(principal: &Principal) -> Actor {
     }
 }
 
-/// Empty is no reason.
+/// Empty is no reason. Without credentials, like all words that are kept about work.
 fn optional_reason(reason: String) -> Result<Option<Arc<str>>, Fault> {
     let reason = validate::optional("reason", reason, limits::REASON)?;
-    Ok(reason.map(Into::into))
+    Ok(reason.map(|reason| secrets::without(&reason).into()))
 }
 
 /// Checked before anything is looked up.
 fn required_reason(reason: &str) -> Result<Arc<str>, Fault> {
     validate::not_blank("reason", reason, limits::REASON)?;
-    Ok(reason.into())
+    Ok(secrets::without(reason).into())
 }

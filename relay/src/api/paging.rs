@@ -73,13 +73,14 @@ pub(super) fn bad_token() -> super::validate::Invalid {
 
 /// Rows of one page: zero asks for the default.
 pub(super) fn page_size(asked: u32) -> Checked<usize> {
-    let size = if asked == 0 {
-        limits::PAGE_DEFAULT
-    } else {
-        asked
-    };
-    if size > limits::PAGE_MAX {
-        let (low, high) = (1, limits::PAGE_MAX.into());
+    page_size_of(asked, limits::PAGE_DEFAULT, limits::PAGE_MAX)
+}
+
+/// The same for a list with its own default and limit.
+pub(super) fn page_size_of(asked: u32, default: u32, most: u32) -> Checked<usize> {
+    let size = if asked == 0 { default } else { asked };
+    if size > most {
+        let (low, high) = (1, most.into());
         return Err(invalid(
             "page_size",
             Why::OutOfRange {

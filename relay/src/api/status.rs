@@ -78,7 +78,9 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
 
 /// Who stands in the way.
 fn holder(fault: &Fault) -> String {
-    if let Fault::AnsweredOtherwise { by, .. } | Fault::TakenBy { by } = fault {
+    if let Fault::AnsweredOtherwise { by, .. } | Fault::TakenBy { by } | Fault::SentOnBy { by } =
+        fault
+    {
         by.clone()
     } else {
         String::new()
@@ -108,6 +110,7 @@ fn row(fault: &Fault) -> Row {
         Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
         Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
         Fault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
+        Fault::SentOnBy { .. } => rejection_row(Rejection::HandedOff),
         Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
         Fault::UnsafeRetry => (FailedPrecondition, "unsafe_retry", Never),
         Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
@@ -203,7 +206,7 @@ fn frame_code(fault: &FrameFault) -> Code {
 /// The core's refusals have their machine codes in the core; frames use the same ones.
 fn rejection_row(rejection: Rejection) -> Row {
     use Code::{Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange};
-    use Code::{PermissionDenied, ResourceExhausted, Unavailable, Unimplemented};
+    use Code::{PermissionDenied, ResourceExhausted, Unavailable};
     let (code, retry) = match rejection {
         Rejection::UnknownTask
         | Rejection::UnknownAttempt
@@ -221,10 +224,10 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::UnknownSession
         | Rejection::StaleAttempt
         | Rejection::StaleIncarnation
-        | Rejection::Superseded => (Aborted, Never),
+        | Rejection::Superseded
+        | Rejection::HandedOff => (Aborted, Never),
         Rejection::BadProof => (PermissionDenied, Never),
         Rejection::Gap => (OutOfRange, Never),
-        Rejection::Unimplemented => (Unimplemented, Never),
         Rejection::AlreadyFinished
         | Rejection::NotFinished
         | Rejection::BeingCanceled
@@ -238,6 +241,9 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::LeaseExpired
         | Rejection::TaskTerminal
         | Rejection::WrongOrder
+        | Rejection::BeingEnded
+        | Rejection::AlreadyParked
+        | Rejection::NotParked
         | Rejection::ContractUnmet => (FailedPrecondition, Never),
     };
     (code, rejection.as_str(), retry)
@@ -254,7 +260,7 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 36] = [
+    const EVERY_REJECTION: [Rejection; 39] = [
         Rejection::DaemonConnected,
         Rejection::DaemonHolds,
         Rejection::UnknownTask,
@@ -290,7 +296,10 @@ mod tests {
         Rejection::DuplicateTool,
         Rejection::UnknownTool,
         Rejection::ContractUnmet,
-        Rejection::Unimplemented,
+        Rejection::BeingEnded,
+        Rejection::AlreadyParked,
+        Rejection::NotParked,
+        Rejection::HandedOff,
     ];
 
     fn every_shape_fault() -> Vec<Fault> {
@@ -396,11 +405,8 @@ mod tests {
     #[test]
     fn every_fault_has_a_machine_code_of_its_own_and_tells_what_to_do() {
         let rejections = EVERY_REJECTION.into_iter().map(Fault::from);
-        // An unbuilt RPC and a frame that is not built are one fault with one code.
-        let refused = rejections.filter(|fault| match fault {
-            Fault::Refused(rejection) => *rejection != Rejection::Unimplemented,
-            _same_as_an_api_fault => false,
-        });
+        // The others are the same as a fault of the API's own.
+        let refused = rejections.filter(|fault| matches!(fault, Fault::Refused(_)));
         let faults = every_shape_fault()
             .into_iter()
             .chain(every_other_fault())

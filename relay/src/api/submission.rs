@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use baton_core::config::Config;
 use baton_core::id::DaemonId;
 use baton_core::profile;
+use baton_core::secrets;
 use baton_core::spec::{
     AgentOptions, CompletionContract, PermissionRule, Profile, RequestedProfile, RequiredArtifact,
     RetryPolicy, Target, TaskSpec, TurnKind, WorkspaceSpec,
@@ -50,7 +51,7 @@ pub(super) fn draft(
         tenant: principal.tenant.clone(),
         submitted_by: principal.name.to_string(),
         idempotency_key,
-        goal: sent.goal,
+        goal: secrets::without(&sent.goal).into_owned(),
         prompt: sent.prompt,
         agent: sent.agent,
         options: options(sent.options.unwrap_or_default())?,
@@ -345,7 +346,8 @@ fn criteria(given: Vec<String>) -> Checked<Vec<String>> {
     for criterion in &given {
         validate::not_blank(field, criterion, limits::CRITERION)?;
     }
-    Ok(given)
+    let clean = |criterion: &String| secrets::without(criterion).into_owned();
+    Ok(given.iter().map(clean).collect())
 }
 
 fn contract(sent: v1::CompletionContract) -> Checked<CompletionContract> {

@@ -1,4 +1,4 @@
-//! The clients' service: submit, look, follow, cancel.
+//! The clients' service: submit, look, follow, cancel. What it knows of goals is in `goals.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,6 +84,48 @@ impl Tasks for Api {
         request: Request<v1::CancelTaskRequest>,
     ) -> Result<Response<v1::CancelTaskResponse>, Status> {
         unary(request, |who, request| self.cancel_task(who, request)).await
+    }
+
+    async fn list_checkpoints(
+        &self,
+        request: Request<v1::ListCheckpointsRequest>,
+    ) -> Result<Response<v1::ListCheckpointsResponse>, Status> {
+        unary(request, |who, request| self.checkpoints_of(who, request)).await
+    }
+
+    async fn update_progress(
+        &self,
+        request: Request<v1::UpdateProgressRequest>,
+    ) -> Result<Response<v1::UpdateProgressResponse>, Status> {
+        unary(request, |who, request| self.add_progress(who, request)).await
+    }
+
+    async fn block(
+        &self,
+        request: Request<v1::BlockTaskRequest>,
+    ) -> Result<Response<v1::BlockTaskResponse>, Status> {
+        unary(request, |who, request| self.block_task(who, request)).await
+    }
+
+    async fn resume(
+        &self,
+        request: Request<v1::ResumeTaskRequest>,
+    ) -> Result<Response<v1::ResumeTaskResponse>, Status> {
+        unary(request, |who, request| self.resume_task(who, request)).await
+    }
+
+    async fn list_blocked(
+        &self,
+        request: Request<v1::ListBlockedRequest>,
+    ) -> Result<Response<v1::ListBlockedResponse>, Status> {
+        unary(request, |who, request| self.blocked_tasks(who, request)).await
+    }
+
+    async fn get_blocked(
+        &self,
+        request: Request<v1::GetBlockedRequest>,
+    ) -> Result<Response<v1::GetBlockedResponse>, Status> {
+        unary(request, |who, request| self.blocked_task(who, request)).await
     }
 }
 
@@ -215,6 +257,7 @@ impl Api {
         };
         let mut task = convert::task(&spec, &record, &self.config, view);
         self.fill_output(&mut task);
+        task.progress = self.progress_of(&record).await?;
         let scheduler = self.read(Reader::scheduler).await?;
         let now = self.clock.now().wall;
         convert::fill_hold(&mut task, &record, &scheduler, now);

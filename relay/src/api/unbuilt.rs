@@ -5,12 +5,6 @@
 
 const UNBUILT: &[&str] = &[
     "/baton.v1.Tasks/WatchMany",
-    "/baton.v1.Tasks/ListCheckpoints",
-    "/baton.v1.Tasks/UpdateProgress",
-    "/baton.v1.Tasks/Block",
-    "/baton.v1.Tasks/Resume",
-    "/baton.v1.Tasks/ListBlocked",
-    "/baton.v1.Tasks/GetBlocked",
     "/baton.v1.Fleet/DisconnectDaemon",
     "/baton.v1.Operator/ListAttempts",
     "/baton.v1.Operator/ForceRelease",

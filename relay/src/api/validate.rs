@@ -204,7 +204,7 @@ pub fn arguments(field: &str, argv: &[String]) -> Checked<()> {
     argv.iter().try_for_each(|word| text(field, word, limit))
 }
 
-fn total(field: &str, sizes: impl Iterator<Item = usize>, limit: usize) -> Checked<()> {
+pub fn total(field: &str, sizes: impl Iterator<Item = usize>, limit: usize) -> Checked<()> {
     if sizes.sum::<usize>() > limit {
         let limit = Size::Bytes(limit);
         return Err(invalid(field, Why::TooLong { limit }));

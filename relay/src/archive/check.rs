@@ -39,6 +39,7 @@ const LIVE: u8 = 2;
 const DONE: u8 = 4;
 const KEYED: u8 = 8;
 const CLAIMS: u8 = 16;
+const GOAL: u8 = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct Checker {
@@ -154,6 +155,8 @@ fn inconsistency(flags: u8) -> Option<&'static str> {
         Some("the specification's task is missing")
     } else if has(CLAIMS) && !has(SPEC) {
         Some("a long prompt is kept for a task that is not there")
+    } else if has(GOAL) && !has(SPEC) {
+        Some("progress or a checkpoint is kept for a task that is not there")
     } else if has(KEYED) && !has(SPEC) {
         Some("an idempotency key names a task that is not there")
     } else {
@@ -167,6 +170,7 @@ fn of_task(key: &Key) -> Option<(Uuid, u8)> {
         Key::Live { task, .. } => Some((*task, LIVE)),
         Key::Done { task, .. } => Some((*task, DONE)),
         Key::Body { task, .. } => Some((*task, CLAIMS)),
+        Key::Progress { task, .. } | Key::Checkpoint { task, .. } => Some((*task, GOAL)),
         Key::Meta(_)
         | Key::Control { .. }
         | Key::Idempotency { .. }

@@ -51,6 +51,15 @@ pub(super) fn fact(key: &Key, bytes: &[u8]) -> Result<Fact, String> {
                 task: record.task.0,
             })
         }
+        Key::Progress { task, .. } => {
+            let record = records::decode_progress(bytes).map_err(undecodable)?;
+            same("task", record.task.0, *task).map(|()| Fact::Other)
+        }
+        Key::Checkpoint { task, number, .. } => {
+            let record = records::decode_checkpoint(bytes).map_err(undecodable)?;
+            same("task", record.task.0, *task)?;
+            same("number", record.number, *number).map(|()| Fact::Other)
+        }
         Key::Profile { .. } => {
             records::decode::<ProfileRecord>("profile", bytes).map_err(undecodable)?;
             Ok(Fact::Other)

@@ -29,6 +29,13 @@ pub(super) fn of(writes: &[Write]) -> Vec<Vec<Change>> {
     in_order(writes)
 }
 
+fn is_record(write: &Write) -> bool {
+    matches!(
+        write,
+        Write::PutLive(_) | Write::PutDone(_) | Write::Reopen(_)
+    )
+}
+
 /// Where each task's record was last written.
 fn newest_records(writes: &[Write]) -> HashMap<TaskId, usize> {
     let record = |(index, write): (usize, &Write)| match write {
@@ -43,16 +50,22 @@ fn newest_records(writes: &[Write]) -> HashMap<TaskId, usize> {
         | Write::DropFence(_)
         | Write::RemoveTask { .. }
         | Write::PutForgotten(_)
+        | Write::PutProgress(_)
+        | Write::PutCheckpoint(_)
+        | Write::DropCheckpoint { .. }
         | Write::DropDaemon(_) => None,
     };
     writes.iter().enumerate().filter_map(record).collect()
 }
 
-/// Every write, in appends of about the usual size. Writes of one task that stand together stay together; tasks do not depend
-/// on each other.
+/// Every write, in appends of about the usual size. Writes of one task that stand together stay together up to its record, unless
+/// they may go ahead of it; tasks do not depend on each other, and neither do two changes of one.
 fn in_order(writes: &[Write]) -> Vec<Vec<Change>> {
     let (mut entries, mut entry, mut bytes) = (Vec::new(), Vec::new(), 0);
-    for together in writes.chunk_by(|one, next| one.task() == next.task()) {
+    let together = |one: &Write, next: &Write| {
+        one.task() == next.task() && !one.goes_ahead() && !is_record(one)
+    };
+    for together in writes.chunk_by(together) {
         let mut changes = Vec::with_capacity(together.len() + 1);
         together
             .iter()
@@ -102,6 +115,8 @@ mod tests {
             counters: Counters::default(),
             paused: None,
             retry_stop: (padding > 0).then(|| "x".repeat(padding).into()),
+            checkpoints: 0,
+            checkpointed: 0,
             timeline: Timeline::default(),
             trace,
         })
@@ -134,6 +149,13 @@ mod tests {
         let reopened = Write::Reopen(record(1, 2, 0));
         let writes = [reopened, Write::PutLive(record(1, 3, 0))];
         assert_eq!(keys(&of(&writes)), [3]);
+    }
+
+    #[test]
+    fn no_two_changes_of_one_task_are_forced_into_one_append() {
+        let large = 500 * 1024;
+        let writes = [1, 2, 3].map(|revision| Write::PutDone(record(1, revision, large)));
+        assert_eq!(of(&writes).len(), 3);
     }
 
     #[test]

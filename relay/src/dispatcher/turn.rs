@@ -264,7 +264,11 @@ impl Loop {
         // The store does not know this turn's writes yet, and the core has let go of what they finished.
         let ended_now =
             |task: TaskId| !self.core.is_live(task) && self.pending.tasks.contains(&task);
-        if input.named_tasks().into_iter().any(ended_now) {
+        // The same goes for progress that was added in this turn.
+        let added_now = input
+            .progress_of()
+            .is_some_and(|task| self.pending.tasks.contains(&task));
+        if added_now || input.named_tasks().into_iter().any(ended_now) {
             self.append();
         }
         self.core.load_finished(&mut input, &self.reader);

@@ -55,6 +55,8 @@ fn rewritten(key: &Key, bytes: &[u8]) -> Vec<u8> {
         }
         Key::Live { .. } | Key::Done { .. } => again::<TaskRecord>(bytes),
         Key::Idempotency { .. } => again::<IdempotencyRecord>(bytes),
+        Key::Progress { .. } => again::<ProgressRecord>(bytes),
+        Key::Checkpoint { .. } => again::<CheckpointRecord>(bytes),
         Key::Profile { .. } => again::<ProfileRecord>(bytes),
         Key::Token { .. } => again::<TokenRecord>(bytes),
         Key::Daemon { .. } => again::<DaemonRecord>(bytes),
@@ -84,5 +86,5 @@ fn what_a_schema_left_is_written_again_byte_for_byte() {
         told.unwrap();
     })
     .unwrap();
-    assert_eq!(kinds.len(), 9, "something of each kind: {kinds:?}");
+    assert_eq!(kinds.len(), 11, "something of each kind: {kinds:?}");
 }

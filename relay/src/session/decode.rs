@@ -7,11 +7,13 @@ mod tests;
 
 use std::sync::Arc;
 
+use baton_core::goal::{Clean, GoalWord};
 use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
 use baton_core::input::{
     CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, MachineLoad, Termination,
 };
 use baton_core::record::{Artifact, Exit, FailureCode, Phase, RejectCode, Usage, Workspace};
+use baton_core::secrets;
 use baton_core::time::Wall;
 use baton_proto::ShortName;
 use baton_proto::v1;
@@ -21,7 +23,7 @@ use prost::Message;
 use sha2::{Digest, Sha256};
 
 use super::fault::FrameFault;
-use crate::wire::words;
+use crate::wire::{self, words};
 
 /// Longest text that is kept for people; longer ones are cut at a character.
 const TEXT_MAX: usize = 4096;
@@ -48,6 +50,14 @@ pub(super) fn reference(sent: Option<&v1::AttemptRef>) -> Result<FrameRef, Frame
         number: sent.attempt_number,
         incarnation: Incarnation(id("ref.incarnation", &sent.incarnation)?),
     })
+}
+
+/// A block says why. Checked before anything is looked up, so that a blank one learns nothing.
+pub(super) fn block_reason(body: Option<&Body>) -> Result<(), FrameFault> {
+    match body {
+        Some(Body::Block(block)) => not_blank("block.reason", &block.reason),
+        Some(_) | None => Ok(()),
+    }
 }
 
 pub(super) fn observed(frame: &v1::AttemptFrame) -> Wall {
@@ -125,7 +135,7 @@ pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameF
         Body::Accepted(_) => FrameBody::Accepted,
         Body::Rejected(rejected) => FrameBody::Rejected {
             code: RejectCode::parse(rejected.code().short_name()),
-            message: text(&rejected.message),
+            message: words_of(&rejected.message),
         },
         Body::Started(_) => FrameBody::Started,
         Body::Lifecycle(lifecycle) => phase(&lifecycle)?,
@@ -134,11 +144,21 @@ pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameF
         Body::InputWithdrawn(withdrawn) => FrameBody::InputWithdrawn {
             input: input_id(&withdrawn.input_id)?,
         },
-        Body::Progress(_) => FrameBody::NotBuilt { name: "progress" },
-        Body::Checkpoint(_) => FrameBody::NotBuilt { name: "checkpoint" },
-        Body::Block(_) => FrameBody::NotBuilt { name: "block" },
+        Body::Progress(update) => {
+            let update = Clean::new(wire::goal::asked_progress(update));
+            FrameBody::Goal(GoalWord::Progress(update))
+        }
+        Body::Checkpoint(draft) => {
+            not_blank("checkpoint.summary", &draft.summary)?;
+            let draft = Clean::new(wire::goal::asked_checkpoint(draft));
+            FrameBody::Goal(GoalWord::Checkpoint(draft))
+        }
+        Body::Block(block) => {
+            let block = Clean::new(wire::goal::asked_block(block));
+            FrameBody::Goal(GoalWord::Block(block))
+        }
         Body::Release(release) => FrameBody::Released {
-            reason: text(&release.reason),
+            reason: words_of(&release.reason),
             termination: termination(release.receipt.as_ref()),
         },
         Body::Complete(complete) => FrameBody::Completed(completed(complete, in_lease)?),
@@ -168,7 +188,7 @@ pub(super) fn final_offset(body: &FrameBody) -> Option<u64> {
         | FrameBody::InputReceived { .. }
         | FrameBody::Released { .. }
         | FrameBody::Receipt { .. }
-        | FrameBody::NotBuilt { .. }
+        | FrameBody::Goal(_)
         | FrameBody::Unknown => None,
     }
 }
@@ -220,9 +240,7 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
 }
 
 fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> {
-    if request.tool_name.trim().is_empty() {
-        return Err(FrameFault::Blank("permission_request.tool_name"));
-    }
+    not_blank("permission_request.tool_name", &request.tool_name)?;
     at_most(
         "permission_request.tool_name",
         request.tool_name.len(),
@@ -257,9 +275,7 @@ fn permission(request: &v1::PermissionRequest) -> Result<FrameBody, FrameFault> 
 }
 
 fn question(question: &v1::Question) -> Result<FrameBody, FrameFault> {
-    if question.question.trim().is_empty() {
-        return Err(FrameFault::Blank("question.question"));
-    }
+    not_blank("question.question", &question.question)?;
     if question
         .options
         .iter()
@@ -291,15 +307,13 @@ fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<Completed, FrameF
 }
 
 fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<Errored, FrameFault> {
-    if sent.failure_code.trim().is_empty() {
-        return Err(FrameFault::Blank("error.failure_code"));
-    }
+    not_blank("error.failure_code", &sent.failure_code)?;
     at_most("error.failure_code", sent.failure_code.len(), 64)?;
     Ok(Errored {
         code: FailureCode::parse(&sent.failure_code),
         retryable_hint: sent.retryable_hint,
         message: with_tail(&sent.message, &sent.stderr_tail),
-        user_message: text(&sent.user_message),
+        user_message: words_of(&sent.user_message),
         usage: usage(sent.usage.as_ref()),
         agent_session_id: text(&sent.agent_session_id),
         final_offset: sent.final_offset,
@@ -310,7 +324,7 @@ fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<Errored, FrameFault> 
 
 fn canceled(sent: &v1::TaskCanceled, in_lease: bool) -> CanceledBody {
     CanceledBody {
-        reason: text(&sent.message),
+        reason: words_of(&sent.message),
         usage: usage(sent.usage.as_ref()),
         final_offset: sent.final_offset,
         termination: termination(sent.receipt.as_ref()),
@@ -377,11 +391,17 @@ fn input_id(sent: &str) -> Result<InputId, FrameFault> {
 }
 
 fn tool_id(sent: &str) -> Result<Arc<str>, FrameFault> {
-    if sent.trim().is_empty() {
-        return Err(FrameFault::Blank("tool_call_id"));
-    }
+    not_blank("tool_call_id", sent)?;
     at_most("tool_call_id", sent.len(), TOOL_ID_MAX)?;
     Ok(sent.into())
+}
+
+fn not_blank(field: &'static str, sent: &str) -> Result<(), FrameFault> {
+    if sent.trim().is_empty() {
+        Err(FrameFault::Blank(field))
+    } else {
+        Ok(())
+    }
 }
 
 fn at_most(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
@@ -394,12 +414,17 @@ fn at_most(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFa
 
 /// The daemon's last words of standard error belong to the message that operators read.
 fn with_tail(message: &str, tail: &str) -> Option<Arc<str>> {
-    let tail = tail.trim();
+    let tail = secrets::without(tail.trim());
     if tail.is_empty() {
-        return text(message);
+        return words_of(message);
     }
     let tail = &tail[tail.ceil_char_boundary(tail.len().saturating_sub(TEXT_MAX / 2))..];
-    text(&format!("{message}; stderr: {tail}"))
+    words_of(&format!("{message}; stderr: {tail}"))
+}
+
+/// Free words about what happened: without credentials, which go before a cut could halve them.
+fn words_of(sent: &str) -> Option<Arc<str>> {
+    text(&secrets::without(sent))
 }
 
 fn text(sent: &str) -> Option<Arc<str>> {
@@ -408,7 +433,8 @@ fn text(sent: &str) -> Option<Arc<str>> {
 
 /// A remark in the timeline, which is kept short because the record holds hundreds of them.
 fn note(sent: &str) -> Option<Arc<str>> {
-    (!sent.is_empty()).then(|| sent[..sent.floor_char_boundary(NOTE_MAX)].into())
+    let clean = secrets::without(sent);
+    (!clean.is_empty()).then(|| clean[..clean.floor_char_boundary(NOTE_MAX)].into())
 }
 
 fn clip(sent: &str) -> &str {

@@ -4,7 +4,7 @@ use baton_core::effects::{
     AttemptRef, CancelKind, CloseReason, Dispatch, Downstream, Renewal, Settlement, Verdict,
 };
 use baton_core::id::{AttemptId, DaemonId, Incarnation, RelayEpoch};
-use baton_core::record::{Decision, InputKind};
+use baton_core::record::{CheckpointRecord, Decision, InputKind};
 use baton_core::reject::Rejection;
 use baton_proto::codes::features;
 use baton_proto::v1;
@@ -122,10 +122,12 @@ impl Stamp {
         }))
     }
 
-    /// Everything but Welcome and Ack, which need what only the session knows.
+    /// Everything but Welcome, Dispatch and Ack, which need what only the session knows.
     pub(super) fn message(&self, message: Downstream) -> Option<v1::RelayFrame> {
         Some(match message {
-            Downstream::Welcome { .. } | Downstream::Ack { .. } => return None,
+            Downstream::Welcome { .. } | Downstream::Ack { .. } | Downstream::Dispatch(_) => {
+                return None;
+            }
             Downstream::HeartbeatAck {
                 seq,
                 heartbeat_ms,
@@ -142,7 +144,6 @@ impl Stamp {
                     results: results.into_iter().map(renewal).collect(),
                 }))
             }
-            Downstream::Dispatch(dispatch) => self.dispatch(&dispatch),
             Downstream::LeaseConfirmed {
                 to,
                 granted_ms,
@@ -225,7 +226,12 @@ impl Stamp {
         }))
     }
 
-    fn dispatch(&self, dispatch: &Dispatch) -> v1::RelayFrame {
+    /// `newest` is the task's newest checkpoint.
+    pub(super) fn dispatch(
+        &self,
+        dispatch: &Dispatch,
+        newest: Option<&CheckpointRecord>,
+    ) -> v1::RelayFrame {
         let Dispatch {
             to,
             token,
@@ -235,14 +241,14 @@ impl Stamp {
             accept_ms,
             total_ms,
             previous,
+            checkpoint: _,
+            resume,
             agent_session_id,
             fresh,
             conversation_key,
         } = dispatch;
-        let resume = previous.map(|previous| v1::ResumeContext {
-            previous_attempt_id: previous.to_string(),
-            ..v1::ResumeContext::default()
-        });
+        let resume =
+            previous.map(|previous| wire::goal::resume(previous, resume.as_deref(), newest));
         let command = (!spec.argv.is_empty()).then(|| v1::CommandSpec {
             argv: spec.argv.clone(),
         });
@@ -427,7 +433,10 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::DuplicateTool
         | Rejection::UnknownTool
         | Rejection::ContractUnmet
-        | Rejection::Unimplemented => v1::FenceCode::UnknownAttempt,
+        | Rejection::BeingEnded
+        | Rejection::AlreadyParked
+        | Rejection::NotParked
+        | Rejection::HandedOff => v1::FenceCode::UnknownAttempt,
     }
 }
 

@@ -95,6 +95,7 @@ impl Session {
     }
 
     fn decode(&self, frame: &mut v1::AttemptFrame) -> Result<(FrameRef, Decoded), FrameFault> {
+        decode::block_reason(frame.body.as_ref())?;
         let re = decode::reference(frame.r#ref.as_ref())?;
         if !self.held.holds(&re) {
             return Err(FrameFault::UnknownAttempt);
@@ -133,6 +134,7 @@ impl Session {
             body,
             workspace,
             finished: None,
+            known: None,
         });
         match final_offset {
             Some(offset) if offset > self.durable_offset(re.attempt) => {
@@ -352,7 +354,7 @@ fn proves_the_end(body: &FrameBody) -> bool {
         | FrameBody::Question { .. }
         | FrameBody::InputWithdrawn { .. }
         | FrameBody::InputReceived { .. }
-        | FrameBody::NotBuilt { .. }
+        | FrameBody::Goal(_)
         | FrameBody::Unknown => false,
     }
 }

@@ -1,10 +1,12 @@
 //! What the dispatcher wants said, and what became durable: encoded here, off the dispatcher's loop.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use baton_core::effects::{Downstream, Renewal, Settlement, Verdict};
+use baton_core::effects::{Dispatch, Downstream, Renewal, Settlement, Verdict};
 use baton_core::id::AttemptId;
 use baton_core::input::FrameRef;
+use baton_core::record::CheckpointRecord;
 use uuid::Uuid;
 
 use super::held::Acked;
@@ -79,7 +81,9 @@ impl Session {
                 };
                 self.held
                     .insert(re, dispatch.spec.effective_profile.stream_idle_ms, (0, 0));
-                self.push(Downstream::Dispatch(dispatch));
+                let newest = self.newest_checkpoint(&dispatch);
+                let frame = self.shell.stamp.dispatch(&dispatch, newest.as_deref());
+                self.pending.push_back(frame);
             }
             Downstream::Abandon { attempt, code } => {
                 // Its receipt may still come and lift a fence, so its place stays until then.
@@ -117,6 +121,13 @@ impl Session {
             | Downstream::Answer { .. }
             | Downstream::Drain { .. }) => self.push(other),
         }
+    }
+
+    /// Read here and not by the core: it may be long, and it is stored already.
+    fn newest_checkpoint(&self, dispatch: &Dispatch) -> Option<Arc<CheckpointRecord>> {
+        let (tenant, task) = (&dispatch.spec.tenant, dispatch.to.task);
+        let reader = &self.shell.reader;
+        reader.checkpoint(tenant, task, dispatch.checkpoint?)
     }
 
     fn push(&mut self, message: Downstream) {

@@ -49,6 +49,14 @@ pub enum Key {
     /// `"" 00 09 hash task` — a task's claim to a long body, which is a file named by its hash; several tasks may have
     /// the same. Empty. Lives as long as that task; a body without a claim is removed.
     Body { hash: [u8; 32], task: Uuid },
+    /// `tenant 00 0a task` — what the task has come to so far. Lives as long as the task.
+    Progress { tenant: KeyText, task: Uuid },
+    /// `tenant 00 0b task number` — a milestone of the task. Lives as long as the task, or until newer ones push it out.
+    Checkpoint {
+        tenant: KeyText,
+        task: Uuid,
+        number: u64,
+    },
 }
 
 /// The relay-wide facts. `Applied` is written by the store itself; the others are ordinary changes in the journal.
@@ -85,10 +93,12 @@ pub enum Kind {
     Token = 7,
     Daemon = 8,
     Body = 9,
+    Progress = 10,
+    Checkpoint = 11,
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Meta,
         Self::Control,
         Self::Spec,
@@ -99,6 +109,8 @@ impl Kind {
         Self::Token,
         Self::Daemon,
         Self::Body,
+        Self::Progress,
+        Self::Checkpoint,
     ];
 
     /// One word, as operators read it.
@@ -114,6 +126,8 @@ impl Kind {
             Self::Token => "token",
             Self::Daemon => "daemon",
             Self::Body => "body",
+            Self::Progress => "progress",
+            Self::Checkpoint => "checkpoint",
         }
     }
 
@@ -181,7 +195,9 @@ impl Key {
             | Self::Idempotency { tenant, .. }
             | Self::Profile { tenant, .. }
             | Self::Token { tenant, .. }
-            | Self::Daemon { tenant, .. } => tenant.as_str(),
+            | Self::Daemon { tenant, .. }
+            | Self::Progress { tenant, .. }
+            | Self::Checkpoint { tenant, .. } => tenant.as_str(),
         }
     }
 
@@ -197,6 +213,8 @@ impl Key {
             Self::Token { .. } => Kind::Token,
             Self::Daemon { .. } => Kind::Daemon,
             Self::Body { .. } => Kind::Body,
+            Self::Progress { .. } => Kind::Progress,
+            Self::Checkpoint { .. } => Kind::Checkpoint,
         }
     }
 
@@ -204,9 +222,11 @@ impl Key {
         match self {
             Self::Meta(meta) => Rest::Meta(*meta),
             Self::Control { name, .. } | Self::Profile { name, .. } => Rest::Name(name.as_str()),
-            Self::Spec { task, .. } | Self::Live { task, .. } | Self::Done { task, .. } => {
-                Rest::Id(task)
-            }
+            Self::Spec { task, .. }
+            | Self::Live { task, .. }
+            | Self::Done { task, .. }
+            | Self::Progress { task, .. } => Rest::Id(task),
+            Self::Checkpoint { task, number, .. } => Rest::Numbered(task, *number),
             Self::Idempotency { digest, .. } => Rest::Digest(digest),
             Self::Token { token, .. } => Rest::Id(token),
             Self::Daemon { daemon, .. } => Rest::Id(daemon),
@@ -220,6 +240,10 @@ impl Key {
             Rest::Meta(meta) => bytes.push(meta as u8),
             Rest::Id(id) => bytes.extend_from_slice(id.as_bytes()),
             Rest::Digest(digest) => bytes.extend_from_slice(digest),
+            Rest::Numbered(id, number) => {
+                bytes.extend_from_slice(id.as_bytes());
+                bytes.extend_from_slice(&number.to_be_bytes());
+            }
             Rest::Claim(hash, task) => {
                 bytes.extend_from_slice(hash);
                 bytes.extend_from_slice(task.as_bytes());
@@ -275,6 +299,18 @@ impl Key {
                 tenant,
                 daemon: Uuid::from_slice(rest).ok()?,
             },
+            Kind::Progress => Self::Progress {
+                tenant,
+                task: Uuid::from_slice(rest).ok()?,
+            },
+            Kind::Checkpoint => {
+                let (task, number) = rest.split_first_chunk::<16>()?;
+                Self::Checkpoint {
+                    tenant,
+                    task: Uuid::from_bytes(*task),
+                    number: u64::from_be_bytes(number.try_into().ok()?),
+                }
+            }
         })
     }
 
@@ -291,7 +327,8 @@ impl Key {
                 Some(Self::Body { hash: *hash, task })
             }
             (Kind::Meta | Kind::Spec | Kind::Live | Kind::Done | Kind::Idempotency, _)
-            | (Kind::Profile | Kind::Token | Kind::Daemon, _) => None,
+            | (Kind::Profile | Kind::Token | Kind::Daemon, _)
+            | (Kind::Progress | Kind::Checkpoint, _) => None,
         }
     }
 }
@@ -306,6 +343,7 @@ impl fmt::Display for Key {
         match self.rest() {
             Rest::Meta(meta) => write!(f, "{meta:?}"),
             Rest::Id(id) => id.fmt(f),
+            Rest::Numbered(id, number) => write!(f, "{id}/{number}"),
             Rest::Digest(digest) => digest.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
             Rest::Claim(hash, task) => {
                 hash.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
@@ -334,6 +372,7 @@ impl PartialOrd for Key {
 enum Rest<'a> {
     Meta(MetaKey),
     Id(&'a Uuid),
+    Numbered(&'a Uuid, u64),
     Digest(&'a [u8; 32]),
     Claim(&'a [u8; 32], &'a Uuid),
     Name(&'a str),
@@ -355,6 +394,15 @@ impl KeyRange {
     /// All records of one tenant.
     pub fn tenant(tenant: &KeyText) -> Self {
         Self::under(prefix(tenant.as_str(), None))
+    }
+
+    /// The milestones of one task, oldest first.
+    pub fn checkpoints(tenant: &KeyText, task: &Uuid) -> Self {
+        let mut start = prefix(tenant.as_str(), Some(Kind::Checkpoint));
+        start.extend_from_slice(task.as_bytes());
+        // Behind it stand 8 bytes and the number of a piece: shorter than this.
+        let end = [&*start, &[0xff; 16]].concat();
+        Self { start, end }
     }
 
     /// Every task's claim to one body.

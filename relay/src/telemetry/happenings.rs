@@ -46,10 +46,12 @@ fn place(kind: &EventKind) -> Place {
         | EventKind::ResumeFallback
         | EventKind::RetryAsked
         | EventKind::Attention(_)
+        | EventKind::Resumed { .. }
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::LateTerminal
         | EventKind::AdoptedLate => Place::Task,
+        EventKind::Checkpoint { .. } => Place::Both,
         EventKind::Submitted
         | EventKind::Queued
         | EventKind::Offered { .. }
@@ -62,6 +64,8 @@ fn place(kind: &EventKind) -> Place {
         | EventKind::InputReceived { .. }
         | EventKind::InputClosed { .. }
         | EventKind::Ended { .. }
+        // There may be hundreds of them, and the newest is on the task.
+        | EventKind::Progress
         | EventKind::ReceiptArrived => Place::Nowhere,
     }
 }
@@ -74,6 +78,7 @@ fn event(event: &TimelineEvent) -> Event {
         }
         EventKind::Rejected { code } => Some(KeyValue::new(names::REJECT_CODE, code.clone())),
         EventKind::Attention(cause) => Some(KeyValue::new(names::ATTENTION_CAUSE, cause.as_str())),
+        EventKind::Checkpoint { id } => Some(KeyValue::new(names::CHECKPOINT_ID, id.to_string())),
         EventKind::RetryScheduled { after_ms } => Some(number(names::RETRY_AFTER_MS, *after_ms)),
         EventKind::CancelRequested
         | EventKind::CancelDelivered
@@ -97,6 +102,8 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::InputReceived { .. }
         | EventKind::InputClosed { .. }
         | EventKind::Ended { .. }
+        | EventKind::Progress
+        | EventKind::Resumed { .. }
         | EventKind::ReceiptArrived => None,
     };
     Event::new(name, time(event.at), attribute.into_iter().collect(), 0)

@@ -126,6 +126,9 @@ pub(super) fn append(
             | EventKind::Unpaused
             | EventKind::ReceiptArrived
             | EventKind::LateTerminal
+            | EventKind::Progress
+            | EventKind::Checkpoint { .. }
+            | EventKind::Resumed { .. }
             | EventKind::AdoptedLate => None,
         };
         spans.extend(inner);

@@ -135,6 +135,8 @@ fn attempt(id: AttemptId, number: u32, times: StageTimes, end: End) -> AttemptRe
         asked: false,
         previous: None,
         successor: None,
+        handed_to: None,
+        resume: None,
         span_id: [u8::try_from(number).unwrap(); 8],
     }
 }
@@ -282,6 +284,8 @@ fn record() -> TaskRecord {
         counters: Counters::default(),
         paused: None,
         retry_stop: None,
+        checkpoints: 0,
+        checkpointed: 0,
         timeline: Timeline { dropped: 0, events },
         trace: TraceIds {
             trace_id: [0xab; 16],

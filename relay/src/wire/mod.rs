@@ -2,6 +2,7 @@
 //!
 //! Only spells; it decides nothing and reads nothing. What comes in is checked where it comes in.
 
+pub(crate) mod goal;
 mod spec;
 pub(crate) mod words;
 

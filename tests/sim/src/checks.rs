@@ -13,6 +13,7 @@ use baton_core::record::{
 };
 
 use crate::changes;
+use crate::goals;
 use crate::options::MOST_DISPATCHES;
 use crate::store::State;
 
@@ -77,6 +78,9 @@ pub(crate) fn write(before: &State, write: &Write) {
                 "S6: {task} was removed before its end"
             );
         }
+        Write::PutProgress(record) => goals::progress(before, record),
+        Write::PutCheckpoint(record) => goals::checkpoint(before, record),
+        Write::DropCheckpoint { task, number, .. } => goals::pushed_out(before, *task, *number),
         Write::PutIdempotency { .. }
         | Write::PutForgotten(_)
         | Write::DropDaemon(_)

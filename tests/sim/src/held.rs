@@ -337,6 +337,7 @@ pub(crate) fn leaves(body: &FrameBody) -> Leaves {
         | FrameBody::Errored(_)
         | FrameBody::Canceled(_)
         | FrameBody::Released { .. }
+        | FrameBody::Goal(_)
         | FrameBody::Receipt { .. } => Leaves::Synced,
         FrameBody::Accepted
         | FrameBody::Rejected { .. }
@@ -345,7 +346,6 @@ pub(crate) fn leaves(body: &FrameBody) -> Leaves {
         | FrameBody::ToolStarted { .. }
         | FrameBody::ToolFinished { .. }
         | FrameBody::InputReceived { .. }
-        | FrameBody::NotBuilt { .. }
         | FrameBody::Unknown => Leaves::Written,
     }
 }

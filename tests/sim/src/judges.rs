@@ -87,6 +87,10 @@ impl World {
             | Input::Cancel { .. }
             | Input::Retry { .. }
             | Input::Answer { .. }
+            | Input::UpdateProgress { .. }
+            | Input::Block { .. }
+            | Input::Resume { .. }
+            | Input::ListParked { .. }
             | Input::PauseTask { .. }
             | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }

@@ -15,6 +15,7 @@ mod dialing;
 mod disk;
 mod faults;
 mod ghosts;
+mod goals;
 mod grants;
 mod hearing;
 mod held;

@@ -22,6 +22,9 @@ impl World {
                 | Write::PutDaemon(_)
                 | Write::PutScheduler(_)
                 | Write::PutForgotten(_)
+                | Write::PutProgress(_)
+                | Write::PutCheckpoint(_)
+                | Write::DropCheckpoint { .. }
                 | Write::PutFence(_)
                 | Write::DropFence(_) => {}
             }

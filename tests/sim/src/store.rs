@@ -7,8 +7,8 @@ use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    AttemptRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord,
-    TaskRecord,
+    AttemptRecord, CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -27,6 +27,8 @@ pub(crate) struct State {
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
     forgotten: ForgottenRecord,
+    pub(crate) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
+    pub(crate) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
 }
 
 #[derive(Debug, Default)]
@@ -95,13 +97,26 @@ impl State {
                 task,
                 idempotency_key,
                 body: _,
+                checkpoints: _,
             } => {
+                self.progress.remove(task);
+                self.checkpoints.retain(|(of, _), _| of != task);
                 self.specs.remove(task);
                 self.removed
                     .extend(self.done.remove(task).map(|record| (*task, record)));
                 if let Some(key) = idempotency_key {
                     self.keys.remove(&(tenant.clone(), key.clone()));
                 }
+            }
+            Write::PutProgress(record) => {
+                self.progress.insert(record.task, Arc::clone(record));
+            }
+            Write::PutCheckpoint(record) => {
+                let at = (record.task, record.number);
+                self.checkpoints.insert(at, Arc::clone(record));
+            }
+            Write::DropCheckpoint { task, number, .. } => {
+                self.checkpoints.remove(&(*task, *number));
             }
             Write::PutForgotten(record) => self.forgotten = record.clone(),
             Write::DropDaemon(record) => {
@@ -158,6 +173,11 @@ impl Shelf for State {
             idempotency_key: spec.idempotency_key.clone().filter(is_its_own),
             body: None,
         })
+    }
+
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>> {
+        let known = self.progress.get(&task)?;
+        (known.tenant == *tenant).then(|| Arc::clone(known))
     }
 
     fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {

@@ -48,6 +48,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Accepted => Outcome::Applied,
             Event::InputAsked(..) => Outcome::Refused(Rejection::WrongOrder),
+            Event::Park { .. } => Outcome::Refused(Rejection::BeingEnded),
             Event::Answered(id, answer) => self.answered_late(id, &answer),
             Event::Expired(_)
             | Event::Offer { .. }

@@ -6,8 +6,8 @@ use super::{Machine, Outcome};
 use crate::bounds;
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
-    AttentionCause, End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked,
-    Receipt, RejectCode, State, TimerKind, Usage,
+    End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked, Receipt,
+    RejectCode, State, TimerKind, Usage,
 };
 use crate::retry;
 use crate::timers::Fact;
@@ -61,12 +61,7 @@ impl Machine<'_> {
     }
 
     pub(super) fn park(&mut self, cause: ParkCause, receipt: Receipt) -> Outcome {
-        let attention = match cause {
-            ParkCause::Starved => AttentionCause::Starved,
-            ParkCause::Blocked => AttentionCause::Blocked,
-            ParkCause::InputTimeout => AttentionCause::InputTimeout,
-        };
-        self.notes.push(EventKind::Attention(attention));
+        self.notes.push(EventKind::Attention(cause.attention()));
         self.attempt.state = State::Parked(Parked {
             cause,
             since: self.now.wall,
@@ -74,6 +69,22 @@ impl Machine<'_> {
         });
         self.close_open();
         Outcome::Applied
+    }
+
+    /// The lease ends here. Until the worker proves the death of its processes nobody succeeds it.
+    pub(super) fn park_held(
+        &mut self,
+        cause: ParkCause,
+        termination: Option<&Termination>,
+    ) -> Outcome {
+        let receipt = match termination {
+            Some(termination) => {
+                self.learn(termination);
+                self.receipt_of(termination)
+            }
+            None => self.assumed_receipt(),
+        };
+        self.park(cause, receipt)
     }
 
     /// Nothing of it stays open: no tool, no question, no timer.

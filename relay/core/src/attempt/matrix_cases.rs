@@ -224,11 +224,19 @@ fn relay_events() -> Vec<(String, Event)> {
             "hand off",
             Event::HandOff {
                 successor: AttemptId(Uuid::from_u128(9)),
+                to: "p".into(),
             },
         ),
         ("kept by settlement", Event::Kept),
         ("missing", Event::Missing),
         ("rebooted", Event::Rebooted),
+        (
+            "park",
+            Event::Park {
+                cause: ParkCause::Blocked,
+                termination: None,
+            },
+        ),
         ("cancel asked", Event::CancelAsked { operator: false }),
         ("input answered", Event::Answered(input_id(), answer)),
     ])

@@ -19,6 +19,7 @@ impl Machine<'_> {
                 self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
             }
             Event::Expired(TimerKey::Queue) => self.starve(),
+            Event::Park { cause, .. } => self.park(cause, Receipt::NotNeeded),
             Event::Expired(_)
             | Event::DeliveryFailed
             | Event::HandOff { .. }
@@ -60,6 +61,7 @@ impl Machine<'_> {
             Event::DeliveryFailed => self.lose(FailureCode::DeliveryFailed),
             Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
             Event::Rebooted => self.rebooted(),
+            Event::Park { cause, termination } => self.park_held(cause, termination.as_ref()),
             Event::Expired(_)
             | Event::Offer { .. }
             | Event::Claim { .. }
@@ -81,15 +83,16 @@ impl Machine<'_> {
 
     pub(super) fn in_parked(&mut self, event: Event) -> Outcome {
         match event {
-            Event::CancelAsked { operator } => self.cancel_unstarted(operator),
-            Event::HandOff { successor } => {
+            Event::CancelAsked { operator } => {
+                let (code, by) = super::ending::canceled_by(operator);
+                let receipt = self.parked_receipt();
+                self.finish(EndState::Canceled, Some(code), by, receipt)
+            }
+            Event::HandOff { successor, to } => {
                 self.attempt.successor = Some(successor);
-                self.finish(
-                    EndState::HandedOff,
-                    None,
-                    EndedBy::Relay,
-                    Receipt::NotNeeded,
-                )
+                self.attempt.handed_to = Some(to);
+                let receipt = self.parked_receipt();
+                self.finish(EndState::HandedOff, None, EndedBy::Relay, receipt)
             }
             Event::Completed(_)
             | Event::Errored(_)
@@ -98,6 +101,7 @@ impl Machine<'_> {
             | Event::Rejected { .. }
             | Event::Receipt(_) => Outcome::Late,
             Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
+            Event::Park { .. } => Outcome::Refused(Rejection::AlreadyParked),
             Event::Accepted
             | Event::Phase(_)
             | Event::ToolStarted(_)
@@ -114,6 +118,15 @@ impl Machine<'_> {
             | Event::Expired(_)
             | Event::Missing
             | Event::Rebooted => Outcome::Ignored,
+        }
+    }
+
+    /// What is known of the death of its processes; a park may come before it.
+    fn parked_receipt(&self) -> Receipt {
+        if let State::Parked(parked) = &self.attempt.state {
+            parked.receipt
+        } else {
+            Receipt::NotNeeded
         }
     }
 

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::AttentionCause;
 use super::ask::InputRecord;
 use super::end::{End, Receipt};
+use super::goal::Resume;
 use super::timeline::{Phase, TimerKind};
 use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
 use crate::spec::WorkspaceMode;
@@ -54,6 +56,10 @@ pub struct AttemptRecord {
     pub asked: bool,
     pub previous: Option<AttemptId>,
     pub successor: Option<AttemptId>,
+    /// Who sent the task on from here, where it was parked.
+    pub handed_to: Option<Arc<str>>,
+    /// What a person had to say when it was made.
+    pub resume: Option<Box<Resume>>,
     pub span_id: [u8; 8],
 }
 
@@ -91,6 +97,8 @@ impl AttemptRecord {
             asked: false,
             previous: None,
             successor: None,
+            handed_to: None,
+            resume: None,
             span_id,
         }
     }
@@ -294,6 +302,19 @@ pub enum ParkCause {
     Starved,
     Blocked,
     InputTimeout,
+    ReceiptsMissing,
+}
+
+impl ParkCause {
+    /// The same as a fact about the task.
+    pub fn attention(self) -> AttentionCause {
+        match self {
+            ParkCause::Starved => AttentionCause::Starved,
+            ParkCause::Blocked => AttentionCause::Blocked,
+            ParkCause::InputTimeout => AttentionCause::InputTimeout,
+            ParkCause::ReceiptsMissing => AttentionCause::ReceiptsMissing,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::attempt::AttemptState;
 use super::code::FailureCode;
 use super::{AttentionCause, TaskState};
-use crate::id::{AttemptId, InputId};
+use crate::id::{AttemptId, CheckpointId, InputId};
 use crate::time::Wall;
 
 /// How many events a record keeps.
@@ -113,6 +113,15 @@ pub enum EventKind {
     LateTerminal,
     /// A late result became the task's result.
     AdoptedLate,
+    /// Goal-level progress was reported.
+    Progress,
+    Checkpoint {
+        id: CheckpointId,
+    },
+    /// A person sent a parked task on.
+    Resumed {
+        by: Arc<str>,
+    },
 }
 
 impl EventKind {
@@ -146,6 +155,9 @@ impl EventKind {
             EventKind::ReceiptArrived => "receipt_arrived",
             EventKind::LateTerminal => "late_terminal",
             EventKind::AdoptedLate => "adopted_late",
+            EventKind::Progress => "progress",
+            EventKind::Checkpoint { .. } => "checkpoint",
+            EventKind::Resumed { .. } => "resumed",
         }
     }
 }

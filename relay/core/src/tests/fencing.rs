@@ -16,7 +16,7 @@ fn bad_frames(
     work: &Work,
 ) -> Vec<(&'static str, Rejection, Input)> {
     let nil = uuid::Uuid::from_u128(9);
-    let rows: [(&str, Rejection, Change<'_>); 9] = [
+    let rows: [(&str, Rejection, Change<'_>); 8] = [
         ("another incarnation", Rejection::StaleIncarnation, &|f| {
             f.re.incarnation = Incarnation(nil)
         }),
@@ -39,10 +39,6 @@ fn bad_frames(
         ("wrong order", Rejection::WrongOrder, &|f| {
             f.body = FrameBody::Accepted
         }),
-        ("not built", Rejection::Unimplemented, &|f| {
-            f.control_seq = 4;
-            f.body = FrameBody::NotBuilt { name: "checkpoint" };
-        }),
     ];
     let frame = |change: Change<'_>| {
         let mut frame = Frame {
@@ -54,6 +50,7 @@ fn bad_frames(
             body: completed(),
             workspace: None,
             finished: None,
+            known: None,
         };
         change(&mut frame);
         Input::Frame(Box::new(frame))
@@ -87,7 +84,7 @@ fn each_failed_check_has_its_own_code_and_writes_nothing() {
         assert_eq!(world.attempt_state(task), AttemptState::Starting, "{name}");
     }
     let mut work = work;
-    work.seq = 4;
+    work.seq = 3;
     world.frame(&mut work, completed());
     assert_eq!(
         world.state(task),
@@ -206,6 +203,7 @@ fn an_unknown_frame_takes_its_number_and_is_counted() {
         body: FrameBody::Unknown,
         workspace: None,
         finished: None,
+        known: None,
     };
     let effects = world
         .core

@@ -36,7 +36,7 @@ async fn every_call_needs_a_credential_and_a_role_but_health_and_reflection_do_n
     assert_eq!(refused(relay.tasks(&daemon).list(list()).await), forbidden);
     let unbuilt = relay
         .tasks(&reader)
-        .list_blocked(v1::ListBlockedRequest::default())
+        .watch_many(v1::WatchManyRequest::default())
         .await;
     assert_eq!(
         refused(unbuilt),

@@ -123,6 +123,7 @@ impl Bench {
             body,
             workspace,
             finished: None,
+            known: None,
         };
         let input = Input::Frame(Box::new(frame));
         let effects = self.core.handle(input, self.now, &mut self.mint);

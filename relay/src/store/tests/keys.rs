@@ -39,6 +39,12 @@ fn keys() -> impl Strategy<Value = Key> {
         numbered().prop_map(|(tenant, token)| Key::Token { tenant, token }),
         numbered().prop_map(|(tenant, daemon)| Key::Daemon { tenant, daemon }),
         (any::<[u8; 32]>(), ids()).prop_map(|(hash, task)| Key::Body { hash, task }),
+        numbered().prop_map(|(tenant, task)| Key::Progress { tenant, task }),
+        (texts(), ids(), any::<u64>()).prop_map(|(tenant, task, number)| Key::Checkpoint {
+            tenant,
+            task,
+            number
+        }),
     ]
 }
 
@@ -67,6 +73,11 @@ proptest! {
             let live = same && key.kind() == Kind::Live;
             prop_assert_eq!(inside(&KeyRange::of(&tenant, Kind::Live), &key), live);
             prop_assert!(inside(&KeyRange::everything(), &key));
+            if let Key::Checkpoint { tenant: own, task, .. } = &key {
+                prop_assert!(inside(&KeyRange::checkpoints(own, task), &key));
+                let another = Uuid::from_u128(task.as_u128() ^ 1);
+                prop_assert!(!inside(&KeyRange::checkpoints(own, &another), &key));
+            }
         }
     }
 

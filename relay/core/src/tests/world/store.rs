@@ -8,7 +8,8 @@ use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
 use crate::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::spec::TaskSpec;
 
@@ -22,6 +23,8 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenRecord,
+    pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
+    pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
 }
 
 impl Store {
@@ -51,6 +54,10 @@ impl Store {
         })
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "one arm per write, and each only says where it goes"
+    )]
     pub(super) fn apply(&mut self, write: Write) {
         match write {
             Write::PutSpec { task, spec } => {
@@ -99,7 +106,10 @@ impl Store {
                 task,
                 idempotency_key,
                 body: _,
+                checkpoints: _,
             } => {
+                self.progress.remove(&task);
+                self.checkpoints.retain(|(of, _), _| *of != task);
                 assert!(
                     !self.live.contains_key(&task),
                     "what is live is never removed"
@@ -112,6 +122,19 @@ impl Store {
                 if let Some(key) = idempotency_key {
                     self.keys.remove(&(tenant, key));
                 }
+            }
+            Write::PutProgress(record) => {
+                self.progress.insert(record.task, record);
+            }
+            Write::PutCheckpoint(record) => {
+                let first = self
+                    .checkpoints
+                    .insert((record.task, record.number), record)
+                    .is_none();
+                assert!(first, "a checkpoint is written once");
+            }
+            Write::DropCheckpoint { task, number, .. } => {
+                assert!(self.checkpoints.remove(&(task, number)).is_some());
             }
             Write::PutForgotten(record) => self.forgotten = record,
             Write::DropDaemon(record) => {

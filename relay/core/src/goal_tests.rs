@@ -1,0 +1,170 @@
+//! Bounds, order and counters of progress, on values and not on time.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+use crate::samples::tenant;
+
+fn empty() -> ProgressRecord {
+    ProgressRecord::empty(tenant("acme"), TaskId(Uuid::from_u128(1)))
+}
+
+fn done(items: impl IntoIterator<Item = String>) -> ProgressUpdate {
+    ProgressUpdate {
+        completed: items.into_iter().map(Arc::from).collect(),
+        ..ProgressUpdate::default()
+    }
+}
+
+fn failed(item: &str, reason: &str) -> FailedItem {
+    FailedItem {
+        item: item.into(),
+        reason: reason.into(),
+    }
+}
+
+#[test]
+fn the_newest_items_stay_and_what_went_is_counted_for_ever() {
+    let mut progress = empty();
+    progress.add(done((0..700).map(|n| format!("item {n}"))), Wall(1));
+    assert_eq!(
+        (progress.completed.len(), progress.completed_truncated),
+        (500, 200)
+    );
+    assert_eq!(&*progress.completed[0], "item 200");
+    progress.add(done(["item 700".to_owned()]), Wall(2));
+    assert_eq!(
+        (progress.completed.len(), progress.completed_truncated),
+        (500, 201)
+    );
+    assert_eq!(progress.completed_count(), 701);
+    assert_eq!(&**progress.completed.last().unwrap(), "item 700");
+}
+
+#[test]
+fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
+    let mut progress = empty();
+    progress.add(
+        done(["a".to_owned(), "a".to_owned(), "b".to_owned()]),
+        Wall(1),
+    );
+    progress.add(done(["a".to_owned()]), Wall(2));
+    assert_eq!(progress.completed.len(), 2);
+    let update = |list: Vec<FailedItem>| ProgressUpdate {
+        failed: list,
+        ..ProgressUpdate::default()
+    };
+    progress.add(
+        update(vec![
+            failed("x", "first"),
+            failed("y", "no"),
+            failed("x", "last"),
+        ]),
+        Wall(3),
+    );
+    assert_eq!(progress.failed, [failed("y", "no"), failed("x", "last")]);
+    progress.add(done(["x".to_owned()]), Wall(4));
+    assert_eq!(progress.failed, [failed("y", "no")], "done after all");
+}
+
+#[test]
+fn what_is_absent_stays_and_what_is_empty_empties() {
+    let mut progress = empty();
+    let words = |summary: Option<&str>, cursor: Option<&str>| ProgressUpdate {
+        summary: summary.map(Arc::from),
+        cursor: cursor.map(Arc::from),
+        ..ProgressUpdate::default()
+    };
+    progress.add(words(Some("half"), Some("page 3")), Wall(1));
+    progress.add(words(None, Some("")), Wall(2));
+    assert_eq!((&*progress.summary, &*progress.cursor), ("half", ""));
+    assert_eq!(progress.updated, Wall(2));
+}
+
+#[test]
+fn the_longest_record_that_is_legal_fits_into_one_append() {
+    let long = |n: usize, chars: usize| -> Arc<str> { format!("{n:ü<chars$}").into() };
+    let mut update = ProgressUpdate {
+        summary: Some(long(0, 9_000)),
+        cursor: Some(long(0, 9_000)),
+        completed: (0..600).map(|n| long(n, 2_000)).collect(),
+        failed: (0..600)
+            .map(|n| FailedItem {
+                item: long(n, 2_000),
+                reason: long(n, 2_000),
+            })
+            .collect(),
+        evidence: (0..60)
+            .map(|n| Evidence {
+                kind: long(n, 200),
+                reference: long(n, 2_000),
+                summary: long(n, 2_000),
+            })
+            .collect(),
+    };
+    assert!(!update.clean());
+    let mut progress = empty();
+    progress.add(update, Wall(1));
+    let bytes = postcard::to_stdvec(&progress).unwrap().len();
+    assert!(bytes < 640 * 1024, "{bytes}");
+    assert!(progress.completed.len() > 50 && progress.completed_count() == 600);
+    assert_eq!(progress.summary.chars().count(), SUMMARY_CHARS);
+}
+
+#[test]
+fn credentials_are_gone_from_every_field_and_the_cut_leaves_no_half_of_one() {
+    let secret = "password=hunter2hunter2";
+    let mut update = ProgressUpdate {
+        summary: Some(secret.into()),
+        completed: vec![secret.into()],
+        failed: vec![failed(secret, secret)],
+        cursor: Some(secret.into()),
+        evidence: vec![Evidence {
+            kind: "log".into(),
+            reference: secret.into(),
+            summary: format!("{}{secret}", "x ".repeat(EVIDENCE_CHARS / 2 - 9)).into(),
+        }],
+    };
+    assert!(update.clean());
+    assert!(!format!("{update:?}").contains("hunter2"), "{update:?}");
+    let mut block = BlockDraft {
+        reason: secret.into(),
+        hint: Some(secret.into()),
+        checkpoint: Some(CheckpointDraft {
+            summary: secret.into(),
+            state_refs: vec![secret.into()],
+            ..CheckpointDraft::default()
+        }),
+    };
+    assert!(block.clean());
+    assert!(!format!("{block:?}").contains("hunter2"), "{block:?}");
+}
+
+proptest! {
+    #[test]
+    fn no_update_breaks_a_bound_a_character_or_a_counter(
+        updates in prop::collection::vec(
+            (prop::collection::vec("\\PC{0,6}", 0..300), prop::collection::vec(("\\PC{0,3}", "\\PC{0,1100}"), 0..40)),
+            1..8,
+        )
+    ) {
+        let mut progress = empty();
+        let mut before = (0, 0);
+        for (completed, told) in updates {
+            let mut update = done(completed);
+            update.failed = told.iter().map(|(item, reason)| failed(item, reason)).collect();
+            update.clean();
+            progress.add(update, Wall(1));
+            prop_assert!(progress.completed.len() <= ITEMS && progress.failed.len() <= ITEMS);
+            prop_assert!(progress.failed.iter().all(|f| f.reason.chars().count() <= REASON_CHARS));
+            let unique: HashSet<_> = progress.completed.iter().collect();
+            prop_assert_eq!(unique.len(), progress.completed.len());
+            let now = (progress.completed_truncated, progress.failed_truncated);
+            prop_assert!(now.0 >= before.0 && now.1 >= before.1);
+            before = now;
+        }
+    }
+}

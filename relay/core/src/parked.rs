@@ -1,0 +1,111 @@
+//! Which tasks wait for a person, in the order in which a list shows them: newest park first, then by id.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::core::{Core, Turn};
+use crate::effects::{After, Reply};
+use crate::id::{RequestId, TaskId, TenantId};
+use crate::record::{AttentionCause, TaskRecord};
+use crate::time::Wall;
+
+/// Where a task stands in the list; also where a page ended.
+pub type Place = (Reverse<Wall>, TaskId);
+
+/// Derived from the records: every change of one passes `note`.
+#[derive(Debug, Default)]
+pub(crate) struct ParkedTasks {
+    since: HashMap<TaskId, Wall>,
+    places: BTreeMap<TenantId, BTreeSet<Place>>,
+}
+
+impl ParkedTasks {
+    /// The task's record as it is now.
+    pub(crate) fn note(&mut self, record: &TaskRecord) {
+        let since = record.attention.as_ref().map(|attention| attention.since);
+        if self.since.get(&record.task).copied() == since {
+            return;
+        }
+        self.forget(&record.tenant, record.task);
+        if let Some(since) = since {
+            self.since.insert(record.task, since);
+            let places = self.places.entry(record.tenant.clone()).or_default();
+            places.insert((Reverse(since), record.task));
+        }
+    }
+
+    pub(crate) fn forget(&mut self, tenant: &TenantId, task: TaskId) {
+        let Some(since) = self.since.remove(&task) else {
+            return;
+        };
+        if let Some(places) = self.places.get_mut(tenant) {
+            places.remove(&(Reverse(since), task));
+            if places.is_empty() {
+                self.places.remove(tenant);
+            }
+        }
+    }
+
+    /// The tenant's parked tasks behind `after`.
+    fn behind(&self, tenant: &TenantId, after: Option<Place>) -> impl Iterator<Item = TaskId> {
+        let places = self.places.get(tenant).into_iter();
+        let behind = places.flat_map(move |places| match after {
+            Some(after) => {
+                places.range((std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded))
+            }
+            None => places.range(..),
+        });
+        behind.map(|(_, task)| *task)
+    }
+}
+
+impl Core {
+    /// One page; an empty list of causes means all of them.
+    pub(crate) fn list_parked(
+        &self,
+        request: RequestId,
+        tenant: &TenantId,
+        causes: &[AttentionCause],
+        after: Option<Place>,
+        limit: usize,
+        turn: &mut Turn<'_>,
+    ) {
+        let parked = self.parked.behind(tenant, after);
+        let tasks = parked.filter_map(|task| self.tasks.get(&task));
+        let wanted = tasks.filter(|live| {
+            let cause = live.record().attention.as_ref().map(|a| a.cause);
+            causes.is_empty() || cause.is_some_and(|cause| causes.contains(&cause))
+        });
+        let rows = wanted.map(|live| (live.shared(), Arc::clone(&live.spec)));
+        let rows = rows.take(limit).collect();
+        turn.reply(request, After::Everything, Reply::Parked(rows));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::samples::tenant;
+
+    #[test]
+    fn the_newest_park_comes_first_and_a_page_goes_on_behind_the_last() {
+        let mut parked = ParkedTasks::default();
+        let task = |n: u128| TaskId(Uuid::from_u128(n));
+        for (n, since) in [(1, 10), (2, 30), (3, 30), (4, 20)] {
+            parked.since.insert(task(n), Wall(since));
+            let places = parked.places.entry(tenant("acme")).or_default();
+            places.insert((Reverse(Wall(since)), task(n)));
+        }
+        let all: Vec<TaskId> = parked.behind(&tenant("acme"), None).collect();
+        assert_eq!(all, [task(2), task(3), task(4), task(1)]);
+        let place = (Reverse(Wall(30)), task(3));
+        let rest: Vec<TaskId> = parked.behind(&tenant("acme"), Some(place)).collect();
+        assert_eq!(rest, [task(4), task(1)]);
+        assert_eq!(parked.behind(&tenant("other"), None).count(), 0);
+        parked.forget(&tenant("acme"), task(3));
+        assert_eq!(parked.behind(&tenant("acme"), None).count(), 3);
+    }
+}

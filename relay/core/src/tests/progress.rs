@@ -1,0 +1,143 @@
+//! Progress and checkpoints belong to the task: they add up over attempts and restarts, and end with it.
+
+use std::sync::Arc;
+
+use crate::goal::{CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
+use crate::id::TaskId;
+use crate::input::{FrameBody, Input};
+use crate::record::{CheckpointKind, TaskState};
+use crate::reject::Rejection;
+use crate::samples::tenant;
+
+use super::world::{World, completed, spec};
+
+fn item(n: usize) -> ProgressUpdate {
+    ProgressUpdate {
+        completed: vec![format!("item {n}").into()],
+        ..ProgressUpdate::default()
+    }
+}
+
+fn update(world: &mut World, task: TaskId, update: ProgressUpdate) -> Result<(), Rejection> {
+    let (known, finished) = (
+        world.store.progress.get(&task).cloned(),
+        world.store.finished(task),
+    );
+    let told = world.ask(|request| Input::UpdateProgress {
+        request,
+        tenant: tenant("acme"),
+        task,
+        update: Clean::new(update),
+        known,
+        finished,
+    });
+    told.map(|_| ())
+}
+
+fn checkpoint(summary: &str) -> FrameBody {
+    let draft = CheckpointDraft {
+        summary: summary.into(),
+        ..CheckpointDraft::default()
+    };
+    FrameBody::Goal(GoalWord::Checkpoint(Clean::new(draft)))
+}
+
+#[test]
+fn words_of_clients_and_holders_add_up_over_a_restart() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    for n in 0..600 {
+        update(&mut world, task, item(n)).unwrap();
+    }
+    world.frame(
+        &mut work,
+        FrameBody::Goal(GoalWord::Progress(Clean::new(item(600)))),
+    );
+    world.restart();
+    let progress = Arc::clone(&world.store.progress[&task]);
+    assert_eq!(
+        (progress.completed.len(), progress.completed_truncated),
+        (500, 101)
+    );
+    assert_eq!(world.state(task), TaskState::Running, "it moves no state");
+}
+
+#[test]
+fn checkpoints_are_numbered_for_ever_and_the_newest_are_kept() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    let kept = usize::try_from(CHECKPOINTS_KEPT).unwrap();
+    for n in 1..=kept + 5 {
+        world.frame(&mut work, checkpoint(&format!("step {n}")));
+    }
+    let stored: Vec<u64> = world.store.checkpoints.keys().map(|(_, n)| *n).collect();
+    assert_eq!(stored.len(), kept);
+    assert_eq!(stored[0], 6);
+    let (first, last) = (
+        &world.store.checkpoints[&(task, 6)],
+        &world.store.checkpoints[&(task, CHECKPOINTS_KEPT + 5)],
+    );
+    assert_eq!(
+        (first.kind, last.kind),
+        (CheckpointKind::Progress, CheckpointKind::Progress)
+    );
+    assert_eq!(
+        first.to_revision,
+        world.store.checkpoints[&(task, 7)].after_revision
+    );
+    assert_eq!(world.task(task).checkpoints, CHECKPOINTS_KEPT + 5);
+    assert_eq!(
+        &*world.store.progress[&task].summary,
+        &format!("step {}", kept + 5)
+    );
+}
+
+#[test]
+fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(&mut work, completed());
+    assert_eq!(
+        update(&mut world, task, item(1)),
+        Err(Rejection::AlreadyFinished)
+    );
+    let unknown = TaskId(uuid::Uuid::from_u128(404));
+    assert_eq!(
+        update(&mut world, unknown, item(1)),
+        Err(Rejection::UnknownTask)
+    );
+    let foreign = world.ask(|request| Input::UpdateProgress {
+        request,
+        tenant: tenant("other"),
+        task,
+        update: Clean::new(item(1)),
+        known: None,
+        finished: None,
+    });
+    assert_eq!(foreign.unwrap_err(), Rejection::UnknownTask);
+    assert!(world.store.progress.is_empty());
+}
+
+#[test]
+fn credentials_in_words_about_the_goal_are_never_stored() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(&mut work, checkpoint("done with password=hunter2 as asked"));
+    let stored = &world.store.checkpoints[&(task, 1)];
+    assert!(stored.redacted);
+    let everything = format!(
+        "{:?} {:?} {:?}",
+        stored,
+        world.store.progress[&task],
+        world.task(task)
+    );
+    assert!(!everything.contains("hunter2"), "{everything}");
+}

@@ -1,0 +1,417 @@
+//! What outlives an attempt, for clients: progress, checkpoints, what is parked, and the words that park it and send it on.
+//!
+//! Reasons are checked first of all, before the id is even parsed into something to look up.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use baton_core::Shelf;
+use baton_core::effects::Reply;
+use baton_core::goal::{BlockDraft, Clean};
+use baton_core::id::{AttemptId, TaskId};
+use baton_core::input::Input;
+use baton_core::parked::Place;
+use baton_core::record::{AttentionCause, ProgressRecord, Resume, TaskRecord};
+use baton_core::reject::Rejection;
+use baton_core::spec::TaskSpec;
+use baton_core::time::Wall;
+use baton_proto::v1;
+use uuid::Uuid;
+
+use super::convert;
+use super::fault::Fault;
+use super::limits::{self, Size};
+use super::paging;
+use super::tasks::unexpected;
+use super::validate::{self, Checked, Why, invalid};
+use super::{Api, actor, required_reason};
+use crate::auth::Principal;
+use crate::dispatcher::Refusal;
+use crate::reader::Reader;
+use crate::wire::goal;
+
+/// A parked task with what was last said of its progress.
+type Parked = (Arc<TaskRecord>, Arc<TaskSpec>, Option<Arc<ProgressRecord>>);
+
+impl Api {
+    pub(super) async fn add_progress(
+        &self,
+        who: Principal,
+        request: v1::UpdateProgressRequest,
+    ) -> Result<v1::UpdateProgressResponse, Fault> {
+        let update = validate::present("update", request.update)?;
+        check_update(&update)?;
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        self.admit()?;
+        let update = Clean::new(goal::asked_progress(update));
+        let tenant = who.tenant.clone();
+        let add = move |request| Input::UpdateProgress {
+            request,
+            tenant,
+            task,
+            update,
+            known: None,
+            finished: None,
+        };
+        let task = self.progressed(add).await?;
+        Ok(v1::UpdateProgressResponse { task: Some(task) })
+    }
+
+    pub(super) async fn block_task(
+        &self,
+        who: Principal,
+        request: v1::BlockTaskRequest,
+    ) -> Result<v1::BlockTaskResponse, Fault> {
+        let reason = required_reason(&request.reason)?;
+        let hint = validate::optional("resume_hint", request.resume_hint, limits::REASON)?;
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let block = Clean::new(BlockDraft {
+            reason,
+            hint: hint.map(Into::into),
+            checkpoint: None,
+        });
+        let (tenant, by) = (who.tenant.clone(), actor(&who));
+        let block = move |request| Input::Block {
+            request,
+            tenant,
+            task,
+            by,
+            block,
+            known: None,
+            finished: None,
+        };
+        let task = self.progressed(block).await?;
+        Ok(v1::BlockTaskResponse { task: Some(task) })
+    }
+
+    /// Asks for a change of one task's goal and shows the task after it.
+    async fn progressed(
+        &self,
+        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
+    ) -> Result<v1::Task, Fault> {
+        match self.dispatcher.request(ask).await {
+            Ok(Reply::Progressed { record, progress }) => {
+                let mut task = self.shown(&record).await?;
+                task.progress = Some(goal::progress(&progress, record.checkpoints));
+                Ok(task)
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
+    pub(super) async fn resume_task(
+        &self,
+        who: Principal,
+        request: v1::ResumeTaskRequest,
+    ) -> Result<v1::ResumeTaskResponse, Fault> {
+        let resume = Box::new(resume_words(&who, &request)?);
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let attempt: Option<AttemptId> = match &*request.attempt_id {
+            "" => None,
+            attempt => Some(validate::id("attempt_id", attempt)?),
+        };
+        let tenant = who.tenant.clone();
+        let resume = move |request| Input::Resume {
+            request,
+            tenant,
+            task,
+            resume,
+            attempt,
+            finished: None,
+        };
+        let record = match self.dispatcher.request(resume).await {
+            Ok(Reply::Task(record)) => record,
+            Err(Refusal::Rejected(Rejection::HandedOff)) => {
+                return Err(self.who_was_first(&who, task).await);
+            }
+            other => return Err(unexpected(other)),
+        };
+        let task = self.shown(&record).await?;
+        Ok(v1::ResumeTaskResponse {
+            task: Some(task),
+            attempt_id: record
+                .newest()
+                .map(|newest| newest.id.to_string())
+                .unwrap_or_default(),
+        })
+    }
+
+    /// Somebody else sent it on: says who.
+    pub(super) async fn who_was_first(&self, who: &Principal, task: TaskId) -> Fault {
+        let Ok((_, record)) = self.stored_task(&who.tenant, task).await else {
+            return Fault::Refused(Rejection::HandedOff);
+        };
+        let handed = record.attempts.iter().rev();
+        let to = handed.filter_map(|attempt| attempt.handed_to.as_deref());
+        match to.map(str::to_owned).next() {
+            Some(by) => Fault::SentOnBy { by },
+            None => Fault::Refused(Rejection::HandedOff),
+        }
+    }
+
+    pub(super) async fn blocked_tasks(
+        &self,
+        who: Principal,
+        request: v1::ListBlockedRequest,
+    ) -> Result<v1::ListBlockedResponse, Fault> {
+        if !request.agent_scope.is_empty() {
+            return Err(Fault::NotBuilt {
+                what: "agent_scope",
+            });
+        }
+        let (default, most) = (limits::BLOCKED_PAGE_DEFAULT, limits::PAGE_MAX);
+        let size = paging::page_size_of(request.page_size, default, most)?;
+        let causes = asked_causes(&request.causes)?;
+        let conditions: Vec<u8> = request
+            .causes
+            .iter()
+            .flat_map(|cause| cause.to_be_bytes())
+            .collect();
+        let paging = self.paging(&who, "blocked", &conditions);
+        let after = paging.position(&request.page_token)?;
+        let after = after.map(|place| parse_place(&place)).transpose()?;
+        let tenant = who.tenant.clone();
+        // One more than the page shows whether there is a next one.
+        let list = move |request| Input::ListParked {
+            request,
+            tenant,
+            causes,
+            after,
+            limit: size + 1,
+        };
+        let mut found = match self.dispatcher.request(list).await {
+            Ok(Reply::Parked(found)) => found,
+            other => return Err(unexpected(other)),
+        };
+        let more = found.len() > size;
+        found.truncate(size);
+        let last = found
+            .last()
+            .filter(|_| more)
+            .and_then(|(record, _)| place(record));
+        let rows = self
+            .read(move |reader| with_progress(found, reader))
+            .await?;
+        let now = self.clock.now().wall;
+        Ok(v1::ListBlockedResponse {
+            tasks: rows.iter().map(|row| shown(row, now)).collect(),
+            next_page_token: last.map(|place| paging.token(&place)).unwrap_or_default(),
+        })
+    }
+
+    pub(super) async fn blocked_task(
+        &self,
+        who: Principal,
+        request: v1::GetBlockedRequest,
+    ) -> Result<v1::GetBlockedResponse, Fault> {
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let (spec, record) = self.stored_task(&who.tenant, task).await?;
+        if record.attention.is_none() {
+            return Err(Fault::Refused(Rejection::NotParked));
+        }
+        let (tenant, newest) = (who.tenant.clone(), record.checkpoints);
+        let read = move |reader: &Reader| {
+            let progress = reader.progress(&tenant, task);
+            (progress, reader.checkpoint(&tenant, task, newest))
+        };
+        let (progress, checkpoint) = self.read(read).await?;
+        let mut whole = self.shown(&record).await?;
+        whole.progress = progress
+            .as_deref()
+            .map(|progress| goal::progress(progress, newest));
+        let now = self.clock.now().wall;
+        Ok(v1::GetBlockedResponse {
+            blocked: Some(shown(&(record, spec, progress), now)),
+            task: Some(whole),
+            checkpoint: checkpoint.as_deref().map(goal::checkpoint),
+        })
+    }
+
+    pub(super) async fn checkpoints_of(
+        &self,
+        who: Principal,
+        request: v1::ListCheckpointsRequest,
+    ) -> Result<v1::ListCheckpointsResponse, Fault> {
+        let most = u32::try_from(baton_core::goal::CHECKPOINTS_KEPT).unwrap_or(u32::MAX);
+        let size = paging::page_size_of(request.page_size, most, most)?;
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let paging = self.paging(&who, "checkpoints", task.0.as_bytes());
+        let before = match paging.position(&request.page_token)? {
+            Some(number) => Some(parse_number(&number)?),
+            None => None,
+        };
+        let (_, record) = self.stored_task(&who.tenant, task).await?;
+        let (tenant, total) = (who.tenant.clone(), record.checkpoints);
+        // A checkpoint may be stored ahead of its record; the record says which count.
+        let upto = before.map_or(total, |before| total.min(before.saturating_sub(1)));
+        let list = move |reader: &Reader| reader.checkpoints(&tenant, task, upto, size + 1);
+        let mut found = self.read(list).await?;
+        let more = found.len() > size;
+        found.truncate(size);
+        let last = found.last().filter(|_| more).map(|last| last.number);
+        Ok(v1::ListCheckpointsResponse {
+            checkpoints: found
+                .iter()
+                .map(|record| goal::checkpoint(record))
+                .collect(),
+            next_page_token: last
+                .map(|number| paging.token(&number.to_be_bytes()))
+                .unwrap_or_default(),
+            total,
+        })
+    }
+
+    /// What is stored of a task's progress; none before the first word of it.
+    pub(super) async fn progress_of(
+        &self,
+        record: &TaskRecord,
+    ) -> Result<Option<v1::Progress>, Fault> {
+        let (tenant, task) = (record.tenant.clone(), record.task);
+        let progress = self
+            .read(move |reader| reader.progress(&tenant, task))
+            .await?;
+        Ok(progress.map(|progress| goal::progress(&progress, record.checkpoints)))
+    }
+}
+
+fn with_progress(found: Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>, reader: &Reader) -> Vec<Parked> {
+    let row = |(record, spec): (Arc<TaskRecord>, Arc<TaskSpec>)| {
+        let progress = reader.progress(&record.tenant, record.task);
+        (record, spec, progress)
+    };
+    found.into_iter().map(row).collect()
+}
+
+fn shown((record, spec, progress): &Parked, now: Wall) -> v1::BlockedTask {
+    let attention = record.attention.as_ref();
+    v1::BlockedTask {
+        task_id: record.task.to_string(),
+        attempt_id: record
+            .newest()
+            .map(|newest| newest.id.to_string())
+            .unwrap_or_default(),
+        goal: spec.goal.clone(),
+        attention: attention.map(|attention| convert::attention(record, attention)),
+        summary: progress
+            .as_ref()
+            .map(|progress| progress.summary.to_string())
+            .unwrap_or_default(),
+        age_ms: attention.map_or(0, |attention| now.0.saturating_sub(attention.since.0)),
+        agent: spec.agent.clone(),
+        agent_scope: String::new(),
+    }
+}
+
+fn resume_words(who: &Principal, request: &v1::ResumeTaskRequest) -> Result<Resume, Fault> {
+    let reason = required_reason(&request.reason)?;
+    validate::text(
+        "instructions",
+        &request.instructions,
+        limits::RESUME_INSTRUCTIONS,
+    )?;
+    let field = "answers";
+    validate::count(field, request.answers.len(), limits::RESUME_ANSWERS)?;
+    let sizes = request.answers.iter();
+    let sizes = sizes.map(|answer| answer.question.len() + answer.answer.len());
+    validate::total(field, sizes, limits::RESUME_ANSWERS_BYTES)?;
+    let limit = Size::Bytes(limits::RESUME_ANSWERS_BYTES);
+    for answer in &request.answers {
+        validate::text(field, &answer.question, limit)?;
+        validate::not_blank(field, &answer.answer, limit)?;
+    }
+    let pair =
+        |said: &v1::ResumeAnswer| (said.question.as_str().into(), said.answer.as_str().into());
+    Ok(Resume {
+        by: Arc::clone(&who.name),
+        reason,
+        instructions: request.instructions.as_str().into(),
+        answers: request.answers.iter().map(pair).collect(),
+    })
+}
+
+fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
+    let v1::ProgressUpdate {
+        summary,
+        completed_items,
+        failed_items,
+        cursor,
+        evidence,
+    } = update;
+    let told = summary.is_some() || cursor.is_some();
+    if !told && completed_items.is_empty() && failed_items.is_empty() && evidence.is_empty() {
+        return Err(invalid("update", Why::Missing));
+    }
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    validate::text("update.summary", &text(summary), limits::SUMMARY)?;
+    validate::text("update.cursor", &text(cursor), limits::CURSOR)?;
+    validate::count(
+        "update.completed_items",
+        completed_items.len(),
+        limits::ITEMS,
+    )?;
+    for item in completed_items {
+        validate::not_blank("update.completed_items", item, limits::ITEM)?;
+    }
+    validate::count("update.failed_items", failed_items.len(), limits::ITEMS)?;
+    for failed in failed_items {
+        validate::not_blank("update.failed_items.item", &failed.item, limits::ITEM)?;
+        validate::text(
+            "update.failed_items.reason",
+            &failed.reason,
+            limits::ITEM_REASON,
+        )?;
+    }
+    check_evidence("update.evidence", evidence)
+}
+
+/// Also for checkpoints that agents write by a call of their own.
+pub(super) fn check_evidence(field: &str, evidence: &[v1::Evidence]) -> Checked<()> {
+    validate::count(field, evidence.len(), limits::EVIDENCE)?;
+    for one in evidence {
+        validate::text(&format!("{field}.kind"), &one.kind, limits::EVIDENCE_KIND)?;
+        validate::not_blank(&format!("{field}.ref"), &one.r#ref, limits::EVIDENCE_REF)?;
+        let summary = format!("{field}.summary");
+        validate::text(&summary, &one.summary, limits::EVIDENCE_SUMMARY)?;
+    }
+    Ok(())
+}
+
+fn asked_causes(asked: &[i32]) -> Checked<Vec<AttentionCause>> {
+    validate::count("causes", asked.len(), limits::FILTER_STATES)?;
+    let one = |number: &i32| {
+        let cause: v1::AttentionCause = validate::enumeration("causes", *number)?;
+        match cause {
+            v1::AttentionCause::Unspecified => {
+                Err(invalid("causes", Why::UnknownEnumValue { number: *number }))
+            }
+            v1::AttentionCause::Blocked => Ok(AttentionCause::Blocked),
+            v1::AttentionCause::Starved => Ok(AttentionCause::Starved),
+            v1::AttentionCause::UnsafeLoss => Ok(AttentionCause::UnsafeLoss),
+            v1::AttentionCause::Poison => Ok(AttentionCause::Poison),
+            v1::AttentionCause::InputTimeout => Ok(AttentionCause::InputTimeout),
+            v1::AttentionCause::ReceiptsMissing => Ok(AttentionCause::ReceiptsMissing),
+        }
+    };
+    asked.iter().map(one).collect()
+}
+
+/// Where a page ended: the time of the park, then the task.
+fn place(record: &TaskRecord) -> Option<Vec<u8>> {
+    let since = record.attention.as_ref()?.since;
+    let mut place = since.0.to_be_bytes().to_vec();
+    place.extend_from_slice(record.task.0.as_bytes());
+    Some(place)
+}
+
+fn parse_place(position: &[u8]) -> Checked<Place> {
+    let parsed = position.split_first_chunk::<8>().and_then(|(since, task)| {
+        let task = Uuid::from_slice(task).ok()?;
+        Some((Reverse(Wall(u64::from_be_bytes(*since))), TaskId(task)))
+    });
+    parsed.ok_or_else(paging::bad_token)
+}
+
+fn parse_number(position: &[u8]) -> Checked<u64> {
+    let number: Option<[u8; 8]> = position.try_into().ok();
+    number.map(u64::from_be_bytes).ok_or_else(paging::bad_token)
+}

@@ -1,0 +1,54 @@
+//! What outlives attempts: progress only adds up, and a milestone is written once, under the next number.
+
+use baton_core::goal::CHECKPOINTS_KEPT;
+use baton_core::id::TaskId;
+use baton_core::record::{CheckpointRecord, ProgressRecord};
+
+use crate::store::State;
+
+pub(crate) fn progress(before: &State, new: &ProgressRecord) {
+    open(before, new.task, "progress");
+    let Some(old) = before.progress.get(&new.task) else {
+        return;
+    };
+    let counts = |of: &ProgressRecord| {
+        [
+            of.completed_truncated,
+            of.failed_truncated,
+            of.evidence_truncated,
+            of.completed.len() as u64 + of.completed_truncated,
+        ]
+    };
+    let grown = counts(old)
+        .iter()
+        .zip(counts(new))
+        .all(|(was, is)| *was <= is);
+    assert!(grown, "goals: counters of {} went back", new.task);
+}
+
+pub(crate) fn checkpoint(before: &State, new: &CheckpointRecord) {
+    open(before, new.task, "a checkpoint");
+    let written = before.record(new.task).map_or(0, |task| task.checkpoints);
+    assert_eq!(
+        new.number,
+        written + 1,
+        "goals: checkpoint of {} out of order",
+        new.task
+    );
+}
+
+pub(crate) fn pushed_out(before: &State, task: TaskId, number: u64) {
+    let newest = before.record(task).map_or(0, |task| task.checkpoints);
+    assert!(
+        number + CHECKPOINTS_KEPT <= newest + 1,
+        "goals: checkpoint {number} of {task} is gone too early"
+    );
+}
+
+/// What is over is final.
+fn open(before: &State, task: TaskId, what: &str) {
+    assert!(
+        !before.done.contains_key(&task) && !before.removed.contains_key(&task),
+        "goals: {task} is over and got {what}"
+    );
+}
