@@ -18,6 +18,7 @@ mod disk_full;
 mod export;
 mod fencing;
 mod forgetting;
+mod goals;
 mod handing_over;
 mod holding_on;
 mod import;

@@ -2,7 +2,10 @@
 
 pub(crate) mod answer;
 pub(crate) mod bench;
+pub(crate) mod block;
+pub(crate) mod blocked;
 pub(crate) mod cancel;
+pub(crate) mod checkpoints;
 pub(crate) mod daemon;
 pub(crate) mod daemons;
 pub(crate) mod demo;
@@ -16,8 +19,10 @@ pub(crate) mod inbox;
 pub(crate) mod info;
 pub(crate) mod output;
 pub(crate) mod profile;
+pub(crate) mod progress;
 pub(crate) mod relay;
 pub(crate) mod release_inherited;
+pub(crate) mod resume;
 pub(crate) mod retry;
 pub(crate) mod show;
 pub(crate) mod submit;
@@ -64,6 +69,16 @@ pub(crate) enum Command {
     Cancel(cancel::CancelArgs),
     /// Try a failed, timed out or lost task again.
     Retry(retry::RetryArgs),
+    /// List what waits for a person, newest first.
+    Blocked(blocked::BlockedArgs),
+    /// Park a task for a person; what runs of it is stopped.
+    Block(block::BlockArgs),
+    /// Send a parked task on, with an answer or further instructions.
+    Resume(resume::ResumeArgs),
+    /// Show what a task has come to, or add to it.
+    Progress(progress::ProgressArgs),
+    /// List the milestones of a task, newest first.
+    Checkpoints(checkpoints::CheckpointsArgs),
     /// List daemons.
     Daemons(daemons::DaemonsArgs),
     /// Stop offering work to a daemon; what it has goes on.
@@ -119,6 +134,11 @@ impl Command {
             Command::Answer(args) => answer::run(args, console).await,
             Command::Cancel(args) => cancel::run(args, console).await,
             Command::Retry(args) => retry::run(args, console).await,
+            Command::Blocked(args) => blocked::run(args, console).await,
+            Command::Block(args) => block::run(args, console).await,
+            Command::Resume(args) => resume::run(args, console).await,
+            Command::Progress(args) => progress::run(args, console).await,
+            Command::Checkpoints(args) => checkpoints::run(args, console).await,
             Command::Daemons(args) => daemons::run(args, console).await,
             Command::Drain(args) => drain::run(args, console).await,
             Command::Forget(args) => forget::run(args, console).await,

@@ -12,6 +12,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::goal_view;
 use crate::input_view;
 use crate::inspect::{self, Insight};
 
@@ -50,6 +51,12 @@ pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliEr
     let (now_ms, style) = (clock::wall_ms(), console.data_style());
     for line in inspect::lines(&task, &insight, now_ms, style) {
         console.line(&line)?;
+    }
+    if let Some(progress) = &task.progress {
+        console.line("progress:")?;
+        for line in goal_view::short(progress) {
+            console.line(&format!("  {line}"))?;
+        }
     }
     if task.pending_inputs > 0 {
         console.line("waits for an answer to:")?;

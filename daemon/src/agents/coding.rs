@@ -98,7 +98,7 @@ fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
         prompt: match resume {
             Some(_) => dispatch.prompt.clone(),
             None => with_checkpoint(dispatch),
-        },
+        } + &said(dispatch),
         cwd: cwd.to_string_lossy().into_owned(),
         resume,
         model,
@@ -135,11 +135,32 @@ fn with_checkpoint(dispatch: &Dispatch) -> String {
     )
 }
 
+/// What whoever sent a parked task on has to say; also to an agent that remembers the rest.
+fn said(dispatch: &Dispatch) -> String {
+    let Some(resume) = &dispatch.resume else {
+        return String::new();
+    };
+    let mut words = String::new();
+    if !resume.resume_reason.is_empty() {
+        words += &format!("\n\nIt had stopped and may go on: {}", resume.resume_reason);
+    }
+    for given in &resume.answers {
+        words += &match given.question.as_str() {
+            "" => format!("\nAnswer: {}", given.answer),
+            question => format!("\nQuestion: {question}\nAnswer: {}", given.answer),
+        };
+    }
+    if !resume.instructions.is_empty() {
+        words += &format!("\n\n{}", resume.instructions);
+    }
+    words
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 
-    use baton_proto::v1::{Checkpoint, ResumeContext};
+    use baton_proto::v1::{Checkpoint, ResumeAnswer, ResumeContext};
 
     use super::*;
 
@@ -236,5 +257,34 @@ mod tests {
         assert!(told.ends_with("Go on at: line 7"), "{told}");
         dispatch.agent_session_id = "s".to_owned();
         assert_eq!(prompt(&dispatch), "Do it.", "it remembers");
+    }
+
+    #[test]
+    fn the_words_of_whoever_sent_it_on_reach_the_agent_whatever_it_remembers() {
+        let resume = ResumeContext {
+            resume_reason: "access is there".to_owned(),
+            instructions: "Use the blue key.".to_owned(),
+            answers: vec![ResumeAnswer {
+                question: "which key?".to_owned(),
+                answer: "blue".to_owned(),
+            }],
+            ..ResumeContext::default()
+        };
+        for agent_session_id in ["", "s"] {
+            let dispatch = Dispatch {
+                prompt: "Do it.".to_owned(),
+                agent_session_id: agent_session_id.to_owned(),
+                resume: Some(resume.clone()),
+                ..Dispatch::default()
+            };
+            let told = wanted(&dispatch, Path::new("/work"), None).prompt;
+            assert!(told.starts_with("Do it.\n"), "{told}");
+            assert!(told.contains("access is there"), "{told}");
+            assert!(
+                told.contains("Question: which key?\nAnswer: blue"),
+                "{told}"
+            );
+            assert!(told.ends_with("Use the blue key."), "{told}");
+        }
     }
 }

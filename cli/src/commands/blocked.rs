@@ -1,0 +1,83 @@
+//! `baton blocked`: what waits for a person, newest first.
+
+use baton_proto::v1::{AttentionCause, BlockedTask, ListBlockedRequest};
+use baton_proto::{ShortName, to_json};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::duration;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::sanitize::one_line;
+use crate::table::Table;
+
+#[derive(Args, Debug)]
+pub(crate) struct BlockedArgs {
+    /// At most so many; all of them without it.
+    #[arg(long, value_name = "COUNT")]
+    limit: Option<usize>,
+
+    /// Print one JSON object per task and line.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: BlockedArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let mut tasks = list(&relay, args.limit).await?;
+    tasks.truncate(args.limit.unwrap_or(usize::MAX));
+    if args.json {
+        for task in &tasks {
+            console.json(&to_json(task))?;
+        }
+        return Ok(Exit::Done);
+    }
+    if tasks.is_empty() {
+        console.note("nothing waits for a person");
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(["TASK", "SINCE", "CAUSE", "REASON", "GOAL"]);
+    for task in &tasks {
+        table.row(cells(task));
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    console.note("send one on with: baton resume TASK --reason TEXT");
+    Ok(Exit::Done)
+}
+
+async fn list(relay: &Relay, limit: Option<usize>) -> Result<Vec<BlockedTask>, CliError> {
+    let mut request = ListBlockedRequest {
+        page_size: 200,
+        ..ListBlockedRequest::default()
+    };
+    let mut tasks = Vec::new();
+    loop {
+        let page = relay.tasks().list_blocked(request.clone()).await?;
+        let page = page.into_inner();
+        tasks.extend(page.tasks);
+        let enough = limit.is_some_and(|limit| tasks.len() >= limit);
+        if enough || page.next_page_token.is_empty() {
+            return Ok(tasks);
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+fn cells(task: &BlockedTask) -> [String; 5] {
+    let attention = task.attention.clone().unwrap_or_default();
+    let cause = AttentionCause::try_from(attention.cause).unwrap_or_default();
+    [
+        task.task_id.clone(),
+        duration::short(task.age_ms),
+        cause.short_name().to_owned(),
+        one_line(&attention.reason),
+        one_line(&task.goal),
+    ]
+}

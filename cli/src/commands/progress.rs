@@ -1,0 +1,101 @@
+//! `baton progress`: shows what a task has come to, or adds to it from outside.
+
+use baton_proto::to_json;
+use baton_proto::v1::{FailedItem, GetTaskRequest, ProgressUpdate, UpdateProgressRequest};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::follow::no_task;
+use crate::goal_view;
+
+#[derive(Args, Debug)]
+pub(crate) struct ProgressArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// Replace the summary.
+    #[arg(long, value_name = "TEXT")]
+    summary: Option<String>,
+
+    /// Replace the cursor: where to go on.
+    #[arg(long, value_name = "TEXT")]
+    cursor: Option<String>,
+
+    /// An item that is done; may be repeated.
+    #[arg(long = "done", value_name = "ITEM")]
+    done: Vec<String>,
+
+    /// An item that did not work out, as ITEM=REASON; may be repeated.
+    #[arg(long = "failed", value_name = "ITEM=REASON")]
+    failed: Vec<String>,
+
+    /// Print the task as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let (task_id, json) = (args.task_id.clone(), args.json);
+    let task = match update(args) {
+        Some(update) => {
+            let request = UpdateProgressRequest {
+                task_id,
+                update: Some(update),
+            };
+            relay
+                .tasks()
+                .update_progress(request)
+                .await?
+                .into_inner()
+                .task
+        }
+        None => {
+            let request = GetTaskRequest {
+                task_id,
+                include_spec: false,
+            };
+            relay.tasks().get(request).await?.into_inner().task
+        }
+    };
+    let task = task.ok_or_else(no_task)?;
+    if json {
+        console.json(&to_json(&task))?;
+        return Ok(Exit::Done);
+    }
+    let Some(progress) = &task.progress else {
+        console.note("nothing was told of its progress yet");
+        return Ok(Exit::Done);
+    };
+    for line in goal_view::progress(progress) {
+        console.line(&line)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// None where there is nothing to add.
+fn update(args: ProgressArgs) -> Option<ProgressUpdate> {
+    let failed = |said: String| {
+        let (item, reason) = said.split_once('=').unwrap_or((&said, ""));
+        FailedItem {
+            item: item.to_owned(),
+            reason: reason.to_owned(),
+        }
+    };
+    let update = ProgressUpdate {
+        summary: args.summary,
+        completed_items: args.done,
+        failed_items: args.failed.into_iter().map(failed).collect(),
+        cursor: args.cursor,
+        evidence: Vec::new(),
+    };
+    (update != ProgressUpdate::default()).then_some(update)
+}

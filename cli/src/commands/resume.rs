@@ -1,0 +1,106 @@
+//! `baton resume`: sends a parked task on, with an answer or further instructions for the agent.
+
+use baton_proto::to_json;
+use baton_proto::v1::{ResumeAnswer, ResumeTaskRequest};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::commands::watch::{self, Show};
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::follow::no_task;
+
+#[derive(Args, Debug)]
+pub(crate) struct ResumeArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// Why it may go on.
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+
+    /// Further instructions for the agent.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    instructions: String,
+
+    /// An answer to what was asked, as QUESTION=ANSWER or the answer alone; may be repeated.
+    #[arg(long = "answer", value_name = "ANSWER")]
+    answers: Vec<String>,
+
+    /// Only if this attempt is still the parked one.
+    #[arg(
+        long,
+        value_name = "ATTEMPT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    attempt: String,
+
+    /// Wait until the task has ended or needs attention, and end with its exit code.
+    #[arg(long)]
+    wait: bool,
+
+    /// Print the task as one JSON object: at once, or as it ended with --wait.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = ResumeTaskRequest {
+        task_id: args.task_id.clone(),
+        reason: args.reason,
+        instructions: args.instructions,
+        answers: args.answers.iter().map(|said| answer(said)).collect(),
+        attempt_id: args.attempt,
+    };
+    let response = relay.tasks().resume(request).await?.into_inner();
+    if args.wait {
+        let end = watch::until_settled(&relay, &args.task_id, Show::Progress, console).await?;
+        if let (true, Some(task)) = (args.json, &end.task) {
+            console.json(&to_json(task))?;
+        }
+        return Ok(end.exit);
+    }
+    if args.json {
+        console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
+    } else {
+        console.line(&response.attempt_id)?;
+        console.note(&format!("follow it with: baton watch {}", args.task_id));
+    }
+    Ok(Exit::Done)
+}
+
+fn answer(said: &str) -> ResumeAnswer {
+    let (question, answer) = said.split_once('=').unwrap_or(("", said));
+    ResumeAnswer {
+        question: question.trim().to_owned(),
+        answer: answer.trim().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_stands_alone_or_behind_its_question() {
+        let both = answer("which key? = the blue one");
+        assert_eq!(
+            (&*both.question, &*both.answer),
+            ("which key?", "the blue one")
+        );
+        assert_eq!(answer("yes").answer, "yes");
+    }
+}

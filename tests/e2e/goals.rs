@@ -1,0 +1,345 @@
+//! Goals that outlive attempts: blocked on one machine, resumed a day later with an answer, finished on another.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{
+    AttemptState, AttentionCause, BlockDraft, BlockTaskRequest, Checkpoint, CheckpointDraft,
+    CheckpointKind, Evidence, FailedItem, GetBlockedRequest, ListBlockedRequest,
+    ListCheckpointsRequest, ProgressUpdate, ResumeAnswer, ResumeTaskRequest, Role, TaskSpec,
+    TaskState, UpdateProgressRequest,
+};
+use baton_tests::{
+    BentClock, Client, Relay, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of, for_agent,
+    hello, receipt, within,
+};
+use tonic::Code;
+
+use crate::BATON;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const UPDATES: usize = 500;
+
+fn block(reason: &str) -> Body {
+    Body::Block(BlockDraft {
+        reason: reason.to_owned(),
+        resume_hint: "a key".to_owned(),
+        checkpoint: Some(CheckpointDraft {
+            summary: "half of it".to_owned(),
+            cursor: "page 3".to_owned(),
+            ..CheckpointDraft::default()
+        }),
+    })
+}
+
+fn item(name: &str) -> ProgressUpdate {
+    ProgressUpdate {
+        completed_items: vec![name.to_owned()],
+        ..ProgressUpdate::default()
+    }
+}
+
+async fn checkpoints(client: &Client, task_id: &str) -> Vec<Checkpoint> {
+    let request = ListCheckpointsRequest {
+        task_id: task_id.to_owned(),
+        ..ListCheckpointsRequest::default()
+    };
+    let listed = within("checkpoints", client.tasks().list_checkpoints(request)).await;
+    listed.expect("a known task").into_inner().checkpoints
+}
+
+async fn blocked(client: &Client) -> Vec<String> {
+    let request = ListBlockedRequest::default();
+    let listed = within("parked tasks", client.tasks().list_blocked(request)).await;
+    let tasks = listed.expect("anybody may look").into_inner().tasks;
+    tasks.into_iter().map(|task| task.task_id).collect()
+}
+
+/// Tells some progress, writes a milestone and gives up.
+async fn work_and_block(daemon: &mut ScriptedDaemon) -> ScriptedAttempt {
+    let mut attempt = daemon.running().await;
+    attempt.send(Body::Progress(item("first"))).await;
+    let milestone = CheckpointDraft {
+        summary: "begun".to_owned(),
+        ..CheckpointDraft::default()
+    };
+    attempt.send(Body::Checkpoint(milestone)).await;
+    attempt.send(block("no access")).await;
+    daemon.acked(&attempt).await;
+    attempt.send(Body::Receipt(receipt())).await;
+    daemon.acked(&attempt).await;
+    attempt
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_another() {
+    let clock = BentClock::new();
+    let mut relay = RelayProcess::start(clock.bend(BATON)).await;
+    let client = relay.admin().clone();
+    let first = client.of_tenant("", Role::Daemon).await;
+    let second = client.of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&first, hello(&["goal"])).await;
+    let task = client.submit(for_agent("goal")).await;
+    let attempt = work_and_block(&mut daemon).await;
+    assert_eq!(blocked(&client).await, [task.task_id.clone()]);
+    let parked = client.get(&task.task_id).await;
+    assert_eq!(parked.state(), TaskState::NeedsAttention);
+    let attention = parked.attention.clone().unwrap();
+    assert_eq!(attention.cause(), AttentionCause::Blocked);
+    assert_eq!(
+        (&*attention.reason, &*attention.resume_hint),
+        ("no access", "a key")
+    );
+    drop(daemon);
+    relay.kill().await;
+    clock.suspend(DAY);
+    relay.revive().await;
+    let request = GetBlockedRequest {
+        task_id: task.task_id.clone(),
+    };
+    let shown = client
+        .tasks()
+        .get_blocked(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let (row, newest) = (shown.blocked.unwrap(), shown.checkpoint.unwrap());
+    assert!(row.age_ms >= 24 * 3_600_000, "{} ms", row.age_ms);
+    assert_eq!((newest.number, newest.kind()), (2, CheckpointKind::Blocked));
+
+    let mut other = ScriptedDaemon::connect(&second, hello(&["goal"])).await;
+    let resume = ResumeTaskRequest {
+        task_id: task.task_id.clone(),
+        reason: "access is there".to_owned(),
+        instructions: "use the blue key".to_owned(),
+        answers: vec![ResumeAnswer {
+            question: "which key?".to_owned(),
+            answer: "blue".to_owned(),
+        }],
+        attempt_id: attempt.id().to_owned(),
+    };
+    client.tasks().resume(resume.clone()).await.unwrap();
+    let late = client.tasks().resume(resume).await.unwrap_err();
+    assert_eq!(
+        (late.code(), &*code_of(&late)),
+        (Code::Aborted, "handed_off")
+    );
+    assert!(late.message().contains("sent this task on"), "{late:?}");
+    assert!(blocked(&client).await.is_empty());
+    let mut next = other.running().await;
+    let told = next.dispatch.resume.clone().unwrap();
+    assert_eq!(told.previous_attempt_id, attempt.id());
+    assert_eq!(told.answers[0].answer, "blue");
+    assert_eq!(told.checkpoint.unwrap().cursor, "page 3");
+    next.complete("done").await;
+    client
+        .until_state(&task.task_id, TaskState::Completed)
+        .await;
+    one_task_two_attempts(&client, &task.task_id, attempt.id()).await;
+}
+
+async fn one_task_two_attempts(client: &Client, task_id: &str, first: &str) {
+    let task = client.get(task_id).await;
+    let states: Vec<AttemptState> = task.attempts.iter().map(|one| one.state()).collect();
+    assert_eq!(states, [AttemptState::HandedOff, AttemptState::Completed]);
+    assert_eq!(task.attempts[0].attempt_id, first);
+    assert_eq!(
+        task.attempts[0].successor_attempt_id,
+        task.attempts[1].attempt_id
+    );
+    assert!(!task.attempts[0].handed_off_to.is_empty());
+    let trace = |parent: &str| parent.split('-').nth(1).unwrap_or_default().to_owned();
+    let whole = trace(&task.traceparent);
+    assert!(
+        task.attempts
+            .iter()
+            .all(|one| trace(&one.traceparent) == whole)
+    );
+    let progress = task.progress.unwrap();
+    assert_eq!(progress.completed_items, ["first"]);
+    assert_eq!(
+        (&*progress.summary, &*progress.cursor),
+        ("half of it", "page 3")
+    );
+    let numbers: Vec<u64> = checkpoints(client, task_id)
+        .await
+        .iter()
+        .map(|one| one.number)
+        .collect();
+    assert_eq!(numbers, [2, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_updates_all_land_and_a_restart_keeps_them() {
+    let relay = Relay::start().await;
+    let client = relay.admin().clone();
+    let task = client.submit(for_agent("nobody")).await;
+    let mut updates = tokio::task::JoinSet::new();
+    for number in 0..UPDATES + 100 {
+        let (client, task_id) = (client.clone(), task.task_id.clone());
+        updates.spawn(async move {
+            let request = UpdateProgressRequest {
+                task_id,
+                update: Some(item(&format!("item {number}"))),
+            };
+            within("an update", client.tasks().update_progress(request)).await
+        });
+    }
+    while let Some(done) = updates.join_next().await {
+        done.unwrap().expect("every update is taken");
+    }
+    let relay = relay.restart().await;
+    let client = relay.admin().clone();
+    let progress = client.get(&task.task_id).await.progress.unwrap();
+    assert_eq!(progress.completed_items.len(), 500);
+    assert_eq!(progress.completed_items_truncated, 100);
+    client.cancel(&task.task_id).await;
+    let request = UpdateProgressRequest {
+        task_id: task.task_id.clone(),
+        update: Some(item("late")),
+    };
+    let refused = client.tasks().update_progress(request).await.unwrap_err();
+    assert_eq!(code_of(&refused), "already_finished");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
+    let relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let own = client.submit(for_agent("nobody")).await.task_id;
+    let other = client.of_tenant("other", Role::Submitter).await;
+    let foreign = other.submit(for_agent("nobody")).await.task_id;
+    let unknown = uuid::Uuid::now_v7().to_string();
+    let before = client.commit_seq().await;
+    for task_id in [&own, &foreign, &unknown, &"no id".to_owned()] {
+        for reason in ["", " \t\n"] {
+            let block = BlockTaskRequest {
+                task_id: task_id.clone(),
+                reason: reason.to_owned(),
+                ..BlockTaskRequest::default()
+            };
+            let resume = ResumeTaskRequest {
+                task_id: task_id.clone(),
+                reason: reason.to_owned(),
+                ..ResumeTaskRequest::default()
+            };
+            let refused = [
+                client.tasks().block(block).await.unwrap_err(),
+                client.tasks().resume(resume).await.unwrap_err(),
+            ];
+            for status in refused {
+                assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+                assert!(status.message().contains("reason"), "{status:?}");
+            }
+        }
+    }
+    assert_eq!(client.commit_seq().await, before, "nothing was written");
+    for verb in ["block", "resume"] {
+        let said = BATON
+            .run(relay.data(), &[verb, &unknown, "--reason", " "])
+            .await;
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.stderr.contains("reason"), "{said:?}");
+    }
+}
+
+fn files_below(dir: &Path, into: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files_below(&path, into);
+        } else {
+            into.push(path);
+        }
+    }
+}
+
+const CANARIES: [&str; 4] = [
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJjYW5hcnkifQ.c2lnbmF0dXJlLWNhbmFyeQ",
+    "AKIACANARYCANARY0001",
+    "Bearer canary-bearer-0123456789",
+    "password=canary-hunter2",
+];
+const STAYS: &str = "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855 \
+                     trace 4bf92f3577b34da6a3ce929d0e0e4736 input_tokens=1234";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let link = client.of_tenant("", Role::Daemon).await;
+    let mut daemon = ScriptedDaemon::connect(&link, hello(&["goal"])).await;
+    let words = format!("{} {STAYS}", CANARIES.join(" and "));
+    let spec = TaskSpec {
+        goal: words.clone(),
+        success_criteria: vec![words.clone()],
+        ..for_agent("goal")
+    };
+    let task = client.submit(spec).await;
+    let mut attempt = daemon.running().await;
+    let evidence = Evidence {
+        kind: "log".to_owned(),
+        r#ref: words.clone(),
+        summary: words.clone(),
+    };
+    let update = ProgressUpdate {
+        summary: Some(words.clone()),
+        completed_items: vec![words.clone()],
+        failed_items: vec![FailedItem {
+            item: format!("failed {words}"),
+            reason: words.clone(),
+        }],
+        cursor: Some(words.clone()),
+        evidence: vec![evidence],
+    };
+    attempt.send(Body::Progress(update)).await;
+    attempt.send(block(&words)).await;
+    daemon.acked(&attempt).await;
+    attempt.send(Body::Receipt(receipt())).await;
+    daemon.acked(&attempt).await;
+    let resume = ResumeTaskRequest {
+        task_id: task.task_id.clone(),
+        reason: words.clone(),
+        ..ResumeTaskRequest::default()
+    };
+    client.tasks().resume(resume).await.unwrap();
+    let mut next = daemon.running().await;
+    next.send(Body::Error(baton_proto::v1::TaskError {
+        failure_code: "provider_auth".to_owned(),
+        message: words.clone(),
+        user_message: words.clone(),
+        receipt: Some(receipt()),
+        ..baton_proto::v1::TaskError::default()
+    }))
+    .await;
+    client.until_state(&task.task_id, TaskState::Failed).await;
+    let kept = client.get(&task.task_id).await;
+    let progress = kept.progress.unwrap();
+    for text in [&kept.goal, &progress.summary, &progress.cursor] {
+        assert!(text.contains(STAYS), "{text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("all.export");
+    let name = out.display().to_string();
+    let made = BATON.run(relay.data(), &["export", "--out", &name]).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    relay.terminate().await;
+    let mut files = vec![out];
+    files_below(relay.data(), &mut files);
+    assert!(files.len() > 3, "{files:?}");
+    for file in files {
+        let bytes = std::fs::read(&file).unwrap();
+        for canary in [
+            "canary-bearer",
+            "canary-hunter2",
+            "AKIACANARY",
+            "c2lnbmF0dXJl",
+        ] {
+            let found = bytes
+                .windows(canary.len())
+                .any(|part| part == canary.as_bytes());
+            assert!(!found, "{canary} is in {}", file.display());
+        }
+    }
+}
