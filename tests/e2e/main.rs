@@ -27,6 +27,7 @@ mod inherited;
 mod late;
 mod life;
 mod liveness;
+mod picking_up;
 mod processes;
 mod profiles;
 mod relay_disk_full;

@@ -1,9 +1,10 @@
 //! An agent that holds its leases itself: the service `Agents` with a credential of its own.
 
 use baton_proto::v1::{
-    AgentCancelRequest, AgentCompleteRequest, AgentFailRequest, AgentGrant, AgentLease,
-    AgentReleaseRequest, ClaimRequest, CreateTokenRequest, RenewRequest, RenewResponse, Role,
-    StartRequest, Task, TaskSpec,
+    AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
+    AgentFailRequest, AgentGrant, AgentLease, AgentProgressRequest, AgentReleaseRequest,
+    BlockDraft, Checkpoint, CheckpointDraft, ClaimRequest, CreateTokenRequest, PickUpRequest,
+    Progress, ProgressUpdate, RenewRequest, RenewResponse, Role, StartRequest, Task, TaskSpec,
 };
 use tonic::Status;
 
@@ -104,6 +105,59 @@ impl Agent {
         let mut agents = self.client.agents();
         let answer = within("an answer to Claim", agents.claim(request)).await?;
         Ok(answer.into_inner().grant.map(Lease::of))
+    }
+
+    pub async fn pick_up(&self, task_id: &str, attempt_id: &str) -> Result<Lease, Status> {
+        let request = PickUpRequest {
+            task_id: task_id.to_owned(),
+            attempt_id: attempt_id.to_owned(),
+            reason: String::new(),
+        };
+        let mut agents = self.client.agents();
+        let answer = within("an answer to PickUp", agents.pick_up(request)).await?;
+        let grant = answer.into_inner().grant;
+        Ok(Lease::of(grant.expect("PickUp grants or refuses")))
+    }
+
+    pub async fn checkpoint(&self, lease: &Lease, summary: &str) -> Result<Checkpoint, Status> {
+        let request = AgentCheckpointRequest {
+            lease: Some(lease.named.clone()),
+            checkpoint: Some(CheckpointDraft {
+                summary: summary.to_owned(),
+                ..CheckpointDraft::default()
+            }),
+        };
+        let mut agents = self.client.agents();
+        let answer = within("an answer to Checkpoint", agents.checkpoint(request)).await?;
+        let written = answer.into_inner().checkpoint;
+        Ok(written.expect("an answer shows the checkpoint"))
+    }
+
+    pub async fn progress(&self, lease: &Lease, item: &str) -> Result<Progress, Status> {
+        let request = AgentProgressRequest {
+            lease: Some(lease.named.clone()),
+            update: Some(ProgressUpdate {
+                completed_items: vec![item.to_owned()],
+                ..ProgressUpdate::default()
+            }),
+        };
+        let mut agents = self.client.agents();
+        let answer = within("an answer to Progress", agents.progress(request)).await?;
+        let progress = answer.into_inner().progress;
+        Ok(progress.expect("an answer shows the progress"))
+    }
+
+    pub async fn block(&self, lease: &Lease, reason: &str) -> Result<Task, Status> {
+        let request = AgentBlockRequest {
+            lease: Some(lease.named.clone()),
+            block: Some(BlockDraft {
+                reason: reason.to_owned(),
+                ..BlockDraft::default()
+            }),
+        };
+        let mut agents = self.client.agents();
+        let answer = within("an answer to Block", agents.block(request)).await?;
+        Ok(shown(answer.into_inner().task))
     }
 
     pub async fn renew(&self, lease: &Lease) -> Result<RenewResponse, Status> {

@@ -11,6 +11,8 @@ use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply};
 use crate::frame::{Refused, event_of, note_delivered, proves};
+use crate::goal::GoalWord;
+use crate::handoff::{Park, Said, add_progress};
 use crate::id::Incarnation;
 use crate::input::{CanceledBody, Completed, Finished, FrameBody, HeldCall, HeldVerb, Termination};
 use crate::live::{Live, wall_of};
@@ -25,6 +27,7 @@ use crate::timers::{TimerKey, TimerSet};
 /// What an accepted call is answered with, once its task is put back.
 enum Answer {
     Task,
+    Said(Said),
     Renewed { granted_ms: u64, told: bool },
 }
 
@@ -51,6 +54,16 @@ impl Core {
         let record = self.keep(live, turn);
         match answer {
             Ok(Answer::Task) => turn.reply(request, After::Task(task), Reply::Task(record)),
+            Ok(Answer::Said(said)) => {
+                let reply = match said.checkpoint {
+                    Some(checkpoint) => Reply::Checkpointed { record, checkpoint },
+                    None => Reply::Progressed {
+                        record,
+                        progress: said.progress,
+                    },
+                };
+                turn.reply(request, After::Task(task), reply);
+            }
             Ok(Answer::Renewed { granted_ms, told }) => {
                 let reply = Reply::Renewed {
                     granted_ms,
@@ -117,12 +130,27 @@ impl Core {
     ) -> Result<Answer, Rejection> {
         match call.verb {
             HeldVerb::Renew => Ok(self.renew_held(live, turn)),
-            HeldVerb::Complete(_) if live.record().cancel.is_some() => {
+            HeldVerb::Complete(..) if live.record().cancel.is_some() => {
                 Err(Rejection::BeingCanceled)
             }
-            HeldVerb::Complete(mut completed) => {
+            HeldVerb::Complete(mut completed, last_words) => {
                 completed.termination = stopped();
-                self.say_held(live, FrameBody::Completed(completed), turn)
+                let answer = self.say_held(live, FrameBody::Completed(completed), turn)?;
+                if let Some(update) = last_words {
+                    add_progress(live, update.into_parts().0, call.known, turn);
+                }
+                Ok(answer)
+            }
+            HeldVerb::Goal(GoalWord::Block(block)) => {
+                let park = Park {
+                    termination: Some(stopped()),
+                    ..Park::of_block(block, Arc::clone(&call.agent.name), None)
+                };
+                self.park(live, park, call.known, turn).map(Answer::Said)
+            }
+            HeldVerb::Goal(word) => {
+                let said = self.holder_says(live, word, call.known, None, turn)?;
+                Ok(Answer::Said(said))
             }
             HeldVerb::Fail(mut errored) => {
                 errored.termination = stopped();
@@ -199,6 +227,10 @@ fn check_holder(
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
     }
+    if attempts[index].lease.is_none() {
+        // It was parked, and nothing of its lease is kept.
+        return Err(Rejection::NotLeased);
+    }
     if !proves(&attempts[index], &call.proof) {
         return Err(Rejection::BadProof);
     }
@@ -227,8 +259,8 @@ fn did_so(attempt: &AttemptRecord, verb: &HeldVerb) -> bool {
         return false;
     };
     match verb {
-        HeldVerb::Renew => false,
-        HeldVerb::Complete(Completed { result, .. }) => {
+        HeldVerb::Renew | HeldVerb::Goal(_) => false,
+        HeldVerb::Complete(Completed { result, .. }, _) => {
             end.state == EndState::Completed && attempt.result == *result
         }
         HeldVerb::Release { .. } => end.state == EndState::Released && end.by == EndedBy::Agent,

@@ -12,10 +12,10 @@ use crate::core::{Core, Turn};
 use crate::dispatch::fresh_lease;
 use crate::effects::{After, Grant, Reply};
 use crate::heartbeats::renew_every_ms;
-use crate::id::{RequestId, TaskId};
+use crate::id::{AttemptId, RequestId, TaskId};
 use crate::input::{Agent, Finished, Prior, Submit};
 use crate::live::{Live, wall_of};
-use crate::record::{AgentHolder, Holder, State};
+use crate::record::{AgentHolder, EventKind, Holder, State};
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
 use crate::time::Moment;
@@ -81,6 +81,43 @@ impl Core {
                 turn.refuse(request, code);
             }
         }
+    }
+
+    /// Takes a parked task over, in one write: the parked attempt is handed off, and its successor is the caller's. Of two
+    /// who want it the second finds it handed off.
+    pub(crate) fn pick_up(
+        &mut self,
+        request: RequestId,
+        agent: &Agent,
+        (task, seen): (TaskId, Option<AttemptId>),
+        reason: Option<Arc<str>>,
+        finished: Option<Finished>,
+        turn: &mut Turn<'_>,
+    ) {
+        let Some(mut live) = self.take_for(agent, task) else {
+            return turn.refuse(request, missing(agent, finished));
+        };
+        if let Err(code) = self.check_pick_up(&live, seen, turn.now.at) {
+            self.keep(live, turn);
+            return turn.refuse(request, code);
+        }
+        let by = Arc::clone(&agent.name);
+        live.note(EventKind::PickedUp { by }, reason);
+        self.send_on(&mut live, Arc::clone(&agent.name), turn);
+        self.grant(live, request, agent, turn);
+    }
+
+    fn check_pick_up(
+        &self,
+        live: &Live,
+        seen: Option<AttemptId>,
+        now: Moment,
+    ) -> Result<(), Rejection> {
+        if live.record().cancel.is_some() {
+            return Err(Rejection::BeingCanceled);
+        }
+        self.check_resume(live, seen)?;
+        self.check_free(live, now)
     }
 
     fn first_claimable(&self, agent: &Agent, now: Moment) -> Option<TaskId> {

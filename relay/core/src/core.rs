@@ -14,7 +14,7 @@ use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::Input;
 use crate::live::{Live, Scene};
 use crate::open::Open;
-use crate::parked::ParkedTasks;
+use crate::parked::{ParkedTasks, Wanted};
 use crate::queue::Queue;
 use crate::record::{
     DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, State,
@@ -187,6 +187,14 @@ impl Core {
                 task,
                 finished,
             } => self.claim(request, &agent, task, finished, turn),
+            Input::PickUp {
+                request,
+                agent,
+                task,
+                attempt,
+                reason,
+                finished,
+            } => self.pick_up(request, &agent, (task, attempt), reason, finished, turn),
             Input::Held(call) => self.held_call(*call, turn),
             Input::Cancel {
                 request,
@@ -315,9 +323,16 @@ impl Core {
                 request,
                 tenant,
                 causes,
+                agent_scope,
                 after,
                 limit,
-            } => self.list_parked(request, &tenant, &causes, after, limit, turn),
+            } => {
+                let wanted = Wanted {
+                    causes: &causes,
+                    agent_scope: agent_scope.as_deref(),
+                };
+                self.list_parked(request, &tenant, wanted, (after, limit), turn);
+            }
             Input::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
             Input::RemoveFinished {
                 request,

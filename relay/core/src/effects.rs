@@ -182,6 +182,11 @@ pub enum Reply {
         record: Arc<TaskRecord>,
         progress: Arc<ProgressRecord>,
     },
+    /// The task after a checkpoint, and that.
+    Checkpointed {
+        record: Arc<TaskRecord>,
+        checkpoint: Arc<CheckpointRecord>,
+    },
     /// Tasks that wait for a person.
     Parked(Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>),
     Daemons(Vec<DaemonView>),

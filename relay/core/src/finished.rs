@@ -45,8 +45,22 @@ impl Core {
                     *finished = shelf.finished(&agent.tenant, task);
                 }
             }
+            Input::PickUp {
+                agent,
+                task,
+                finished,
+                ..
+            } => {
+                if !self.is_live(*task) {
+                    *finished = shelf.finished(&agent.tenant, *task);
+                }
+            }
             Input::Held(call) => {
-                if !self.is_live(call.task) {
+                if self.is_live(call.task) {
+                    if call.verb.adds_progress() {
+                        call.known = shelf.progress(&call.agent.tenant, call.task);
+                    }
+                } else {
                     call.finished = shelf.finished(&call.agent.tenant, call.task);
                 }
             }
@@ -173,10 +187,11 @@ impl Input {
         match self {
             Input::UpdateProgress { task, .. } | Input::Block { task, .. } => Some(*task),
             Input::Frame(frame) => frame.adds_progress().then_some(frame.re.task),
+            Input::Held(call) => call.verb.adds_progress().then_some(call.task),
             Input::Submit(_)
             | Input::Start { .. }
             | Input::Claim { .. }
-            | Input::Held(_)
+            | Input::PickUp { .. }
             | Input::Cancel { .. }
             | Input::Retry { .. }
             | Input::Answer { .. }
@@ -213,7 +228,8 @@ impl Input {
             | Input::Answer { task, .. }
             | Input::UpdateProgress { task, .. }
             | Input::Block { task, .. }
-            | Input::Resume { task, .. } => vec![*task],
+            | Input::Resume { task, .. }
+            | Input::PickUp { task, .. } => vec![*task],
             Input::Claim { task, .. } => task.iter().copied().collect(),
             Input::Held(call) => vec![call.task],
             Input::Frame(frame) => vec![frame.re.task],

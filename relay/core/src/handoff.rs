@@ -214,7 +214,11 @@ impl Core {
         turn.reply(request, After::Task(task), Reply::Task(record));
     }
 
-    fn check_resume(&self, live: &Live, seen: Option<AttemptId>) -> Result<(), Rejection> {
+    pub(crate) fn check_resume(
+        &self,
+        live: &Live,
+        seen: Option<AttemptId>,
+    ) -> Result<(), Rejection> {
         let record = live.record();
         match seen.map(|seen| record.attempt(seen)) {
             Some(None) => return Err(Rejection::UnknownAttempt),
@@ -251,7 +255,11 @@ impl Core {
 }
 
 impl Park {
-    fn of_block(block: Clean<BlockDraft>, by: Arc<str>, control_seq: Option<u64>) -> Self {
+    pub(crate) fn of_block(
+        block: Clean<BlockDraft>,
+        by: Arc<str>,
+        control_seq: Option<u64>,
+    ) -> Self {
         let (block, redacted) = block.into_parts();
         let mut draft = block.checkpoint.unwrap_or_default();
         if draft.summary.trim().is_empty() {
@@ -305,7 +313,7 @@ fn handed_off(attempt: &AttemptRecord) -> bool {
     end.is_some_and(|end| end.state == EndState::HandedOff)
 }
 
-fn holder_name(live: &Live) -> Arc<str> {
+pub(crate) fn holder_name(live: &Live) -> Arc<str> {
     let holder = live.newest().holder.as_ref();
     holder.map_or_else(|| "".into(), |holder| Arc::clone(holder.name()))
 }
@@ -315,7 +323,7 @@ fn progress_of(live: &Live, known: Known) -> Arc<ProgressRecord> {
     known.unwrap_or_else(|| Arc::new(ProgressRecord::empty(tenant, task)))
 }
 
-fn add_progress(
+pub(crate) fn add_progress(
     live: &mut Live,
     update: ProgressUpdate,
     known: Known,

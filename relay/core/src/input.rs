@@ -35,6 +35,16 @@ pub enum Input {
         task: Option<TaskId>,
         finished: Option<Finished>,
     },
+    /// An agent takes a parked task over: attempt N+1 is leased to it, and the parked one is handed off.
+    PickUp {
+        request: RequestId,
+        agent: Agent,
+        task: TaskId,
+        /// The parked attempt that it saw.
+        attempt: Option<AttemptId>,
+        reason: Option<Arc<str>>,
+        finished: Option<Finished>,
+    },
     /// What an agent says that holds a lease itself.
     Held(Box<HeldCall>),
     /// Idempotent: a task that is finished or already being canceled answers unchanged.
@@ -157,6 +167,8 @@ pub enum Input {
         request: RequestId,
         tenant: TenantId,
         causes: Vec<AttentionCause>,
+        /// Only those that agents of this scope may pick up.
+        agent_scope: Option<Arc<str>>,
         after: Option<Place>,
         limit: usize,
     },
@@ -242,7 +254,23 @@ pub struct HeldCall {
     pub attempt: AttemptId,
     pub proof: LeaseToken,
     pub verb: HeldVerb,
+    /// What is stored of the task's progress.
+    pub known: Option<Arc<ProgressRecord>>,
     pub finished: Option<Finished>,
+}
+
+impl HeldVerb {
+    /// Whether it needs what is stored of the task's progress.
+    pub(crate) fn adds_progress(&self) -> bool {
+        match self {
+            HeldVerb::Goal(_) | HeldVerb::Complete(_, Some(_)) => true,
+            HeldVerb::Renew
+            | HeldVerb::Release { .. }
+            | HeldVerb::Complete(_, None)
+            | HeldVerb::Fail(_)
+            | HeldVerb::Cancel { .. } => false,
+        }
+    }
 }
 
 /// The same words as a daemon's frames, and under the same rules.
@@ -252,8 +280,11 @@ pub enum HeldVerb {
     Release {
         reason: Option<Arc<str>>,
     },
-    Complete(Completed),
+    /// With what is to be said of the task's progress at its end.
+    Complete(Completed, Option<Clean<ProgressUpdate>>),
     Fail(Errored),
+    /// Progress, a checkpoint, or the block that parks the attempt.
+    Goal(GoalWord),
     /// Ends the task from the holder's side, or confirms the cancel that `Renew` told of.
     Cancel {
         reason: Option<Arc<str>>,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply};
 use crate::id::{RequestId, TaskId, TenantId};
+use crate::live::Live;
 use crate::record::{AttentionCause, TaskRecord};
 use crate::time::Wall;
 
@@ -60,24 +61,37 @@ impl ParkedTasks {
     }
 }
 
+/// Which parked tasks a list is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) causes: &'a [AttentionCause],
+    pub(crate) agent_scope: Option<&'a str>,
+}
+
+impl Wanted<'_> {
+    fn admits(&self, live: &Live) -> bool {
+        let cause = live.record().attention.as_ref().map(|a| a.cause);
+        let caused = cause.is_some_and(|cause| self.causes.contains(&cause));
+        let scoped = live.spec.agent_scope.as_deref() == self.agent_scope;
+        (self.causes.is_empty() || caused) && (self.agent_scope.is_none() || scoped)
+    }
+}
+
 impl Core {
     /// One page; an empty list of causes means all of them.
     pub(crate) fn list_parked(
         &self,
         request: RequestId,
         tenant: &TenantId,
-        causes: &[AttentionCause],
-        after: Option<Place>,
-        limit: usize,
+        wanted: Wanted<'_>,
+        (after, limit): (Option<Place>, usize),
         turn: &mut Turn<'_>,
     ) {
         let parked = self.parked.behind(tenant, after);
         let tasks = parked.filter_map(|task| self.tasks.get(&task));
-        let wanted = tasks.filter(|live| {
-            let cause = live.record().attention.as_ref().map(|a| a.cause);
-            causes.is_empty() || cause.is_some_and(|cause| causes.contains(&cause))
-        });
-        let rows = wanted.map(|live| (live.shared(), Arc::clone(&live.spec)));
+        let rows = tasks
+            .filter(|live| wanted.admits(live))
+            .map(|live| (live.shared(), Arc::clone(&live.spec)));
         let rows = rows.take(limit).collect();
         turn.reply(request, After::Everything, Reply::Parked(rows));
     }

@@ -20,6 +20,7 @@ mod leases;
 mod life;
 mod liveness;
 mod losses;
+mod picking_up;
 mod placing;
 mod progress;
 mod refusals;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use baton_core::effects::{Grant, Reply};
-use baton_core::id::TaskId;
+use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Agent, Input};
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
@@ -18,10 +18,11 @@ use super::convert::{self, View};
 use super::fault::Fault;
 use super::tasks::{digest, unexpected};
 use super::validate::{self, Why, invalid};
-use super::{Api, caller_trace, limits, unary};
+use super::{Api, caller_trace, limits, optional_reason, unary};
 use crate::auth::{AuthFault, Principal};
 use crate::dispatcher::Refusal;
-use crate::wire::{self, timestamp};
+use crate::reader::Reader;
+use crate::wire::{self, goal, timestamp};
 use baton_core::Shelf;
 
 #[tonic::async_trait]
@@ -44,6 +45,34 @@ impl Agents for Api {
         request: Request<v1::ClaimRequest>,
     ) -> Result<Response<v1::ClaimResponse>, Status> {
         unary(request, |who, request| self.claim_task(who, request)).await
+    }
+
+    async fn pick_up(
+        &self,
+        request: Request<v1::PickUpRequest>,
+    ) -> Result<Response<v1::PickUpResponse>, Status> {
+        unary(request, |who, request| self.pick_up_task(who, request)).await
+    }
+
+    async fn checkpoint(
+        &self,
+        request: Request<v1::AgentCheckpointRequest>,
+    ) -> Result<Response<v1::AgentCheckpointResponse>, Status> {
+        unary(request, |who, request| self.checkpoint_held(who, request)).await
+    }
+
+    async fn progress(
+        &self,
+        request: Request<v1::AgentProgressRequest>,
+    ) -> Result<Response<v1::AgentProgressResponse>, Status> {
+        unary(request, |who, request| self.progress_held(who, request)).await
+    }
+
+    async fn block(
+        &self,
+        request: Request<v1::AgentBlockRequest>,
+    ) -> Result<Response<v1::AgentBlockResponse>, Status> {
+        unary(request, |who, request| self.block_held(who, request)).await
     }
 
     async fn renew(
@@ -103,7 +132,7 @@ impl Api {
         let key = spec.idempotency_key.clone();
         match outcome {
             Ok(Reply::Granted(Some(grant))) => Ok(v1::StartResponse {
-                grant: Some(self.grant(&grant)),
+                grant: Some(self.grant(&grant).await?),
             }),
             Err(Refusal::Rejected(Rejection::AlreadyTaken)) => {
                 Err(self.started_by(&who, key.unwrap_or_default()).await)
@@ -129,10 +158,42 @@ impl Api {
             finished: None,
         };
         match self.dispatcher.request(claim).await {
-            Ok(Reply::Granted(grant)) => Ok(v1::ClaimResponse {
-                grant: grant.map(|grant| self.grant(&grant)),
+            Ok(Reply::Granted(None)) => Ok(v1::ClaimResponse { grant: None }),
+            Ok(Reply::Granted(Some(grant))) => Ok(v1::ClaimResponse {
+                grant: Some(self.grant(&grant).await?),
             }),
             Err(Refusal::Rejected(Rejection::AlreadyTaken)) => Err(self.taken_by(&who, task).await),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    async fn pick_up_task(
+        &self,
+        who: Principal,
+        request: v1::PickUpRequest,
+    ) -> Result<v1::PickUpResponse, Fault> {
+        let reason = optional_reason(request.reason)?;
+        let agent = agent(&who)?;
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let attempt: Option<AttemptId> = match request.attempt_id.as_str() {
+            "" => None,
+            id => Some(validate::id("attempt_id", id)?),
+        };
+        let pick_up = move |request| Input::PickUp {
+            request,
+            agent,
+            task,
+            attempt,
+            reason,
+            finished: None,
+        };
+        match self.dispatcher.request(pick_up).await {
+            Ok(Reply::Granted(Some(grant))) => Ok(v1::PickUpResponse {
+                grant: Some(self.grant(&grant).await?),
+            }),
+            Err(Refusal::Rejected(Rejection::HandedOff)) => {
+                Err(self.who_was_first(&who, task).await)
+            }
             other => Err(unexpected(other)),
         }
     }
@@ -159,9 +220,19 @@ impl Api {
         self.taken_by(who, task).await
     }
 
-    pub(super) fn grant(&self, grant: &Grant) -> v1::AgentGrant {
-        let task = convert::task(&grant.spec, &grant.record, &self.config, View::WithSpec);
-        v1::AgentGrant {
+    /// The lease, the task, and what earlier attempts left.
+    async fn grant(&self, grant: &Grant) -> Result<v1::AgentGrant, Fault> {
+        let record = &grant.record;
+        let mut task = convert::task(&grant.spec, record, &self.config, View::WithSpec);
+        task.progress = self.progress_of(record).await?;
+        let (tenant, id, newest) = (record.tenant.clone(), record.task, record.checkpoints);
+        let left = move |reader: &Reader| reader.checkpoint(&tenant, id, newest);
+        let checkpoint = self.read(left).await?;
+        let attempt = record.newest();
+        let said = attempt.and_then(|attempt| attempt.resume.as_deref());
+        let previous = attempt.and_then(|attempt| attempt.previous);
+        let resume = previous.map(|previous| goal::resume(previous, said, checkpoint.as_deref()));
+        Ok(v1::AgentGrant {
             r#ref: Some(wire::attempt_ref(&grant.to, self.config.incarnation)),
             token: Some(v1::LeaseToken {
                 value: bytes::Bytes::copy_from_slice(&grant.token.0),
@@ -170,8 +241,8 @@ impl Api {
             expires_at: Some(timestamp(grant.expires_at)),
             renew_ms: grant.renew_ms,
             task: Some(task),
-            resume: None,
-        }
+            resume,
+        })
     }
 }
 

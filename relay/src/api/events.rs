@@ -57,7 +57,8 @@ fn phase_of(event: &TimelineEvent) -> Option<Phase> {
         | EventKind::LateTerminal
         | EventKind::Progress
         | EventKind::Checkpoint { .. }
-        | EventKind::Resumed { .. } => None,
+        | EventKind::Resumed { .. }
+        | EventKind::PickedUp { .. } => None,
     }
 }
 
@@ -144,7 +145,7 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         }
         EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
         EventKind::Checkpoint { id } => shown.checkpoint_id = id.to_string(),
-        EventKind::Resumed { by } => {
+        EventKind::Resumed { by } | EventKind::PickedUp { by } => {
             shown.principal = by.to_string();
             shown.reason = std::mem::take(&mut shown.message);
         }
@@ -237,5 +238,6 @@ fn kind(event: &EventKind) -> v1::TaskEventKind {
         EventKind::Progress => Kind::Progress,
         EventKind::Checkpoint { .. } => Kind::Checkpoint,
         EventKind::Resumed { .. } => Kind::Resumed,
+        EventKind::PickedUp { .. } => Kind::PickedUp,
     }
 }

@@ -154,19 +154,17 @@ impl Api {
         who: Principal,
         request: v1::ListBlockedRequest,
     ) -> Result<v1::ListBlockedResponse, Fault> {
-        if !request.agent_scope.is_empty() {
-            return Err(Fault::NotBuilt {
-                what: "agent_scope",
-            });
-        }
+        let scope = validate::optional("agent_scope", request.agent_scope, limits::NAME)?;
+        let agent_scope: Option<Arc<str>> = scope.map(Into::into);
         let (default, most) = (limits::BLOCKED_PAGE_DEFAULT, limits::PAGE_MAX);
         let size = paging::page_size_of(request.page_size, default, most)?;
         let causes = asked_causes(&request.causes)?;
-        let conditions: Vec<u8> = request
+        let mut conditions: Vec<u8> = request
             .causes
             .iter()
             .flat_map(|cause| cause.to_be_bytes())
             .collect();
+        conditions.extend_from_slice(agent_scope.as_deref().unwrap_or_default().as_bytes());
         let paging = self.paging(&who, "blocked", &conditions);
         let after = paging.position(&request.page_token)?;
         let after = after.map(|place| parse_place(&place)).transpose()?;
@@ -176,6 +174,7 @@ impl Api {
             request,
             tenant,
             causes,
+            agent_scope,
             after,
             limit: size + 1,
         };
@@ -298,7 +297,7 @@ fn shown((record, spec, progress): &Parked, now: Wall) -> v1::BlockedTask {
             .unwrap_or_default(),
         age_ms: attention.map_or(0, |attention| now.0.saturating_sub(attention.since.0)),
         agent: spec.agent.clone(),
-        agent_scope: String::new(),
+        agent_scope: spec.agent_scope.clone().unwrap_or_default(),
     }
 }
 
@@ -329,7 +328,7 @@ fn resume_words(who: &Principal, request: &v1::ResumeTaskRequest) -> Result<Resu
     })
 }
 
-fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
+pub(super) fn check_update(update: &v1::ProgressUpdate) -> Checked<()> {
     let v1::ProgressUpdate {
         summary,
         completed_items,

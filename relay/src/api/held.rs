@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use baton_core::effects::Reply;
+use baton_core::goal::{Clean, GoalWord, ProgressUpdate};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Completed, Errored, HeldCall, HeldVerb, Input, LeaseToken, Termination};
 use baton_core::record::{FailureCode, TaskRecord};
@@ -11,12 +12,13 @@ use baton_proto::v1;
 
 use super::agents::agent;
 use super::fault::Fault;
+use super::goals::{check_evidence, check_update};
 use super::tasks::unexpected;
 use super::validate::{self, Checked, Why, invalid};
 use super::{Api, limits, optional_reason};
 use crate::auth::Principal;
 use crate::session::{artifact, usage};
-use crate::wire::timestamp;
+use crate::wire::{goal, timestamp};
 
 /// The code of a failure that the agent did not name.
 const AGENT_REPORTED: &str = "agent_reported";
@@ -68,10 +70,76 @@ impl Api {
         request: v1::AgentCompleteRequest,
     ) -> Result<v1::AgentCompleteResponse, Fault> {
         let completed = completed(&request)?;
+        validate::text("summary", &request.summary, limits::SUMMARY)?;
         let lease = named(request.lease)?;
-        let verb = HeldVerb::Complete(completed);
+        let last_words = Some(request.summary).filter(|summary| !summary.trim().is_empty());
+        let last_words = last_words.map(|summary| {
+            Clean::new(ProgressUpdate {
+                summary: Some(summary.into()),
+                ..ProgressUpdate::default()
+            })
+        });
+        let verb = HeldVerb::Complete(completed, last_words);
         let task = Some(self.held_task(&who, lease, verb).await?);
         Ok(v1::AgentCompleteResponse { task })
+    }
+
+    pub(super) async fn checkpoint_held(
+        &self,
+        who: Principal,
+        request: v1::AgentCheckpointRequest,
+    ) -> Result<v1::AgentCheckpointResponse, Fault> {
+        let draft = validate::present("checkpoint", request.checkpoint)?;
+        validate::not_blank("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
+        check_draft(&draft)?;
+        let lease = named(request.lease)?;
+        let word = GoalWord::Checkpoint(Clean::new(goal::asked_checkpoint(draft)));
+        match self.held(&who, lease, HeldVerb::Goal(word)).await? {
+            Reply::Checkpointed { checkpoint, .. } => Ok(v1::AgentCheckpointResponse {
+                checkpoint: Some(goal::checkpoint(&checkpoint)),
+            }),
+            other => Err(unexpected(Ok(other))),
+        }
+    }
+
+    pub(super) async fn progress_held(
+        &self,
+        who: Principal,
+        request: v1::AgentProgressRequest,
+    ) -> Result<v1::AgentProgressResponse, Fault> {
+        let update = validate::present("update", request.update)?;
+        check_update(&update)?;
+        let lease = named(request.lease)?;
+        let word = GoalWord::Progress(Clean::new(goal::asked_progress(update)));
+        match self.held(&who, lease, HeldVerb::Goal(word)).await? {
+            Reply::Progressed { record, progress } => Ok(v1::AgentProgressResponse {
+                progress: Some(goal::progress(&progress, record.checkpoints)),
+            }),
+            other => Err(unexpected(Ok(other))),
+        }
+    }
+
+    /// The reason first of all: a blank one is wrong whatever it speaks of.
+    pub(super) async fn block_held(
+        &self,
+        who: Principal,
+        request: v1::AgentBlockRequest,
+    ) -> Result<v1::AgentBlockResponse, Fault> {
+        let block = validate::present("block", request.block)?;
+        validate::not_blank("block.reason", &block.reason, limits::REASON)?;
+        validate::text("block.resume_hint", &block.resume_hint, limits::REASON)?;
+        if let Some(draft) = &block.checkpoint {
+            check_draft(draft)?;
+        }
+        let lease = named(request.lease)?;
+        let word = GoalWord::Block(Clean::new(goal::asked_block(block)));
+        match self.held(&who, lease, HeldVerb::Goal(word)).await? {
+            Reply::Checkpointed { record, checkpoint } => Ok(v1::AgentBlockResponse {
+                task: Some(self.shown(&record).await?),
+                checkpoint_id: checkpoint.id.to_string(),
+            }),
+            other => Err(unexpected(Ok(other))),
+        }
     }
 
     pub(super) async fn fail_held(
@@ -135,6 +203,7 @@ impl Api {
                 attempt: lease.attempt,
                 proof: lease.proof,
                 verb,
+                known: None,
                 finished: None,
             }))
         };
@@ -151,6 +220,21 @@ pub(super) fn named(lease: Option<v1::AgentLease>) -> Checked<Named> {
         // One of the wrong size is a wrong one; the zeroes prove nothing.
         proof: LeaseToken(token.value.as_ref().try_into().unwrap_or([0; 32])),
     })
+}
+
+/// All but the summary, which a block may leave out.
+fn check_draft(draft: &v1::CheckpointDraft) -> Checked<()> {
+    validate::text("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
+    validate::text("checkpoint.cursor", &draft.cursor, limits::CURSOR)?;
+    check_evidence("checkpoint.evidence", &draft.evidence)?;
+    let field = "checkpoint.agent_session_id";
+    validate::text(field, &draft.agent_session_id, limits::HANDLE)?;
+    let field = "checkpoint.state_refs";
+    validate::count(field, draft.state_refs.len(), limits::STATE_REFS)?;
+    for path in &draft.state_refs {
+        validate::not_blank(field, path, limits::ARTIFACT_PATH)?;
+    }
+    Ok(())
 }
 
 fn completed(request: &v1::AgentCompleteRequest) -> Checked<Completed> {

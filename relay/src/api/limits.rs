@@ -92,6 +92,7 @@ pub const ANSWER_LABELS: usize = 64;
 /// Items of one update; as many as a task keeps.
 pub const ITEMS: usize = goal::ITEMS;
 pub const EVIDENCE: usize = goal::EVIDENCE;
+pub const STATE_REFS: usize = goal::STATE_REFS;
 pub const RESUME_ANSWERS: usize = 64;
 /// Bytes of all questions and answers of one resume together.
 pub const RESUME_ANSWERS_BYTES: usize = 32 * 1024;

@@ -12,10 +12,6 @@ const UNBUILT: &[&str] = &[
     "/baton.v1.Operator/CompleteTask",
     "/baton.v1.Operator/SchedulerStatus",
     "/baton.v1.Operator/BulkForce",
-    "/baton.v1.Agents/PickUp",
-    "/baton.v1.Agents/Checkpoint",
-    "/baton.v1.Agents/Progress",
-    "/baton.v1.Agents/Block",
 ];
 
 /// The RPC's path, if it is not built.

@@ -47,6 +47,7 @@ fn place(kind: &EventKind) -> Place {
         | EventKind::RetryAsked
         | EventKind::Attention(_)
         | EventKind::Resumed { .. }
+        | EventKind::PickedUp { .. }
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::LateTerminal
@@ -104,6 +105,7 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::Ended { .. }
         | EventKind::Progress
         | EventKind::Resumed { .. }
+        | EventKind::PickedUp { .. }
         | EventKind::ReceiptArrived => None,
     };
     Event::new(name, time(event.at), attribute.into_iter().collect(), 0)

@@ -129,6 +129,7 @@ pub(super) fn append(
             | EventKind::Progress
             | EventKind::Checkpoint { .. }
             | EventKind::Resumed { .. }
+            | EventKind::PickedUp { .. }
             | EventKind::AdoptedLate => None,
         };
         spans.extend(inner);

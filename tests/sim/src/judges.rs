@@ -84,6 +84,7 @@ impl World {
             | Input::Start { .. }
             | Input::Claim { .. }
             | Input::Held(_)
+            | Input::PickUp { .. }
             | Input::Cancel { .. }
             | Input::Retry { .. }
             | Input::Answer { .. }

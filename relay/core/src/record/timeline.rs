@@ -122,6 +122,10 @@ pub enum EventKind {
     Resumed {
         by: Arc<str>,
     },
+    /// An agent took a parked task over.
+    PickedUp {
+        by: Arc<str>,
+    },
 }
 
 impl EventKind {
@@ -158,6 +162,7 @@ impl EventKind {
             EventKind::Progress => "progress",
             EventKind::Checkpoint { .. } => "checkpoint",
             EventKind::Resumed { .. } => "resumed",
+            EventKind::PickedUp { .. } => "picked_up",
         }
     }
 }

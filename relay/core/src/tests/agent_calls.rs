@@ -304,7 +304,7 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
     let hand = world.start(&agent(1), spec, "k").unwrap();
     assert_eq!(world.complete(&hand).unwrap_err(), Rejection::ContractUnmet);
     assert_eq!(world.renew(&hand), Ok((TTL, false)), "it is still leased");
-    let HeldVerb::Complete(mut completed) = complete(b"done") else {
+    let HeldVerb::Complete(mut completed, _) = complete(b"done") else {
         panic!("not a completion");
     };
     completed.artifacts.push(crate::record::Artifact {
@@ -313,7 +313,9 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
         size: 1,
         sha256: None,
     });
-    let record = world.ends(&hand, HeldVerb::Complete(completed)).unwrap();
+    let record = world
+        .ends(&hand, HeldVerb::Complete(completed, None))
+        .unwrap();
     assert_eq!(record.state, TaskState::Completed);
 }
 

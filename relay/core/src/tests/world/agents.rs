@@ -103,6 +103,25 @@ impl World {
         self.granted(agent, request)
     }
 
+    pub(in crate::tests) fn pick_up(
+        &mut self,
+        agent: &Agent,
+        task: TaskId,
+        seen: Option<AttemptId>,
+    ) -> Result<Hand, Rejection> {
+        let (request, finished) = (self.request(), self.store.finished(task));
+        self.say(Input::PickUp {
+            request,
+            agent: agent.clone(),
+            task,
+            attempt: seen,
+            reason: None,
+            finished,
+        });
+        let hand = self.granted(agent, request)?;
+        Ok(hand.expect("a pick-up is granted or refused"))
+    }
+
     /// Submitted for agents and claimed by this one.
     pub(in crate::tests) fn held(&mut self, agent: &Agent) -> Hand {
         let task = self.submit(for_agents());
@@ -135,6 +154,7 @@ impl World {
             attempt: hand.attempt,
             proof: hand.token.clone(),
             verb,
+            known: self.store.progress.get(&hand.task).cloned(),
             finished,
         })));
         self.reply(request)
@@ -168,11 +188,12 @@ impl World {
 }
 
 pub(in crate::tests) fn complete(result: &[u8]) -> HeldVerb {
-    HeldVerb::Complete(Completed {
+    let completed = Completed {
         result: Some(Arc::from(result)),
         in_lease: true,
         ..Completed::default()
-    })
+    };
+    HeldVerb::Complete(completed, None)
 }
 
 pub(in crate::tests) fn fail(code: FailureCode) -> HeldVerb {

@@ -408,6 +408,7 @@ impl World {
             request,
             tenant: samples::tenant("acme"),
             causes: Vec::new(),
+            agent_scope: None,
             after: None,
             limit: 200,
         });

@@ -1,0 +1,185 @@
+//! Parked work that changes hands: an agent blocks, another one picks it up, and nobody else can.
+
+use super::world::{GRACE, Hand, TTL, World, agent, complete, for_agents};
+use crate::effects::Reply;
+use crate::goal::{BlockDraft, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
+use crate::input::{Agent, HeldVerb};
+use crate::record::{AttemptState, EventKind, ParkCause, State, TaskState};
+use crate::reject::Rejection;
+use crate::spec::TaskSpec;
+
+fn block(reason: &str) -> HeldVerb {
+    HeldVerb::Goal(GoalWord::Block(Clean::new(BlockDraft {
+        reason: reason.into(),
+        hint: None,
+        checkpoint: None,
+    })))
+}
+
+fn checkpoint(summary: &str) -> HeldVerb {
+    HeldVerb::Goal(GoalWord::Checkpoint(Clean::new(CheckpointDraft {
+        summary: summary.into(),
+        ..CheckpointDraft::default()
+    })))
+}
+
+fn progress(item: &str) -> HeldVerb {
+    HeldVerb::Goal(GoalWord::Progress(Clean::new(ProgressUpdate {
+        completed: vec![item.into()],
+        ..ProgressUpdate::default()
+    })))
+}
+
+fn blocked(world: &mut World) -> Hand {
+    let hand = world.held(&agent(1));
+    let parked = world.call(&hand, block("which branch?")).unwrap();
+    assert!(matches!(parked, Reply::Checkpointed { .. }), "{parked:?}");
+    hand
+}
+
+#[test]
+fn a_block_gives_up_the_lease_with_all_that_belongs_to_it_and_is_proof_that_the_agent_stopped() {
+    let mut world = World::new();
+    let hand = blocked(&mut world);
+    let parked = world.newest(hand.task);
+    assert_eq!(world.state(hand.task), TaskState::NeedsAttention);
+    assert!(matches!(&parked.state, State::Parked(p) if p.cause == ParkCause::Blocked));
+    assert!(parked.lease.is_none() && world.store.fences.is_empty());
+    let attention = world.task(hand.task).attention.clone().unwrap();
+    assert!(&*attention.reason == "which branch?" && attention.checkpoint.is_some());
+    for verb in [HeldVerb::Renew, complete(b"done"), block("again")] {
+        let refused = world.call(&hand, verb).unwrap_err();
+        assert_eq!(refused, Rejection::NotLeased);
+    }
+    assert!(
+        world.claim(&agent(2), None).unwrap().is_none(),
+        "it is not for anybody to claim"
+    );
+}
+
+#[test]
+fn of_many_pick_ups_one_wins_and_what_was_parked_is_handed_off_in_the_same_write() {
+    let mut world = World::new();
+    let hand = blocked(&mut world);
+    let winner = world
+        .pick_up(&agent(2), hand.task, Some(hand.attempt))
+        .unwrap();
+    let record = world.task(hand.task);
+    assert_eq!(
+        (record.state, record.attempts.len()),
+        (TaskState::Running, 2)
+    );
+    assert_eq!(record.attempts[0].state.name(), AttemptState::HandedOff);
+    assert_eq!(record.attempts[0].successor, Some(winner.attempt));
+    assert_eq!(record.attempts[0].handed_to.as_deref(), Some("agent-2"));
+    let told = record.timeline.events.iter();
+    let told = told.filter(|event| matches!(event.kind, EventKind::PickedUp { .. }));
+    assert_eq!(told.count(), 1);
+    for seen in [Some(hand.attempt), None] {
+        for n in 3..=9 {
+            let refused = world.pick_up(&agent(n), hand.task, seen).unwrap_err();
+            assert_eq!(refused, Rejection::HandedOff);
+        }
+    }
+    world.complete(&winner).unwrap();
+    let over = world.pick_up(&agent(3), hand.task, None).unwrap_err();
+    assert_eq!(over, Rejection::AlreadyFinished);
+}
+
+#[test]
+fn what_its_taker_blocks_again_can_be_picked_up_again_and_only_that() {
+    let mut world = World::new();
+    let first = blocked(&mut world);
+    let second = world.pick_up(&agent(2), first.task, None).unwrap();
+    world.call(&second, block("and now?")).unwrap();
+    let stale = world
+        .pick_up(&agent(3), first.task, Some(first.attempt))
+        .unwrap_err();
+    assert_eq!(stale, Rejection::HandedOff);
+    let third = world
+        .pick_up(&agent(3), first.task, Some(second.attempt))
+        .unwrap();
+    assert_eq!(world.newest(first.task).number, 3);
+    world.complete(&third).unwrap();
+}
+
+#[test]
+fn only_agents_of_its_scope_pick_it_up_and_only_when_it_is_parked() {
+    let mut world = World::new();
+    let hand = blocked(&mut world);
+    let stranger = Agent {
+        scope: "writers".into(),
+        ..agent(2)
+    };
+    let refused = world.pick_up(&stranger, hand.task, None).unwrap_err();
+    assert_eq!(refused, Rejection::UnknownTask);
+    let waiting = world.submit(for_agents());
+    let refused = world.pick_up(&agent(2), waiting, None).unwrap_err();
+    assert_eq!(refused, Rejection::NotParked);
+}
+
+#[test]
+fn what_a_daemon_blocked_is_picked_up_once_its_processes_are_surely_gone() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let both = TaskSpec {
+        agent_held: false,
+        ..for_agents()
+    };
+    let task = world.submit(both);
+    let mut work = world.started();
+    let stuck = BlockDraft {
+        reason: "stuck".into(),
+        ..BlockDraft::default()
+    };
+    let word = GoalWord::Block(Clean::new(stuck));
+    world.frame(&mut work, crate::input::FrameBody::Goal(word));
+    assert_eq!(world.state(task), TaskState::NeedsAttention);
+    let early = world.pick_up(&agent(1), task, None).unwrap_err();
+    assert_eq!(early, Rejection::NotClaimable);
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE);
+    let hand = world.pick_up(&agent(1), task, None).unwrap();
+    world.complete(&hand).unwrap();
+}
+
+#[test]
+fn checkpoints_and_progress_of_a_holder_stay_with_the_task_and_feed_no_timer() {
+    let mut world = World::new();
+    let hand = world.held(&agent(1));
+    for n in 1..=3 {
+        let written = world.call(&hand, checkpoint(&format!("step {n}"))).unwrap();
+        let Reply::Checkpointed { checkpoint, .. } = written else {
+            panic!("not a checkpoint: {written:?}");
+        };
+        assert_eq!((checkpoint.number, &*checkpoint.by), (n, "agent-1"));
+        world.call(&hand, progress(&format!("item {n}"))).unwrap();
+    }
+    let ends = world.core.tasks[&hand.task].lease_ends();
+    world.pass(10_000);
+    world.call(&hand, progress("item 4")).unwrap();
+    assert_eq!(
+        world.core.tasks[&hand.task].lease_ends(),
+        ends,
+        "only Renew renews"
+    );
+    world.call(&hand, block("help")).unwrap();
+    world.restart();
+    let next = world.pick_up(&agent(2), hand.task, None).unwrap();
+    let known = world.store.progress[&hand.task].clone();
+    assert_eq!(
+        (known.completed.len(), world.task(hand.task).checkpoints),
+        (4, 4)
+    );
+    let last_words = Clean::new(ProgressUpdate {
+        summary: Some("all done".into()),
+        ..ProgressUpdate::default()
+    });
+    let HeldVerb::Complete(completed, _) = complete(b"done") else {
+        panic!("not a completion");
+    };
+    world
+        .ends(&next, HeldVerb::Complete(completed, Some(last_words)))
+        .unwrap();
+    assert_eq!(&*world.store.progress[&hand.task].summary, "all done");
+}
