@@ -79,6 +79,7 @@ clients! {
     inputs: inputs_client::InputsClient,
     fleet: fleet_client::FleetClient,
     operator: operator_client::OperatorClient,
+    agents: agents_client::AgentsClient,
     link: daemon_link_client::DaemonLinkClient,
 }
 

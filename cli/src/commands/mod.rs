@@ -17,6 +17,7 @@ pub(crate) mod health;
 pub(crate) mod import;
 pub(crate) mod inbox;
 pub(crate) mod info;
+pub(crate) mod lease;
 pub(crate) mod output;
 pub(crate) mod profile;
 pub(crate) mod progress;
@@ -79,6 +80,14 @@ pub(crate) enum Command {
     Progress(progress::ProgressArgs),
     /// List the milestones of a task, newest first.
     Checkpoints(checkpoints::CheckpointsArgs),
+    /// Claim a queued task with an agent's token, and hold its lease.
+    Claim(lease::ClaimArgs),
+    /// Take a parked task over with an agent's token.
+    PickUp(lease::PickUpArgs),
+    /// Renew a lease that was claimed or picked up.
+    Renew(lease::RenewArgs),
+    /// Give a claimed or picked up task back.
+    Release(lease::ReleaseArgs),
     /// List daemons.
     Daemons(daemons::DaemonsArgs),
     /// Stop offering work to a daemon; what it has goes on.
@@ -139,6 +148,10 @@ impl Command {
             Command::Resume(args) => resume::run(args, console).await,
             Command::Progress(args) => progress::run(args, console).await,
             Command::Checkpoints(args) => checkpoints::run(args, console).await,
+            Command::Claim(args) => lease::claim(args, console).await,
+            Command::PickUp(args) => lease::pick_up(args, console).await,
+            Command::Renew(args) => lease::renew(args, console).await,
+            Command::Release(args) => lease::release(args, console).await,
             Command::Daemons(args) => daemons::run(args, console).await,
             Command::Drain(args) => drain::run(args, console).await,
             Command::Forget(args) => forget::run(args, console).await,

@@ -1,0 +1,217 @@
+//! `baton claim`, `baton pick-up`, `baton renew`, `baton release`: a lease held at a terminal, with an agent's token.
+//!
+//! The lease token is printed once and taken back by the environment only: an argument would be in every process list.
+
+use std::fmt;
+
+use baton_proto::v1::{
+    AgentGrant, AgentLease, AgentReleaseRequest, ClaimRequest, LeaseToken, PickUpRequest,
+    RenewRequest,
+};
+use baton_proto::{ShortName, to_json};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::follow::no_task;
+
+#[derive(Args, Debug)]
+pub(crate) struct ClaimArgs {
+    /// Id of the task. Without it, the first that the token's scope may claim.
+    #[arg(value_name = "TASK", default_value = "", hide_default_value = true)]
+    task_id: String,
+
+    /// Print the lease, with its token, the task and what earlier attempts left, as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PickUpArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// The parked attempt that you saw; refused if another one is parked by now.
+    #[arg(
+        long,
+        value_name = "ATTEMPT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    attempt: String,
+
+    /// Why, for those who read the task later.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    reason: String,
+
+    /// Print the lease, with its token, the task and what earlier attempts left, as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+/// A lease that was claimed or picked up.
+#[derive(Args, Debug)]
+pub(crate) struct LeaseArgs {
+    /// Id of the task.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+
+    /// Id of the attempt.
+    #[arg(value_name = "ATTEMPT")]
+    attempt_id: String,
+
+    /// The lease token, as `claim` and `pick-up` print it.
+    #[arg(skip = Secret::from_environment())]
+    token: Secret,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RenewArgs {
+    #[command(flatten)]
+    lease: LeaseArgs,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ReleaseArgs {
+    #[command(flatten)]
+    lease: LeaseArgs,
+
+    /// Why, for those who read the task later.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    reason: String,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+const TOKEN: &str = "BATON_LEASE_TOKEN";
+
+/// Whatever stands in the environment; its Debug shows nothing.
+struct Secret(Option<String>);
+
+impl Secret {
+    fn from_environment() -> Self {
+        Self(std::env::var(TOKEN).ok())
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
+        let hex = self.0.as_deref()?.trim();
+        let pair = |place: usize| u8::from_str_radix(hex.get(place..place + 2)?, 16).ok();
+        let bytes: Option<Vec<u8>> = (0..hex.len()).step_by(2).map(pair).collect();
+        bytes.filter(|bytes| bytes.len() == 32)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+impl LeaseArgs {
+    fn named(self) -> Result<AgentLease, CliError> {
+        let token = self.token.bytes().ok_or_else(|| {
+            CliError::usage(
+                format!("{TOKEN} holds no lease token"),
+                "set it to the 64 digits that `baton claim` or `baton pick-up` printed",
+            )
+        })?;
+        Ok(AgentLease {
+            task_id: self.task_id,
+            attempt_id: self.attempt_id,
+            token: Some(LeaseToken {
+                value: token.into(),
+            }),
+        })
+    }
+}
+
+pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = ClaimRequest {
+        task_id: args.task_id,
+    };
+    match relay.agents().claim(request).await?.into_inner().grant {
+        Some(grant) => show(&grant, args.json, console),
+        None => {
+            console.note("nothing waits for agents of this scope");
+            Ok(Exit::NotCompleted)
+        }
+    }
+}
+
+pub(crate) async fn pick_up(args: PickUpArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = PickUpRequest {
+        task_id: args.task_id,
+        attempt_id: args.attempt,
+        reason: args.reason,
+    };
+    let grant = relay.agents().pick_up(request).await?.into_inner().grant;
+    show(&grant.ok_or_else(no_task)?, args.json, console)
+}
+
+pub(crate) async fn renew(args: RenewArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let lease = Some(args.lease.named()?);
+    let renewed = relay.agents().renew(RenewRequest { lease }).await?;
+    let renewed = renewed.into_inner();
+    console.line(&format!("{} ms", renewed.granted_ms))?;
+    if renewed.cancel_requested {
+        console.note("a cancel was requested: stop, then give it back with: baton release");
+    }
+    Ok(Exit::Done)
+}
+
+pub(crate) async fn release(args: ReleaseArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = AgentReleaseRequest {
+        lease: Some(args.lease.named()?),
+        reason: args.reason,
+    };
+    let response = relay.agents().release(request).await?.into_inner();
+    let task = response.task.ok_or_else(no_task)?;
+    console.line(task.state().short_name())?;
+    Ok(Exit::Done)
+}
+
+fn show(grant: &AgentGrant, json: bool, console: &Console) -> Result<Exit, CliError> {
+    if json {
+        console.json(&to_json(grant))?;
+        return Ok(Exit::Done);
+    }
+    let re = grant.r#ref.clone().unwrap_or_default();
+    let token = grant.token.clone().unwrap_or_default().value;
+    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    console.line(&format!("task {}", re.task_id))?;
+    console.line(&format!("attempt {}", re.attempt_id))?;
+    console.line(&format!("token {token}"))?;
+    console.note(&format!(
+        "the lease ends in {} ms unless it is renewed: {TOKEN}=… baton renew {} {}",
+        grant.granted_ms, re.task_id, re.attempt_id
+    ));
+    Ok(Exit::Done)
+}
