@@ -266,7 +266,7 @@ const STAYS: &str = "sha256 e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495
 
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
-    let mut relay = RelayProcess::start(BATON).await;
+    let relay = RelayProcess::start(BATON).await;
     let client = relay.admin().clone();
     let link = client.of_tenant("", Role::Daemon).await;
     let mut daemon = ScriptedDaemon::connect(&link, hello(&["goal"])).await;
@@ -316,9 +316,18 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
     client.until_state(&task.task_id, TaskState::Failed).await;
     let kept = client.get(&task.task_id).await;
     let progress = kept.progress.unwrap();
-    for text in [&kept.goal, &progress.summary, &progress.cursor] {
+    for text in [
+        &kept.goal,
+        &progress.completed_items[0],
+        &progress.evidence[0].summary,
+    ] {
         assert!(text.contains(STAYS), "{text}");
     }
+    no_canary_is_left(relay).await;
+}
+
+/// Neither in an export nor anywhere in the data directory.
+async fn no_canary_is_left(mut relay: RelayProcess) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("all.export");
     let name = out.display().to_string();
