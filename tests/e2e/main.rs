@@ -26,6 +26,8 @@ mod inherited;
 mod late;
 mod life;
 mod liveness;
+mod mcp;
+mod mcp_inside;
 mod processes;
 mod profiles;
 mod relay_disk_full;
