@@ -21,10 +21,11 @@ const FILES: [&str; 13] = [
     "baton/v1/tasks.proto",
 ];
 
-const WORKER_FILES: [&str; 3] = [
+const WORKER_FILES: [&str; 4] = [
     "baton/worker/v1/fold.proto",
     "baton/worker/v1/outbox.proto",
     "baton/worker/v1/shim.proto",
+    "baton/worker/v1/tools.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -75,6 +75,7 @@ macro_rules! clients {
 }
 
 clients! {
+    agents: agents_client::AgentsClient,
     tasks: tasks_client::TasksClient,
     inputs: inputs_client::InputsClient,
     fleet: fleet_client::FleetClient,

@@ -20,6 +20,7 @@ mod goal_view;
 mod input_view;
 mod inspect;
 mod logging;
+mod mcp;
 mod open_files;
 mod output_reader;
 mod pairs;
@@ -40,7 +41,8 @@ mod task_view;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use baton_proto::verbs::VERBS;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::commands::Command;
 use crate::console::Console;
@@ -72,7 +74,7 @@ pub fn main_with(clocks: Clocks) -> ExitCode {
     if let Some(code) = baton_daemon::shim::main_if_asked(&clocks.daemon) {
         return code;
     }
-    match Cli::try_parse() {
+    match parsed() {
         Ok(cli) => run(cli.command, &clocks).into(),
         Err(error) => {
             // Help goes to stdout and may meet a closed pipe, which is no failure.
@@ -84,6 +86,19 @@ pub fn main_with(clocks: Clocks) -> ExitCode {
             }
         }
     }
+}
+
+/// The command line, with the help of the verbs' own table.
+fn parsed() -> Result<Cli, clap::Error> {
+    let matches = described(Cli::command()).try_get_matches()?;
+    Cli::from_arg_matches(&matches)
+}
+
+fn described(command: clap::Command) -> clap::Command {
+    let verbs = VERBS.iter().filter_map(|verb| Some((verb.command?, verb)));
+    verbs.fold(command, |command, (name, verb)| {
+        command.mut_subcommand(name, |one| one.about(verb.help))
+    })
 }
 
 fn run(command: Command, clocks: &Clocks) -> Exit {
@@ -110,4 +125,29 @@ fn runtime(command: &Command) -> std::io::Result<tokio::runtime::Runtime> {
         tokio::runtime::Builder::new_current_thread()
     };
     builder.enable_all().build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_has_its_help_line_and_the_verbs_have_that_of_their_table() {
+        let command = described(Cli::command());
+        command.clone().debug_assert();
+        for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+            let about = one.get_about().map(ToString::to_string).unwrap_or_default();
+            assert!(!about.is_empty(), "{}", one.get_name());
+        }
+        let mut shown = 0;
+        for (name, verb) in VERBS.iter().filter_map(|verb| Some((verb.command?, verb))) {
+            let one = command.find_subcommand(name).expect(name);
+            assert_eq!(
+                one.get_about().map(ToString::to_string).as_deref(),
+                Some(verb.help)
+            );
+            shown += 1;
+        }
+        assert!(shown >= 4);
+    }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
+use baton_daemon::tools::own_program;
 use baton_daemon::{
     ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, FileConfig, Finding,
     KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
@@ -315,6 +316,8 @@ fn daemon_config(plan: DaemonPlan, clocks: &Clocks) -> Result<DaemonConfig, CliE
             environment: clocks.shim_environment.clone(),
             ..ShimProgram::own()
         },
+        tools_program: own_program()
+            .map_err(|error| CliError::local("find this executable", error))?,
         boot_id_file: clocks.boot_id_file.clone(),
         adopt_orphans: true,
         clock: clocks.daemon.clone(),

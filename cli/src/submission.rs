@@ -26,6 +26,7 @@ impl SubmissionArgs {
             agent,
             prompt,
             goal: self.task.goal,
+            mcp: self.task.mcp,
             options: self.options.options(instructions),
             command: (!command.is_empty()).then_some(CommandSpec { argv: command }),
             cwd: self.task.cwd,

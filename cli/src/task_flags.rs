@@ -27,6 +27,10 @@ pub(crate) struct TaskArgs {
     )]
     pub goal: String,
 
+    /// Hand the agent Baton's own tools, to write down progress and checkpoints, to block and to complete (docs/mcp.md).
+    #[arg(long)]
+    pub mcp: bool,
+
     /// Working directory on the worker, inside its workspace. Without it the workspace itself.
     #[arg(
         long,

@@ -23,6 +23,7 @@ use crate::process::{
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
 use crate::timers::Deadlines;
+use crate::tools::Granted;
 use crate::workspace;
 
 mod coalesce;
@@ -64,6 +65,8 @@ pub(crate) struct AttemptPlan {
     pub(crate) deadlines: Deadlines,
     /// From TERM to KILL.
     pub(crate) cleanup_term: Duration,
+    /// What its agent may say through tools, where it has some.
+    pub(crate) tools: Option<Granted>,
 }
 
 /// What goes to the child's stdin, and so how it is understood.

@@ -57,6 +57,9 @@ pub struct DaemonConfig {
     pub health: Option<SocketAddr>,
     /// Holds on to one attempt's child, whatever happens to the daemon. See [`ShimProgram::own`].
     pub shim: ShimProgram,
+    /// What agents are handed as the server of Baton's tools: an executable that knows the command `mcp`. See
+    /// [`crate::tools::own_program`].
+    pub tools_program: PathBuf,
     /// Where the kernel tells which boot this is. See [`KERNEL_BOOT_ID`].
     pub boot_id_file: PathBuf,
     /// Orphans of attempts become children of this process. Only for a process that has no other children.

@@ -369,6 +369,7 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
             failure_code: failed.code.clone(),
             message: failed.message.clone(),
             user_message: failed.user_message.clone(),
+            retryable_hint: failed.retryable,
             stderr_tail: redact(stderr_tail),
             agent_session_id: failed.used.conversation.clone(),
             usage: said::usage(&failed.used),
@@ -377,7 +378,14 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
                 .map_or(TimerKind::Unspecified, wire_timer)
                 .into(),
             workspace,
-            ..TaskError::default()
+        })),
+        Verdict::Withdrawn(why) => Some(Body::Canceled(TaskCanceled {
+            final_offset,
+            receipt: Some(receipt),
+            reason: CancelReason::User.into(),
+            message: why.clone(),
+            workspace,
+            ..TaskCanceled::default()
         })),
         Verdict::Stopped => None,
     }

@@ -4,16 +4,12 @@
 //! `/healthz`: does work reach this daemon? `/livez`: does its loop turn? A supervisor that restarts containers should ask
 //! the second: a relay that is away for a minute is no reason to restart a daemon.
 
-use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, open};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
@@ -22,6 +18,7 @@ use tokio::task::JoinSet;
 use tracing::debug;
 
 use crate::clock::{Clock, Moment};
+use crate::private_socket::{self, open_dir, short};
 use crate::status::{Ailment, DaemonStatus};
 
 const SOCKET: &str = "health.sock";
@@ -56,10 +53,11 @@ pub(crate) struct HealthChecks {
 impl HealthChecks {
     /// The directory is this process's own, so a socket that lies there is a leftover.
     pub(crate) fn bind(data_dir: &Path, tcp: Option<SocketAddr>) -> Result<Self, HealthError> {
-        let unix = bind_socket(data_dir).map_err(|source| HealthError::Socket {
-            path: data_dir.join(SOCKET),
-            source,
-        })?;
+        let unix =
+            private_socket::bind(data_dir, SOCKET).map_err(|source| HealthError::Socket {
+                path: data_dir.join(SOCKET),
+                source,
+            })?;
         let bound = |address: SocketAddr| {
             let listener = std::net::TcpListener::bind(address)
                 .and_then(|tcp| tcp.set_nonblocking(true).map(|()| tcp));
@@ -210,7 +208,7 @@ pub struct Checkup {
 /// Asks the daemon that runs on this directory. An error means that none answers.
 pub fn check(data_dir: &Path) -> io::Result<Checkup> {
     let dir = open_dir(data_dir)?;
-    let mut peer = StdUnixStream::connect(short(&dir))?;
+    let mut peer = StdUnixStream::connect(short(&dir, SOCKET))?;
     peer.set_read_timeout(Some(ANSWER))?;
     peer.write_all(b"GET /healthz HTTP/1.1\r\nhost: daemon\r\n\r\n")?;
     let mut answer = String::new();
@@ -224,31 +222,10 @@ pub fn check(data_dir: &Path) -> io::Result<Checkup> {
     })
 }
 
-fn bind_socket(data_dir: &Path) -> io::Result<StdUnixListener> {
-    let path = data_dir.join(SOCKET);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let dir = open_dir(data_dir)?;
-    let listener = StdUnixListener::bind(short(&dir))?;
-    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-fn open_dir(path: &Path) -> io::Result<File> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(open(path, flags, Mode::empty()).map(File::from)?)
-}
-
-/// A socket's name may have 107 bytes; a data directory's may have more.
-fn short(dir: &File) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::status::Heard;
 
@@ -292,7 +269,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("d".repeat(200));
         fs::create_dir(&dir).unwrap();
-        drop(bind_socket(&dir).unwrap());
+        drop(private_socket::bind(&dir, SOCKET).unwrap());
         let checks = HealthChecks::bind(&dir, Some("127.0.0.1:0".parse().unwrap())).unwrap();
         let address = checks.address().unwrap();
         let clock = Clock::boot();

@@ -10,6 +10,7 @@ use baton_proto::v1::{
     ActiveAttempt, ActiveState, AttemptRef, CancelReason, LeaseToken, LifecyclePhase,
     TerminationReceipt, WorkspaceReport,
 };
+use baton_proto::worker::Finish;
 use bytes::Bytes;
 
 use crate::agents::Refusal;
@@ -26,12 +27,14 @@ mod lease;
 mod place;
 mod reins;
 mod restored;
+mod voice;
 
 pub(crate) use place::Place;
 pub(crate) use reins::{Bits, Reach, Telling};
 pub(crate) use restored::Remains;
 
 use reins::Reins;
+use voice::Voice;
 
 /// Complaints about one gap come in bunches: one for each frame that was in flight.
 const REPLAY_PAUSE: Duration = Duration::from_millis(500);
@@ -61,6 +64,10 @@ pub(crate) struct Held {
     exclusive: Option<PathBuf>,
     /// Where it works, as it was said last.
     workspace: Option<WorkspaceReport>,
+    /// What its agent says through its tools, where it has some.
+    voice: Option<Voice>,
+    /// What its agent said of the end.
+    finish: Option<Finish>,
 }
 
 enum Stage {
@@ -136,6 +143,7 @@ impl Held {
         let now = clock.now();
         let cleanup_term = plan.cleanup_term;
         let exclusive = plan.workspace.exclusive().map(Path::to_owned);
+        let voice = plan.tools.clone().map(Voice::new);
         let stage = Stage::Accepted {
             plan: Box::new(plan),
             accepted_at: now,
@@ -146,6 +154,7 @@ impl Held {
             place,
             conversing,
             exclusive,
+            voice,
             ..Self::new(attempt, Some(token), stage, cleanup_term)
         };
         held.say(frames::accepted(), clock);
@@ -194,6 +203,8 @@ impl Held {
             is_queued: false,
             exclusive: None,
             workspace: None,
+            voice: None,
+            finish: None,
         }
     }
 

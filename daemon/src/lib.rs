@@ -4,7 +4,7 @@
 //! `link` dials and reads; `supervisor` owns the attempts and outlives every link; `attempt` is one
 //! attempt's life; `process/` knows about child processes and nothing else; `shim/` is the process that
 //! holds on to a child when the daemon does not, `spool/` the transcript that it writes; `agents/` turns a
-//! dispatch into a command line. What it decides by time alone (leases, ends, what
+//! dispatch into a command line, `tools/` hears what agents say through them. What it decides by time alone (leases, ends, what
 //! leaves, backoff) is a crate of its own, `baton_daemon_core`; `clock` is the only place that reads time.
 
 mod agents;
@@ -26,6 +26,7 @@ mod link;
 mod memory;
 mod outbox;
 mod phases;
+mod private_socket;
 mod process;
 mod redact;
 mod session;
@@ -35,6 +36,7 @@ mod status;
 mod storage;
 mod supervisor;
 mod timers;
+pub mod tools;
 mod whole_file;
 mod workspace;
 
@@ -66,6 +68,7 @@ use link::Link;
 use process::adopt_orphans;
 use storage::Storage;
 use supervisor::{Supervisor, adoption};
+use tools::Desk;
 
 /// Frames from the relay on their way to the supervisor. Full: the link waits, and with it the relay.
 const LINK_EVENTS: usize = 64;
@@ -83,6 +86,8 @@ pub enum DaemonError {
     Health(#[from] HealthError),
     #[error(transparent)]
     Link(#[from] LinkError),
+    #[error("cannot listen to the tools of agents in the data directory: {0}")]
+    Tools(io::Error),
     #[error("cannot start child processes: {0}")]
     Process(#[from] io::Error),
 }
@@ -101,6 +106,7 @@ pub struct Daemon {
     storage: Storage,
     endpoint: tonic::transport::Endpoint,
     health: HealthChecks,
+    desk: Desk,
     status: watch::Sender<DaemonStatus>,
 }
 
@@ -113,6 +119,7 @@ impl Daemon {
         let identity = Identity::open(&config.data_dir, &config.boot_id_file)?;
         let storage = Storage::open(&config.data_dir)?;
         let health = HealthChecks::bind(&config.data_dir, config.health)?;
+        let desk = Desk::bind(&config.data_dir).map_err(DaemonError::Tools)?;
         let now = config.clock.now();
         let status = DaemonStatus::new(identity.daemon_id(), config.slots, now);
         let status = watch::Sender::new(status);
@@ -122,6 +129,7 @@ impl Daemon {
             storage,
             endpoint,
             health,
+            desk,
             status,
         })
     }
@@ -144,6 +152,7 @@ impl Daemon {
             storage,
             endpoint,
             health,
+            desk,
             status,
         } = self;
         let checkups = status.subscribe();
@@ -166,6 +175,7 @@ impl Daemon {
         );
         let adopted = adopted?;
         let (events, link_events) = mpsc::channel(LINK_EVENTS);
+        let (calls, asked) = mpsc::channel(tools::CALLS);
         let (at_stake, stake) = watch::channel(Stake::default());
         let finish = CancellationToken::new();
         let link = Link {
@@ -183,7 +193,7 @@ impl Daemon {
         supervisor.know_agents(found);
         supervisor.adopt_all(adopted);
         let supervised = async {
-            let result = supervisor.run(link_events, stop).await;
+            let result = supervisor.run(link_events, asked, stop).await;
             finish.cancel();
             result
         };
@@ -192,6 +202,7 @@ impl Daemon {
         tokio::select! {
             result = working => result,
             failed = health.answer(checkups, config.clock.clone()) => failed.map_err(DaemonError::from),
+            failed = desk.answer(calls) => failed.map_err(DaemonError::Tools),
         }
     }
 }

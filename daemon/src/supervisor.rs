@@ -32,9 +32,11 @@ use crate::process::reap_orphans;
 use crate::session::Session;
 use crate::status::{DaemonStatus, Heard};
 use crate::storage::Storage;
+use crate::tools::{Asked, Tooling};
 use crate::workspace::Roots;
 
 pub(crate) mod adoption;
+mod calls;
 mod course;
 mod duties;
 mod heartbeat;
@@ -109,6 +111,7 @@ pub(crate) struct Supervisor {
     profile: Profile,
     stopping: Stopping,
     agents: Agents,
+    tooling: Tooling,
     identity: Identity,
     workshop: Workshop,
     attempts: Attempts,
@@ -170,6 +173,7 @@ impl Supervisor {
                 hold: config.hold,
             },
             agents: Agents::new(config.agents.clone(), Roots::new(config)),
+            tooling: Tooling::new(&config.tools_program, &config.data_dir),
             memory: Memory::new(config.limits.memory_floor_percent),
             identity,
             workshop,
@@ -206,6 +210,7 @@ impl Supervisor {
     pub(crate) async fn run(
         mut self,
         mut link: mpsc::Receiver<LinkEvent>,
+        mut calls: mpsc::Receiver<Asked>,
         stop: CancellationToken,
     ) -> Result<(), DaemonError> {
         loop {
@@ -226,6 +231,7 @@ impl Supervisor {
                 Some(event) = link.recv() => self.on_link(event)?,
                 Some(report) = self.writer.reports.recv() => self.on_report(report),
                 Some((id, event)) = self.incoming.recv() => self.on_attempt(&id, event),
+                Some(asked) = calls.recv() => self.on_tool(asked),
                 Some(over) = self.tasks.join_next_with_id() => self.on_task_over(over),
                 () = room(outlet) => {}
                 () = told(untold) => {}

@@ -10,6 +10,7 @@ mod short_name;
 mod space;
 mod time;
 mod trace;
+pub mod verbs;
 
 pub use error_detail::{pack_error_detail, unpack_error_detail};
 pub use json::{lossy_text, to_json};

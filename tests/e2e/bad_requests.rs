@@ -93,7 +93,7 @@ const SUBMISSIONS: &[(&str, Code, &str, Change)] = &[
         |spec| spec.profile_name = "no-such".into(),
     ),
     ("not built", Code::Unimplemented, "unimplemented", |spec| {
-        spec.mcp = true
+        spec.max_output_bytes = Some(1)
     }),
 ];
 

@@ -28,6 +28,8 @@ mod late;
 mod life;
 mod liveness;
 mod picking_up;
+mod mcp;
+mod mcp_inside;
 mod processes;
 mod profiles;
 mod relay_disk_full;

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use crate::handed::{Server, from_message};
 use crate::pipes::Pipes;
 use crate::play::{Answer, Heard, Outcome, Tool, Wire, is_known, new_conversation};
 use crate::script::Question;
@@ -30,6 +31,7 @@ pub(crate) struct Acp {
     used_in_session: u64,
     message: String,
     questions: usize,
+    handed: Option<Server>,
 }
 
 impl Acp {
@@ -43,6 +45,7 @@ impl Acp {
             used_in_session: 0,
             message: String::new(),
             questions: 0,
+            handed: None,
         }
     }
 
@@ -62,6 +65,7 @@ impl Acp {
 
     fn open_session(&mut self, id: &Value, method: &str, params: &Value, pipes: &mut Pipes) {
         let wanted = text(params, "/sessionId");
+        self.handed = params.pointer("/mcpServers/0").and_then(from_message);
         let fresh = method == "session/new";
         if !fresh && !is_known(wanted, self.script.as_deref()) {
             let message = format!("Resource not found: {wanted}");
@@ -154,6 +158,10 @@ impl Acp {
 impl Wire for Acp {
     fn open(&mut self, _: &mut Pipes) -> Heard {
         Heard::Nothing
+    }
+
+    fn handed(&self) -> Option<Server> {
+        self.handed.clone()
     }
 
     fn hear(&mut self, line: &str, pipes: &mut Pipes) -> Heard {

@@ -13,6 +13,7 @@ mod acp;
 mod app_server;
 mod claude;
 mod exec;
+mod handed;
 mod pipes;
 mod play;
 mod script;
@@ -97,7 +98,7 @@ fn speak(wire: &str, arguments: &[String]) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    play::play(&mut *wire, script)
+    play::play(&mut *wire, script, handed::from_arguments(arguments))
 }
 
 /// The value of `--name=value` or `--name value`.

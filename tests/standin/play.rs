@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::handed::Server;
 use crate::pipes::{Pipes, Sound};
 use crate::script::{Call, Question, Step, parse};
 use crate::{ignore_term, stay};
@@ -74,6 +75,10 @@ pub(crate) trait Wire {
     fn read(&mut self, _path: &str, _pipes: &mut Pipes) -> Option<String> {
         None
     }
+    /// The server of tools, where the wire itself names it.
+    fn handed(&self) -> Option<Server> {
+        None
+    }
     fn result(&mut self, words: &str, pipes: &mut Pipes);
     fn fail(&mut self, status: u16, pipes: &mut Pipes);
     fn interrupted(&mut self, pipes: &mut Pipes);
@@ -93,10 +98,12 @@ struct Player<'a> {
     /// Tools that need no more leave in this session.
     allowed: BTreeSet<String>,
     hangs: bool,
+    /// What its command line said.
+    handed: Option<Server>,
 }
 
 /// Without a script, each prompt is one.
-pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>) -> ExitCode {
+pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>, handed: Option<Server>) -> ExitCode {
     let steps = script.map(parse);
     let mut player = Player {
         wire,
@@ -105,6 +112,7 @@ pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>) -> ExitCode {
         open: None,
         allowed: BTreeSet::new(),
         hangs: false,
+        handed,
     };
     match steps.as_deref().and_then(<[Step]>::first) {
         Some(Step::Deaf) => stay(),
@@ -164,6 +172,7 @@ impl Player<'_> {
                 self.begin(call);
                 self.end(Outcome::Done);
             }
+            Step::Use(call) => self.use_handed(&call),
             Step::Begin(call) => self.begin(call),
             Step::End => self.end(Outcome::Done),
             Step::Ask(call) => self.ask(call)?,
@@ -192,6 +201,15 @@ impl Player<'_> {
     fn say(&mut self, words: &str) {
         self.words = words.to_owned();
         self.wire.say(words, &mut self.pipes);
+    }
+
+    fn use_handed(&mut self, call: &Call) {
+        let server = self.wire.handed().or_else(|| self.handed.clone());
+        let told = match server {
+            Some(server) => server.call(&call.name, &call.argument),
+            None => "nothing was handed over".to_owned(),
+        };
+        self.say(&format!("{} -> {told}", call.name));
     }
 
     fn flood(&mut self, bytes: usize) {

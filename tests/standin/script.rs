@@ -5,6 +5,7 @@
 //! | `say WORDS`, `think WORDS` | words, in two pieces where the wire has pieces |
 //! | `hint` | an event that nobody is shown |
 //! | `tool NAME ARGUMENT` | a tool call, from its beginning to its end |
+//! | `use NAME ARGUMENTS` | a tool of the server that the daemon handed over; says its name and `ok`, or the code of the refusal |
 //! | `begin NAME ARGUMENT`, `end` | the two halves of one, with whatever stands between them |
 //! | `ask NAME ARGUMENT` | a tool call that needs leave; says `allowed` or `denied` |
 //! | `question TEXT = A, B & TEXT = C, D` | questions, asked together; `+=` where several may be chosen; says what was answered |
@@ -30,6 +31,7 @@ pub(crate) enum Step {
     Think(String),
     Hint,
     Tool(Call),
+    Use(Call),
     Begin(Call),
     End,
     Ask(Call),
@@ -80,6 +82,7 @@ fn step(text: &str) -> Step {
         "think" => Step::Think(rest.to_owned()),
         "hint" => Step::Hint,
         "tool" => Step::Tool(call(rest)),
+        "use" => Step::Use(call(rest)),
         "begin" => Step::Begin(call(rest)),
         "end" => Step::End,
         "ask" => Step::Ask(call(rest)),

@@ -39,6 +39,13 @@ pub fn by_attempt() -> BTreeMap<String, Vec<Process>> {
     by_variable(ATTEMPT)
 }
 
+/// A variable of an attempt's agent: the first of its processes that has it.
+pub fn variable_of(attempt_id: &str, name: &str) -> Option<String> {
+    let processes = of_attempt(attempt_id).into_iter();
+    let paths = processes.map(|process| PathBuf::from(format!("/proc/{}", process.pid)));
+    paths.filter_map(|path| variable(&path, name)).next()
+}
+
 /// The shim of an attempt: the one of its processes that has nothing of the task's environment.
 pub fn shim_of(attempt_id: &str) -> Option<Process> {
     let is_shim = |process: &Process| {

@@ -77,6 +77,7 @@ impl RealDaemon {
             hold: Duration::ZERO,
             health: None,
             shim: shim_program(),
+            tools_program: shim_program().program,
             boot_id_file: KERNEL_BOOT_ID.into(),
             // This process has children of its own.
             adopt_orphans: false,

@@ -31,6 +31,7 @@ mod specs;
 mod standin;
 mod tap;
 mod tls_authority;
+mod tools;
 mod watching;
 mod wire;
 
@@ -38,7 +39,9 @@ pub use agent_held::{Agent, Lease, for_scope};
 pub use attempt::{ScriptedAttempt, receipt};
 pub use bent_boot::BentBoot;
 pub use bent_clock::{BentClock, clocks_under_test};
-pub use census::{MARK, Process, by_attempt, marked, marked_gone, of_attempt, shim_of, zombies_of};
+pub use census::{
+    MARK, Process, by_attempt, marked, marked_gone, of_attempt, shim_of, variable_of, zombies_of,
+};
 pub use client::{Client, code_of};
 pub use collector::{Collector, attribute};
 pub use daemon::RealDaemon;
@@ -62,5 +65,6 @@ pub use standin::{
 };
 pub use tap::{Listener, Tap, Taped};
 pub use tls_authority::{Authority, Certified};
+pub use tools::{Handed, Told, Tools};
 pub use watching::{Watch, recorded_ms};
 pub use wire::{Passing, Wire};

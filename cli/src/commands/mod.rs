@@ -18,6 +18,7 @@ pub(crate) mod import;
 pub(crate) mod inbox;
 pub(crate) mod info;
 pub(crate) mod lease;
+pub(crate) mod mcp;
 pub(crate) mod output;
 pub(crate) mod profile;
 pub(crate) mod progress;
@@ -40,6 +41,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::servers::Clocks;
 
+/// Verbs that stand in `baton_proto::verbs` have their help line from there.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Start a relay and a daemon in one process on this machine, to try Baton out or to work on a laptop.
@@ -58,17 +60,13 @@ pub(crate) enum Command {
     Watch(watch::WatchArgs),
     /// Print the output of one attempt.
     Output(output::OutputArgs),
-    /// List tasks, newest first.
     Tasks(tasks::TasksArgs),
-    /// Show one task with its attempts, deadlines and what to do next.
     Show(show::ShowArgs),
     /// List what agents ask and nobody has answered yet.
     Inbox(inbox::InboxArgs),
     /// Answer a permission request or a question of an agent.
     Answer(answer::AnswerArgs),
-    /// Ask for the end of a task.
     Cancel(cancel::CancelArgs),
-    /// Try a failed, timed out or lost task again.
     Retry(retry::RetryArgs),
     /// List what waits for a person, newest first.
     Blocked(blocked::BlockedArgs),
@@ -96,6 +94,8 @@ pub(crate) enum Command {
     Forget(forget::ForgetArgs),
     /// After an import or an accepted loss: say that the old fleet is down, so that inherited tasks are dispatched now.
     ReleaseInherited(release_inherited::ReleaseInheritedArgs),
+    /// Serve these verbs as tools to an agent, over stdin and stdout (Model Context Protocol).
+    Mcp(mcp::McpArgs),
     /// Create, list and revoke access tokens.
     #[command(subcommand)]
     Token(token::TokenCommand),
@@ -156,6 +156,7 @@ impl Command {
             Command::Drain(args) => drain::run(args, console).await,
             Command::Forget(args) => forget::run(args, console).await,
             Command::ReleaseInherited(args) => release_inherited::run(args, console).await,
+            Command::Mcp(args) => mcp::run(args, clocks).await,
             Command::Token(command) => token::run(command, console).await,
             Command::Profile(command) => profile::run(command, console).await,
             Command::Export(args) => export::run(args, console).await,

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use baton_proto::v1::{AgentKind, AgentOptions, AttemptRef, Dispatch, RejectCode};
 
-use super::launch::{ContextFile, Wanted};
+use super::launch::{ContextFile, ToolServer, Wanted};
 use super::translator::Translator;
 use super::{Refusal, command};
 use crate::config::{AgentConfig, AgentWire};
 use crate::conversations::Known;
 use crate::process::ChildSpec;
+use crate::tools::Handed;
 
 /// Options that every kind takes in its own way; what it makes of a value is checked with the task.
 pub(super) const OPTIONS: [&str; 5] = [
@@ -36,6 +37,8 @@ pub(super) struct Desk<'a> {
     pub(super) daemon_id: &'a str,
     /// Absolute.
     pub(super) cwd: &'a Path,
+    /// Where the task asks for tools.
+    pub(super) handed: Option<&'a Handed>,
 }
 
 /// `known` is what this daemon kept of the conversation.
@@ -48,7 +51,10 @@ pub(super) fn plan(
     check(dispatch)?;
     let cwd = desk.cwd.to_owned();
     let mut child = command::child(desk.config, attempt, dispatch, desk.daemon_id, cwd)?;
-    let wanted = wanted(dispatch, desk.cwd, known);
+    let wanted = Wanted {
+        tools: desk.handed.map(tool_server),
+        ..wanted(dispatch, desk.cwd, known)
+    };
     let launch = desk
         .wire
         .launch(&wanted)
@@ -107,6 +113,14 @@ fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
         instructions,
         context: context.collect(),
         used_before: same.and_then(|known| known.used),
+        tools: None,
+    }
+}
+
+fn tool_server(handed: &Handed) -> ToolServer {
+    ToolServer {
+        program: handed.program.to_string_lossy().into_owned(),
+        args: vec!["mcp".to_owned()],
     }
 }
 
@@ -176,6 +190,7 @@ mod tests {
             config: &config,
             daemon_id: "d",
             cwd: Path::new("/work/sub"),
+            handed: None,
         };
         plan(desk, &AttemptRef::default(), dispatch, None)
     }

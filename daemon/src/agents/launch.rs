@@ -3,6 +3,9 @@
 
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
 use super::acp::{self, Acp};
 use super::claude::Claude;
 use super::codex::{self, AppServer, Exec};
@@ -25,7 +28,20 @@ pub(crate) struct Wanted {
     pub(crate) context: Vec<ContextFile>,
     /// What the conversation had used before, where that is known.
     pub(crate) used_before: Option<Tokens>,
+    /// Baton's own tools, where the task asks for them.
+    pub(crate) tools: Option<ToolServer>,
 }
+
+/// A server of tools that the agent starts itself. Nothing in it is secret: whoever may see the agent's command line sees
+/// this too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ToolServer {
+    pub(crate) program: String,
+    pub(crate) args: Vec<String>,
+}
+
+/// What agents call the server.
+pub(crate) const SERVER: &str = "baton";
 
 /// A file or folder that the agent should look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +106,13 @@ fn claude(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
             args.push(format!("{flag}={value}"));
         }
     }
+    if let Some(tools) = &wanted.tools {
+        let server = json!({"type": "stdio", "command": tools.program, "args": tools.args});
+        let config = json!({"mcpServers": {SERVER: server}});
+        args.push(format!("--mcp-config={config}"));
+        // The task asked for them, so nobody has to be asked again.
+        args.push(format!("--allowedTools=mcp__{SERVER}"));
+    }
     let wire = Wire::Claude(Claude::new(wanted.resume.is_some()));
     let translator = Translator::new(wire, prompt_with_context(wanted));
     Ok(Launch { args, translator })
@@ -107,8 +130,10 @@ fn app_server(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
         sandbox: given(&wanted.permission_mode),
     };
     let wire = Wire::CodexAppServer(AppServer::new(opening));
+    let mut args = codex_tools(wanted);
+    args.push("app-server".to_owned());
     Ok(Launch {
-        args: vec!["app-server".to_owned()],
+        args,
         translator: Translator::new(wire, ""),
     })
 }
@@ -132,6 +157,8 @@ fn exec(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
             .flatten()
             .map(String::as_str),
     );
+    let tools = codex_tools(wanted);
+    args.extend(tools.iter().map(String::as_str));
     if let Some(thread) = &wanted.resume {
         args.extend(["resume", thread]);
     }
@@ -140,6 +167,20 @@ fn exec(wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
     let exec = Exec::new(wanted.resume.clone(), wanted.used_before);
     let translator = Translator::new(Wire::CodexExec(exec), prompt_with_context(wanted));
     Ok(Launch { args, translator })
+}
+
+/// Settings for this run alone: nothing is written, and two runs cannot meet.
+fn codex_tools(wanted: &Wanted) -> Vec<String> {
+    let Some(tools) = &wanted.tools else {
+        return Vec::new();
+    };
+    let args = tools.args.iter().cloned().map(toml::Value::String);
+    let setting =
+        |name: &str, value: toml::Value| format!("--config=mcp_servers.{SERVER}.{name}={value}");
+    vec![
+        setting("command", toml::Value::String(tools.program.clone())),
+        setting("args", toml::Value::Array(args.collect())),
+    ]
 }
 
 /// Whether a session offers what is asked for is known when it is open; then, and before the prompt, it is refused.
@@ -160,6 +201,7 @@ fn acp(wanted: &Wanted) -> Launch {
         mode: given(&wanted.permission_mode),
         instructions: given(&wanted.instructions),
         context: wanted.context.iter().map(link).collect(),
+        tools: wanted.tools.clone(),
     };
     Launch {
         args: Vec::new(),
@@ -260,6 +302,46 @@ mod tests {
         assert_eq!(exec.args, expected);
         let opening = exec.translator.opening();
         assert!(opening.last, "its stdin is closed behind the prompt");
+    }
+
+    #[test]
+    fn tools_reach_each_kind_by_its_own_configuration() {
+        let wanted = Wanted {
+            tools: Some(ToolServer {
+                program: "/opt/a \"b\"/baton".to_owned(),
+                args: vec!["mcp".to_owned()],
+            }),
+            ..wanted()
+        };
+        let claude = AgentWire::Claude.launch(&wanted).unwrap();
+        let config = claude
+            .args
+            .iter()
+            .find_map(|arg| arg.strip_prefix("--mcp-config="));
+        let config: serde_json::Value = serde_json::from_str(config.unwrap()).unwrap();
+        assert_eq!(
+            config["mcpServers"]["baton"]["command"],
+            "/opt/a \"b\"/baton"
+        );
+        assert!(
+            claude
+                .args
+                .contains(&"--allowedTools=mcp__baton".to_owned())
+        );
+        for kind in [AgentWire::CodexExec, AgentWire::CodexAppServer] {
+            let args = kind.launch(&wanted).unwrap().args;
+            let command = r#"--config=mcp_servers.baton.command='/opt/a "b"/baton'"#;
+            for arg in [command, r#"--config=mcp_servers.baton.args=["mcp"]"#] {
+                assert!(args.iter().any(|given| given == arg), "{arg} in {args:?}");
+            }
+        }
+        let bare = AgentWire::Claude
+            .launch(&Wanted {
+                tools: None,
+                ..wanted
+            })
+            .unwrap();
+        assert!(!bare.args.iter().any(|arg| arg.contains("mcp")));
     }
 
     #[test]

@@ -40,6 +40,7 @@ use crate::attempt::{AttemptPlan, Talk, Words};
 use crate::config::AgentConfig;
 use crate::conversations::Known;
 use crate::timers::Deadlines;
+use crate::tools::{Granted, Handed};
 use crate::workspace::{Plan, Roots};
 
 pub(crate) use event::{
@@ -50,7 +51,7 @@ use probe::look;
 pub(crate) use probe::{Found, asks, find, look_for_versions, version};
 pub(crate) use translator::Translator;
 pub(crate) use usage::{Tokens, TurnUsage};
-pub(crate) use verdict::{Used, Verdict, judge};
+pub(crate) use verdict::{Used, Verdict, as_told, judge};
 
 /// From TERM to KILL when neither the profile nor the relay says.
 const CLEANUP_TERM: Duration = Duration::from_secs(2);
@@ -158,6 +159,7 @@ impl Agents {
         dispatch: &Dispatch,
         daemon_id: &str,
         known: Option<&Known>,
+        handed: Option<&Handed>,
     ) -> Result<AttemptPlan, Refusal> {
         let Some(config) = self.by_name.get(&dispatch.agent) else {
             let message = format!("this daemon has no agent {:?}", dispatch.agent);
@@ -165,7 +167,7 @@ impl Agents {
         };
         let workspace = self.place(attempt, dispatch)?;
         let cwd = workspace.working_directory();
-        let (child, words) = match config {
+        let (mut child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                 command::check(dispatch)?;
                 let child = command::child(config, attempt, dispatch, daemon_id, cwd)?;
@@ -178,12 +180,16 @@ impl Agents {
                     config,
                     daemon_id,
                     cwd: &cwd,
+                    handed,
                 };
                 let (child, translator) = coding::plan(desk, attempt, dispatch, known)?;
                 let talk = Talk::new(&attempt.attempt_id, translator);
                 (child, Words::Talk(Box::new(talk)))
             }
         };
+        if let Some(handed) = handed {
+            child.environment.extend(handed.variables());
+        }
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),
@@ -192,6 +198,7 @@ impl Agents {
             words,
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
+            tools: handed.map(|handed| Granted::new(handed, dispatch)),
         })
     }
 

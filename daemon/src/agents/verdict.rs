@@ -1,6 +1,7 @@
 //! What the end of an attempt means: by how its process ended, and by what an agent said before.
 
 use baton_proto::codes;
+use baton_proto::worker::{Finish, FinishOutcome};
 
 use super::event::Outcome;
 use super::failure::{self, Failure, FailureClass};
@@ -13,6 +14,8 @@ use crate::timers::DeadlineKind;
 pub(crate) enum Verdict {
     Complete(Completion),
     Failed(Failing),
+    /// The agent found that the task is to be canceled, and says why.
+    Withdrawn(String),
     /// Ended from outside: there is no result to tell.
     Stopped,
 }
@@ -32,6 +35,8 @@ pub(crate) struct Failing {
     pub(crate) message: String,
     pub(crate) user_message: String,
     pub(crate) deadline: Option<DeadlineKind>,
+    /// False forbids another attempt.
+    pub(crate) retryable: Option<bool>,
     pub(crate) used: Used,
 }
 
@@ -75,7 +80,47 @@ pub(crate) fn judge(ending: &Ending) -> Verdict {
     match verdict {
         Verdict::Complete(completion) => Verdict::Complete(Completion { used, ..completion }),
         Verdict::Failed(failing) => Verdict::Failed(Failing { used, ..failing }),
+        Verdict::Withdrawn(why) => Verdict::Withdrawn(why),
         Verdict::Stopped => Verdict::Stopped,
+    }
+}
+
+/// What an agent said of its end through its tools counts as its result does: over exit codes, deadlines and the end of
+/// the lease, never over an order to stop.
+pub(crate) fn as_told(judged: Verdict, finish: Option<&Finish>, cause: &Cause) -> Verdict {
+    let by_itself = match cause {
+        Cause::Exited(_) | Cause::Lingered | Cause::Deadline(_) | Cause::LeaseEnded => true,
+        Cause::NotStarted { .. }
+        | Cause::Disk { .. }
+        | Cause::Stopped
+        | Cause::Lost
+        | Cause::NeverLaunched
+        | Cause::Broken => false,
+    };
+    let Some(finish) = finish.filter(|_| by_itself) else {
+        return judged;
+    };
+    let (own_words, used) = match judged {
+        Verdict::Complete(completion) => (completion.result, completion.used),
+        Verdict::Failed(failing) => (String::new(), failing.used),
+        Verdict::Withdrawn(_) | Verdict::Stopped => (String::new(), Used::default()),
+    };
+    let or = |text: &str, other: &str| (if text.is_empty() { other } else { text }).to_owned();
+    match finish.outcome() {
+        FinishOutcome::Unspecified | FinishOutcome::Completed => Verdict::Complete(Completion {
+            result: or(&finish.result, &or(&own_words, &finish.summary)),
+            used,
+            killed_after_result: !matches!(cause, Cause::Exited(_)),
+        }),
+        FinishOutcome::Failed => Verdict::Failed(Failing {
+            code: or(&finish.failure_code, codes::AGENT_REPORTED),
+            message: finish.summary.clone(),
+            user_message: or(&finish.result, &finish.summary),
+            retryable: finish.retryable,
+            deadline: None,
+            used,
+        }),
+        FinishOutcome::Canceled => Verdict::Withdrawn(finish.summary.clone()),
     }
 }
 
@@ -181,6 +226,41 @@ mod tests {
         }
         assert_eq!(judge(&ending(Cause::Stopped, result())), Verdict::Stopped);
         assert_eq!(judge(&ending(Cause::Lost, result())), Verdict::Stopped);
+    }
+
+    #[test]
+    fn what_an_agent_said_of_its_end_outweighs_how_its_process_ended() {
+        let finish = |outcome: FinishOutcome| Finish {
+            outcome: outcome.into(),
+            summary: "why".to_owned(),
+            ..Finish::default()
+        };
+        let told = |outcome, cause: Cause| {
+            let exit = ending(cause, None);
+            as_told(judge(&exit), Some(&finish(outcome)), &exit.cause)
+        };
+        let late = || Cause::Deadline(DeadlineKind::Total);
+        for (cause, killed) in [(Cause::Exited(Exit::Code(7)), false), (late(), true)] {
+            match told(FinishOutcome::Completed, cause) {
+                Verdict::Complete(done) => {
+                    assert_eq!(
+                        (done.result.as_str(), done.killed_after_result),
+                        ("why", killed)
+                    );
+                    assert!(killed || done.used.conversation == "c");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        match told(FinishOutcome::Failed, Cause::Exited(Exit::Code(0))) {
+            Verdict::Failed(failing) => assert_eq!(failing.code, codes::AGENT_REPORTED),
+            other => panic!("{other:?}"),
+        }
+        let withdrawn = told(FinishOutcome::Canceled, Cause::Exited(Exit::Code(0)));
+        assert_eq!(withdrawn, Verdict::Withdrawn("why".to_owned()));
+        for cause in [Cause::Stopped, Cause::Lost] {
+            assert_eq!(told(FinishOutcome::Completed, cause), Verdict::Stopped);
+        }
     }
 
     #[test]

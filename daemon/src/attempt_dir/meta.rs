@@ -14,6 +14,7 @@ use crate::checked::{self, Found};
 use crate::clock::whole_millis;
 use crate::conversations::{ConversationKey, Conversing};
 use crate::timers::Deadlines;
+use crate::tools::Granted;
 use crate::{whole_file, workspace};
 
 /// Layout of the directory that this daemon writes, and the newest that it reads.
@@ -33,6 +34,8 @@ pub(crate) struct AttemptMeta {
     pub(crate) conversation_key: Bytes,
     /// None for the daemon's own work directory.
     pub(crate) workspace: Option<workspace::Plan>,
+    /// None where its agent has no tools of Baton's.
+    pub(crate) tools: Option<Granted>,
 }
 
 /// Nobody can say what the attempt was.
@@ -97,6 +100,7 @@ impl AttemptMeta {
             cleanup_term_ms: whole_millis(self.cleanup_term),
             conversation_key: self.conversation_key.clone(),
             workspace: self.workspace.as_ref().and_then(workspace::Plan::to_disk),
+            tools: self.tools.as_ref().map(Granted::to_disk),
         }
     }
 
@@ -110,6 +114,7 @@ impl AttemptMeta {
             cleanup_term: Duration::from_millis(stored.cleanup_term_ms),
             conversation_key: stored.conversation_key,
             workspace: stored.workspace.and_then(workspace::Plan::from_disk),
+            tools: stored.tools.and_then(Granted::from_disk),
         })
     }
 }

@@ -33,6 +33,7 @@ fn meta(id: AttemptId) -> AttemptMeta {
         cleanup_term: Duration::from_millis(2_500),
         conversation_key: Bytes::from_static(&[7; 32]),
         workspace: None,
+        tools: None,
     }
 }
 

@@ -5,7 +5,7 @@ use baton_proto::v1::TerminationReceipt;
 use baton_proto::v1::attempt_frame::Body;
 
 use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
-use crate::agents::judge;
+use crate::agents::{as_told, judge};
 use crate::attempt::{Cause, Ending};
 use crate::clock::Clock;
 use crate::frames::{self, Closing, Control};
@@ -44,22 +44,23 @@ impl Held {
             only_receipt.clone()
         };
         let closing = self.closing(receipt.clone());
+        let verdict = as_told(judge(ending), self.finish.as_ref(), &ending.cause);
         let body = match self.stopping {
             Some(StopWhy::Fenced) => {
                 self.outbox.drop_unacked();
                 only_receipt
             }
             Some(StopWhy::LeaseEnded | StopWhy::Drained) | None => {
-                frames::terminal(&judge(ending), &ending.stderr_tail, closing).unwrap_or(untold)
+                frames::terminal(&verdict, &ending.stderr_tail, closing).unwrap_or(untold)
             }
             Some(StopWhy::DiskFull) => {
                 let own = self.closing(receipt.clone());
-                frames::terminal(&judge(ending), &ending.stderr_tail, own)
+                frames::terminal(&verdict, &ending.stderr_tail, own)
                     .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
             }
             Some(StopWhy::Canceled(reason)) => {
                 let own = self.closing(receipt.clone());
-                frames::terminal(&judge(ending), &ending.stderr_tail, own)
+                frames::terminal(&verdict, &ending.stderr_tail, own)
                     .unwrap_or_else(|| frames::canceled(reason, closing))
             }
         };

@@ -7,6 +7,7 @@ use baton_proto::worker::{FoldSnapshot, StopOrder};
 use prost::Message;
 
 use super::reins::{Bits, Reach, Reins};
+use super::voice::Voice;
 use super::{Held, Place, Stage, StopWhy};
 use crate::agents::Refusal;
 use crate::attempt::{AttemptEvent, Progress};
@@ -102,6 +103,8 @@ impl Held {
             conversing,
             exclusive: workspace.and_then(|plan| Some(plan.exclusive()?.to_owned())),
             stopping: StopWhy::restored(&snapshot),
+            voice: meta.tools.clone().map(Voice::new),
+            finish: snapshot.finish.clone(),
             snapshot: outbox.progress().snapshot.clone(),
             outbox,
             place: Place::Found {
@@ -131,6 +134,7 @@ impl Held {
     pub(super) fn advance(&mut self, mut progress: Progress) {
         if let Some(mut snapshot) = progress.snapshot.take() {
             (snapshot.stop, snapshot.cancel_reason) = StopWhy::stored(self.stopping);
+            snapshot.finish.clone_from(&self.finish);
             self.snapshot = snapshot.encode_to_vec().into();
         }
         self.outbox.advance(outbox::Progress {

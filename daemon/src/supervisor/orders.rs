@@ -91,6 +91,7 @@ impl Supervisor {
     fn settle_all(&mut self, welcome: &Welcome, hello_sent_at: Moment) {
         for held in self.held.values_mut() {
             held.outbox.rewind();
+            held.stop_waiting();
         }
         for settlement in &welcome.settlements {
             self.settle(settlement, hello_sent_at);
@@ -271,7 +272,12 @@ impl Supervisor {
         }
         let daemon_id = self.identity.daemon_id();
         let known = conversing.and_then(|conversing| self.conversations.known(conversing));
-        let plan = self.agents.plan(attempt, dispatch, daemon_id, known)?;
+        let handed = dispatch
+            .mcp
+            .then(|| self.tooling.hand_to(&attempt.attempt_id));
+        let plan = self
+            .agents
+            .plan(attempt, dispatch, daemon_id, known, handed.as_ref())?;
         self.check_place(&plan)?;
         Ok(plan)
     }
@@ -311,6 +317,7 @@ impl Supervisor {
             cleanup_term: plan.cleanup_term,
             conversation_key: dispatch.conversation_key.clone(),
             workspace: Some(plan.workspace.clone()),
+            tools: plan.tools.clone(),
         };
         // Checked before it was taken.
         let id = attempt.attempt_id.parse();
@@ -326,6 +333,7 @@ impl Supervisor {
                 control_seq: entry.control_seq,
                 output_offset: entry.output_offset,
             });
+            held.on_told();
             held.balance(true);
             self.forget_if_settled(&entry.attempt_id);
         }
@@ -342,7 +350,10 @@ impl Supervisor {
         if error.code == refusals::GAP || error.code == refusals::OUTPUT_GAP {
             held.on_gap(rejected.expected_control_seq, &self.clock);
             self.enqueue(id);
-        } else if error.code == refusals::CONTRACT_UNMET {
+            return;
+        }
+        held.on_untold(rejected.control_seq, &error);
+        if error.code == refusals::CONTRACT_UNMET {
             held.on_refused_completion(rejected.control_seq, &error.message, &self.clock);
             self.enqueue(id);
         } else if held.ends_with(rejected.control_seq)

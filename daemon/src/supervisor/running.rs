@@ -91,7 +91,10 @@ impl Supervisor {
             Verdict::Failed(failing) if failing.code == codes::RESUME_FAILED => {
                 self.conversations.forget(&conversing.key);
             }
-            Verdict::Complete(_) | Verdict::Failed(_) | Verdict::Stopped => {
+            Verdict::Complete(_)
+            | Verdict::Failed(_)
+            | Verdict::Withdrawn(_)
+            | Verdict::Stopped => {
                 let Some(spoken) = &ending.spoken else { return };
                 let usage = spoken.end.as_ref().and_then(|end| end.usage.as_ref());
                 if let Some(session) = &spoken.conversation {

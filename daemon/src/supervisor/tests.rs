@@ -56,6 +56,7 @@ fn supervisor_on(clock: Clock, dir: &Path, shim: &str) -> Supervisor {
         hold: Duration::ZERO,
         health: None,
         shim: workshop.shim.clone(),
+        tools_program: "/bin/false".into(),
         boot_id_file: KERNEL_BOOT_ID.into(),
         adopt_orphans: false,
         clock,
@@ -87,6 +88,7 @@ fn plan() -> AttemptPlan {
         words: Words::Prompt(Bytes::new()),
         deadlines: Deadlines::default(),
         cleanup_term: Duration::from_secs(2),
+        tools: None,
     }
 }
 

@@ -64,6 +64,7 @@ impl Home {
                 args: vec![baton_daemon::shim::ARGUMENT.into()],
                 environment: Vec::new(),
             },
+            tools_program: "/bin/false".into(),
             boot_id_file: self.path().join("boot_id"),
             adopt_orphans: true,
             clock: Clock::boot(),

@@ -58,5 +58,6 @@ pub(crate) fn task_spec() -> TaskSpec {
         agent_scope: None,
         agent_held: false,
         traceparent: None,
+        mcp: false,
     }
 }

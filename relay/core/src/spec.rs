@@ -52,6 +52,8 @@ pub struct TaskSpec {
     pub agent_held: bool,
     /// The caller's W3C trace context, if it sent a valid one.
     pub traceparent: Option<String>,
+    /// The agent is handed Baton's own tools.
+    pub mcp: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

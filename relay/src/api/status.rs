@@ -359,7 +359,9 @@ mod tests {
             Fault::ForeignTenant,
             Fault::TooManyProfiles { limit: 1 },
             Fault::StaleAnswer,
-            Fault::NotBuilt { what: "spec.mcp" },
+            Fault::NotBuilt {
+                what: "spec.max_output_bytes",
+            },
             Fault::UnsafeRetry,
             Fault::OutcomeUnknown,
             Fault::Link(LinkFault::HelloTimeout(10)),

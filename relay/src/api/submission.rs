@@ -89,6 +89,7 @@ pub(super) fn draft(
         agent_scope: validate::optional("spec.agent_scope", sent.agent_scope, limits::NAME)?,
         agent_held: sent.agent_held,
         traceparent: TraceParent::parse(&request.traceparent).map(|parent| parent.to_string()),
+        mcp: sent.mcp,
     };
     Ok(Draft { spec, daemon_name })
 }
@@ -108,7 +109,6 @@ fn refuse_unbuilt(sent: &v1::TaskSpec) -> Result<(), Fault> {
     let retry = sent.retry.unwrap_or_default();
     let differs = |given: Option<f64>, ours: f64| given.is_some_and(|given| given != ours);
     let unbuilt = [
-        ("spec.mcp", sent.mcp),
         ("spec.max_output_bytes", sent.max_output_bytes.is_some()),
         (
             "spec.placement.prefer_daemon",

@@ -279,7 +279,7 @@ impl Stamp {
                 labels: spec.labels.clone(),
                 goal: spec.goal.clone(),
                 success_criteria: spec.success_criteria.clone(),
-                mcp: false,
+                mcp: spec.mcp,
                 max_output_bytes: LIMITS.max_output_bytes,
                 default_cleanup_term_ms: 2_000,
                 conversation_key: conversation_key

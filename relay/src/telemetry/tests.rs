@@ -74,6 +74,7 @@ fn spec() -> Arc<TaskSpec> {
         agent_scope: None,
         agent_held: false,
         traceparent: None,
+        mcp: false,
     })
 }
 

@@ -40,6 +40,7 @@ pub(crate) fn spec(spec: &TaskSpec) -> v1::TaskSpec {
         env: spec.env.clone(),
         agent_scope: spec.agent_scope.clone().unwrap_or_default(),
         agent_held: spec.agent_held,
+        mcp: spec.mcp,
         ..v1::TaskSpec::default()
     }
 }

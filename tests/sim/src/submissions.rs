@@ -84,6 +84,7 @@ impl World {
             agent_scope: None,
             agent_held: false,
             traceparent: None,
+            mcp: false,
         }
     }
 }

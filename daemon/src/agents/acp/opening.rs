@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::event::{AgentEvent, Message};
 use super::super::failure::{Failure, FailureClass};
+use super::super::launch::{SERVER, ToolServer};
 use super::super::wire::{list, text};
 use super::{Acp, WIRE};
 
@@ -22,6 +23,9 @@ pub(crate) struct Opening {
     pub(crate) mode: Option<String>,
     pub(crate) instructions: Option<String>,
     pub(crate) context: Vec<Linked>,
+    /// Baton's own tools, where the task asks for them.
+    #[serde(default)]
+    pub(crate) tools: Option<ToolServer>,
 }
 
 /// A file that goes with the prompt, by name.
@@ -64,7 +68,7 @@ impl Acp {
                 .fail(Failure::new(FailureClass::OutputInvalid, message), out);
             return;
         }
-        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": []});
+        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.servers()});
         let method = match &self.opening.resume {
             None => "session/new",
             Some(session) => {
@@ -155,6 +159,16 @@ impl Acp {
             }
         };
         out.push(AgentEvent::Write(message));
+    }
+
+    /// The secret that goes with the tools is not in the message, which is kept on the disk: the server finds it in the
+    /// environment of the agent that starts it.
+    fn servers(&self) -> Vec<Value> {
+        let tools = self.opening.tools.iter();
+        let servers = tools.map(|tools| {
+            json!({"name": SERVER, "command": tools.program, "args": tools.args, "env": []})
+        });
+        servers.collect()
     }
 
     fn prompt_blocks(&self) -> Vec<Value> {

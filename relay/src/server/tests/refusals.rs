@@ -53,7 +53,7 @@ const BAD_SPECS: [(&str, &str, Spoil); 13] = [
             contract.required_artifacts.push(artifact);
         },
     ),
-    ("unimplemented", "", |spec| spec.mcp = true),
+    ("unimplemented", "", |spec| spec.max_output_bytes = Some(1)),
 ];
 
 #[tokio::test]

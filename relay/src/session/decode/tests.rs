@@ -188,6 +188,7 @@ fn spec() -> TaskSpec {
         success_criteria: Vec::new(),
         contract: None,
         agent_scope: None,
+        mcp: false,
         agent_held: false,
         traceparent: None,
     }

@@ -1,0 +1,346 @@
+//! A server that stands alone: asks the relay with a token, and holds at most one task. One loop owns what it holds and
+//! answers one call after the other; the lease is renewed beside it.
+
+use baton_daemon::Clock;
+use baton_proto::to_json;
+use baton_proto::v1::{
+    AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
+    AgentFailRequest, AgentGrant, AgentProgressRequest, AgentReleaseRequest, ClaimRequest,
+    GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
+};
+use baton_proto::verbs::Call;
+use baton_proto::worker::FinishOutcome;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use uuid::Uuid;
+
+use super::answer::{Answer, PRECONDITION, Refusal};
+use super::fields::Args;
+use super::inputs;
+use super::lease::{self, Lease};
+use super::line::Line;
+use super::server::Asked;
+use crate::discovery::RelayArgs;
+
+pub(super) struct Alone {
+    line: Line,
+    clock: Clock,
+    held: watch::Sender<Option<Lease>>,
+}
+
+impl Alone {
+    pub(super) fn new(args: RelayArgs, clock: Clock) -> Self {
+        Self {
+            line: Line::new(args),
+            clock,
+            held: watch::Sender::new(None),
+        }
+    }
+
+    /// Until nobody can call any more. What is held then goes back.
+    pub(super) async fn serve(mut self, mut calls: mpsc::Receiver<Asked>) {
+        let renewing = self.held.clone();
+        let (line, clock) = (self.line.clone(), self.clock.clone());
+        let answering = async {
+            while let Some(asked) = calls.recv().await {
+                let answer = self.answer(asked.call, &asked.args).await;
+                // Whoever asked may have gone.
+                let _ = asked.reply.send(answer);
+            }
+            self.give_back("the agent's session ended").await;
+        };
+        tokio::select! {
+            () = answering => {}
+            () = lease::keep(&renewing, line, &clock) => {}
+        }
+    }
+
+    async fn answer(&mut self, call: Call, args: &Args) -> Answer {
+        let answer = match call {
+            Call::ListBlocked => self.list_blocked(args).await,
+            Call::GetBlocked => self.get_blocked(args).await,
+            Call::PickUp => self.pick_up(args).await,
+            Call::Start => self.start(args).await,
+            Call::Claim => self.claim(args).await,
+            Call::Progress => self.progress(args).await,
+            Call::Checkpoint => self.checkpoint(args).await,
+            Call::Block => self.block(args).await,
+            Call::Complete => self.complete(args).await,
+            Call::Release => self.release(args).await,
+            Call::Get => self.get(args).await,
+            Call::List => self.list(args).await,
+        };
+        answer.map(|answer| self.with_wishes(answer))
+    }
+
+    /// A wish for the task's end is told with whatever is answered.
+    fn with_wishes(&self, mut answer: Value) -> Value {
+        let wanted = self
+            .held
+            .borrow()
+            .as_ref()
+            .is_some_and(|lease| lease.cancel_requested);
+        if wanted && let Value::Object(answer) = &mut answer {
+            answer.insert("cancel_requested".to_owned(), true.into());
+            let next = "stop, then call task_complete with outcome canceled";
+            answer.insert("next".to_owned(), next.into());
+        }
+        answer
+    }
+
+    async fn list_blocked(&mut self, args: &Args) -> Answer {
+        let request = inputs::list_blocked(args);
+        let list = self
+            .line
+            .ask(async |relay| relay.tasks().list_blocked(request.clone()).await);
+        Ok(to_json(&list.await?))
+    }
+
+    async fn get_blocked(&mut self, args: &Args) -> Answer {
+        let request = GetBlockedRequest {
+            task_id: args.text("task_id"),
+        };
+        let found = self
+            .line
+            .ask(async |relay| relay.tasks().get_blocked(request.clone()).await);
+        Ok(to_json(&found.await?))
+    }
+
+    async fn get(&mut self, args: &Args) -> Answer {
+        let held = self
+            .held
+            .borrow()
+            .as_ref()
+            .map(|lease| lease.task_id.clone());
+        let Some(task_id) = args.given_text("task_id").or(held) else {
+            return Err(nothing_held());
+        };
+        let request = GetTaskRequest {
+            task_id,
+            include_spec: true,
+        };
+        let found = self
+            .line
+            .ask(async |relay| relay.tasks().get(request.clone()).await);
+        Ok(to_json(&found.await?))
+    }
+
+    async fn list(&mut self, args: &Args) -> Answer {
+        let request = inputs::list(args);
+        let list = self
+            .line
+            .ask(async |relay| relay.tasks().list(request.clone()).await);
+        Ok(to_json(&list.await?))
+    }
+
+    async fn start(&mut self, args: &Args) -> Answer {
+        self.check_free()?;
+        let made = || format!("mcp-{}", Uuid::now_v7());
+        let key = args
+            .given_text("idempotency_key")
+            .filter(|key| !key.is_empty());
+        let request = StartRequest {
+            spec: Some(inputs::spec(args)),
+            idempotency_key: key.unwrap_or_else(made),
+            traceparent: std::env::var("TRACEPARENT").unwrap_or_default(),
+        };
+        let asked_at = self.clock.now();
+        let started = self
+            .line
+            .ask(async |relay| relay.agents().start(request.clone()).await);
+        let grant = started.await?.grant;
+        Ok(self.hold(grant, asked_at))
+    }
+
+    async fn claim(&mut self, args: &Args) -> Answer {
+        self.check_free()?;
+        let request = ClaimRequest {
+            task_id: args.text("task_id"),
+        };
+        let asked_at = self.clock.now();
+        let claimed = self
+            .line
+            .ask(async |relay| relay.agents().claim(request.clone()).await);
+        let grant = claimed.await?.grant;
+        Ok(self.hold(grant, asked_at))
+    }
+
+    async fn pick_up(&mut self, args: &Args) -> Answer {
+        self.check_free()?;
+        let request = PickUpRequest {
+            task_id: args.text("task_id"),
+            attempt_id: args.text("attempt_id"),
+            reason: args.text("reason"),
+        };
+        let asked_at = self.clock.now();
+        let picked = self
+            .line
+            .ask(async |relay| relay.agents().pick_up(request.clone()).await);
+        let grant = picked.await?.grant;
+        Ok(self.hold(grant, asked_at))
+    }
+
+    /// The token stays here: the agent has no use for it.
+    fn hold(&mut self, grant: Option<AgentGrant>, asked_at: baton_daemon::Moment) -> Value {
+        let Some(mut grant) = grant else {
+            return json!({"held": false, "next": "nothing can be claimed now; look again later"});
+        };
+        self.held
+            .send_replace(Some(Lease::granted(&grant, asked_at)));
+        grant.token = None;
+        let mut held = to_json(&grant);
+        held["held"] = true.into();
+        held
+    }
+
+    fn check_free(&self) -> Result<(), Refusal> {
+        let held = self.held.borrow();
+        let Some(lease) = held
+            .as_ref()
+            .filter(|lease| lease.check(self.clock.now()).is_ok())
+        else {
+            return Ok(());
+        };
+        let what = format!("this session already holds task {}", lease.task_id);
+        let next = "complete, block or release that one first";
+        Err(Refusal::new(PRECONDITION, "lease_held", &what, next))
+    }
+
+    /// The lease that a call means.
+    fn lease(&self, args: &Args) -> Result<Lease, Refusal> {
+        let held = self.held.borrow().clone();
+        let lease = held.ok_or_else(nothing_held)?;
+        let named = args.given_text("task_id");
+        if named.is_some_and(|task_id| task_id != lease.task_id) {
+            let what = format!(
+                "this session does not hold that task; it holds {}",
+                lease.task_id
+            );
+            let next = "leave task_id out, or claim the other task when this one is done";
+            return Err(Refusal::new("not_found", "not_held", &what, next));
+        }
+        lease.check(self.clock.now())?;
+        Ok(lease)
+    }
+
+    async fn progress(&mut self, args: &Args) -> Answer {
+        let request = AgentProgressRequest {
+            lease: Some(self.lease(args)?.proof()),
+            update: Some(inputs::progress(args)),
+        };
+        let told = self
+            .line
+            .ask(async |relay| relay.agents().progress(request.clone()).await);
+        Ok(to_json(&told.await?))
+    }
+
+    async fn checkpoint(&mut self, args: &Args) -> Answer {
+        let request = AgentCheckpointRequest {
+            lease: Some(self.lease(args)?.proof()),
+            checkpoint: Some(inputs::checkpoint(args)),
+        };
+        let told = self
+            .line
+            .ask(async |relay| relay.agents().checkpoint(request.clone()).await);
+        Ok(to_json(&told.await?))
+    }
+
+    async fn block(&mut self, args: &Args) -> Answer {
+        let request = AgentBlockRequest {
+            lease: Some(self.lease(args)?.proof()),
+            block: Some(inputs::block(args)),
+        };
+        let told = self
+            .line
+            .ask(async |relay| relay.agents().block(request.clone()).await);
+        let task = told.await?;
+        self.held.send_replace(None);
+        Ok(to_json(&task))
+    }
+
+    async fn release(&mut self, args: &Args) -> Answer {
+        let lease = self.lease(args)?;
+        let released = self.release_for(&lease, args.text("reason")).await?;
+        self.held.send_replace(None);
+        Ok(released)
+    }
+
+    async fn release_for(&mut self, lease: &Lease, reason: String) -> Answer {
+        let request = AgentReleaseRequest {
+            lease: Some(lease.proof()),
+            reason,
+        };
+        let told = self
+            .line
+            .ask(async |relay| relay.agents().release(request.clone()).await);
+        Ok(to_json(&told.await?))
+    }
+
+    async fn give_back(&mut self, reason: &str) {
+        let lease = self.held.borrow().clone();
+        let Some(lease) = lease.filter(|lease| lease.check(self.clock.now()).is_ok()) else {
+            return;
+        };
+        // Without it the lease ends by itself.
+        let _ = self.release_for(&lease, reason.to_owned()).await;
+    }
+
+    async fn complete(&mut self, args: &Args) -> Answer {
+        let lease = self.lease(args)?;
+        let finish = inputs::finish(args);
+        let ended = match finish.outcome() {
+            FinishOutcome::Unspecified | FinishOutcome::Completed => {
+                let request = AgentCompleteRequest {
+                    artifacts: Vec::new(),
+                    lease: Some(lease.proof()),
+                    result: finish.result.into(),
+                    usage: None,
+                    summary: finish.summary,
+                };
+                let told = self
+                    .line
+                    .ask(async |relay| relay.agents().complete(request.clone()).await);
+                to_json(&told.await?)
+            }
+            FinishOutcome::Failed => {
+                let request = AgentFailRequest {
+                    lease: Some(lease.proof()),
+                    failure_code: finish.failure_code,
+                    message: finish.summary,
+                    user_message: finish.result,
+                    retryable_hint: finish.retryable,
+                    usage: None,
+                };
+                let told = self
+                    .line
+                    .ask(async |relay| relay.agents().fail(request.clone()).await);
+                to_json(&told.await?)
+            }
+            FinishOutcome::Canceled => {
+                let request = AgentCancelRequest {
+                    lease: Some(lease.proof()),
+                    reason: finish.summary.chars().take(REASON).collect(),
+                };
+                let told = self
+                    .line
+                    .ask(async |relay| relay.agents().cancel(request.clone()).await);
+                to_json(&told.await?)
+            }
+        };
+        self.held.send_replace(None);
+        Ok(ended)
+    }
+}
+
+/// Characters of a cancel's reason.
+const REASON: usize = 2048;
+
+fn nothing_held() -> Refusal {
+    let next = "call list_blocked_tasks and pick_up_task, claim_task or task_start first";
+    Refusal::new(
+        PRECONDITION,
+        "nothing_held",
+        "this session holds no task",
+        next,
+    )
+}

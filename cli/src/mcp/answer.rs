@@ -1,0 +1,227 @@
+//! What a tool answers: an object, or a refusal that says what happened, why and what to do next, with a machine code.
+
+use baton_proto::unpack_error_detail;
+use baton_proto::v1::ErrorDetail;
+use rmcp::model::CallToolResult;
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+use super::fields::Wrong;
+use crate::errors::CliError;
+
+/// Why a tool did not do what it was asked to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refusal {
+    /// The class, as gRPC names it in lower case.
+    pub(super) status: &'static str,
+    pub(super) code: String,
+    pub(super) what: String,
+    pub(super) why: String,
+    pub(super) next: String,
+    /// In a place of its own: a refusal travels through every result.
+    about: Box<About>,
+}
+
+/// What only some refusals say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct About {
+    field: String,
+    missing: Vec<String>,
+    holder: String,
+    retryable: bool,
+}
+
+pub(super) type Answer = Result<Value, Refusal>;
+
+pub(super) const INVALID: &str = "invalid_argument";
+pub(super) const UNAVAILABLE: &str = "unavailable";
+pub(super) const UNAUTHENTICATED: &str = "unauthenticated";
+pub(super) const PRECONDITION: &str = "failed_precondition";
+
+impl Refusal {
+    pub(super) fn new(status: &'static str, code: &str, what: &str, next: &str) -> Self {
+        Self {
+            status,
+            code: code.to_owned(),
+            what: what.to_owned(),
+            next: next.to_owned(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn because(self, why: impl Into<String>) -> Self {
+        Self {
+            why: why.into(),
+            ..self
+        }
+    }
+
+    /// The same call may well succeed a moment later.
+    pub(super) fn is_transient(&self) -> bool {
+        self.status == UNAVAILABLE
+    }
+
+    pub(super) fn from_detail(status: &'static str, detail: ErrorDetail) -> Self {
+        Self {
+            status,
+            code: detail.code,
+            what: detail.message,
+            why: String::new(),
+            next: detail.hint,
+            about: Box::new(About {
+                field: detail.field,
+                missing: detail.missing,
+                holder: detail.holder,
+                retryable: detail.retryable,
+            }),
+        }
+    }
+
+    fn object(&self) -> Value {
+        let mut error = json!({
+            "status": self.status,
+            "code": self.code,
+            "what": self.what,
+            "why": self.why,
+            "next": self.next,
+            "retryable": self.about.retryable || self.is_transient(),
+        });
+        for (name, value) in [
+            ("field", json!(self.about.field)),
+            ("missing", json!(self.about.missing)),
+            ("holder", json!(self.about.holder)),
+        ] {
+            if value != json!("") && value != json!([]) {
+                error[name] = value;
+            }
+        }
+        json!({ "error": error })
+    }
+}
+
+impl From<Wrong> for Refusal {
+    fn from(wrong: Wrong) -> Self {
+        let what = format!("the argument {} cannot be taken", wrong.field);
+        let next = "mend it and call again; nothing was changed";
+        let mut refusal = Self::new(INVALID, wrong.code, &what, next).because(wrong.why);
+        refusal.about.field = wrong.field;
+        refusal
+    }
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        let class = class(status.code());
+        match unpack_error_detail(&status) {
+            Some(detail) => Self::from_detail(class, detail),
+            // Made by a transport, not by a handler of the relay.
+            None if is_transport(status.code()) => unreachable(status.message()),
+            None => Self::new(class, class, "the relay refused", "").because(status.message()),
+        }
+    }
+}
+
+impl From<CliError> for Refusal {
+    fn from(error: CliError) -> Self {
+        match error {
+            CliError::Unreachable(story) => Self {
+                next: story.hint.clone(),
+                ..unreachable(&story.why)
+            },
+            CliError::Usage(story) | CliError::Local(story) => {
+                Self::new(PRECONDITION, "not_configured", &story.what, &story.hint)
+                    .because(story.why)
+            }
+            CliError::Refused(refusal) => Self::new(
+                class(refusal.code),
+                &refusal.machine_code,
+                &refusal.story.what,
+                &refusal.story.hint,
+            ),
+            CliError::OutputClosed => {
+                Self::new(UNAVAILABLE, "output_closed", "the output closed", "")
+            }
+        }
+    }
+}
+
+fn unreachable(why: &str) -> Refusal {
+    let next = "see whether the relay is up, then call again";
+    Refusal::new(
+        UNAVAILABLE,
+        "relay_unreachable",
+        "the relay does not answer",
+        next,
+    )
+    .because(why)
+}
+
+fn is_transport(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unavailable
+            | Code::Unknown
+            | Code::Internal
+            | Code::Cancelled
+            | Code::DeadlineExceeded
+    )
+}
+
+fn class(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::Cancelled => "cancelled",
+        Code::Unknown => "unknown",
+        Code::InvalidArgument => INVALID,
+        Code::DeadlineExceeded => "deadline_exceeded",
+        Code::NotFound => "not_found",
+        Code::AlreadyExists => "already_exists",
+        Code::PermissionDenied => "permission_denied",
+        Code::ResourceExhausted => "resource_exhausted",
+        Code::FailedPrecondition => PRECONDITION,
+        Code::Aborted => "aborted",
+        Code::OutOfRange => "out_of_range",
+        Code::Unimplemented => "unimplemented",
+        Code::Internal => "internal",
+        Code::Unavailable => UNAVAILABLE,
+        Code::DataLoss => "data_loss",
+        Code::Unauthenticated => UNAUTHENTICATED,
+    }
+}
+
+/// As the protocol has it: refusals are results too, so that the model reads them.
+pub(super) fn result(answer: Answer) -> CallToolResult {
+    match answer {
+        Ok(object) => CallToolResult::structured(object),
+        Err(refusal) => CallToolResult::structured_error(refusal.object()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_why_and_what_next_with_a_code() {
+        let wrong = Wrong {
+            code: "blank",
+            field: "reason".to_owned(),
+            why: "it is blank".to_owned(),
+        };
+        let result = result(Err(wrong.into()));
+        assert_eq!(result.is_error, Some(true));
+        let error = &result.structured_content.unwrap()["error"];
+        for (name, value) in [("status", INVALID), ("code", "blank"), ("field", "reason")] {
+            assert_eq!(error[name], value);
+        }
+        assert!(!error["why"].as_str().unwrap().is_empty() && error["missing"].is_null());
+    }
+
+    #[test]
+    fn a_broken_connection_is_transient_and_a_refusal_is_not() {
+        assert!(Refusal::from(Status::unavailable("reset")).is_transient());
+        assert!(!Refusal::from(Status::not_found("x")).is_transient());
+        let refused = Refusal::from(Status::unauthenticated("no"));
+        assert_eq!(refused.status, UNAUTHENTICATED);
+    }
+}

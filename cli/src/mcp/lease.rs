@@ -1,0 +1,184 @@
+//! The lease of a server that stands alone: in memory only, counted on the clock that goes on while the machine sleeps,
+//! renewed beside the calls. When it is over that is known and said; nothing is done under it any more.
+
+use std::time::Duration;
+
+use baton_daemon::{Clock, Moment};
+use baton_proto::v1::{AgentGrant, AgentLease, LeaseToken, RenewRequest};
+use tokio::sync::watch;
+
+use super::answer::{PRECONDITION, Refusal};
+use super::line::Line;
+
+/// When the relay names no interval.
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// Before a renewal that failed is tried again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// What is held.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) task_id: String,
+    pub(super) attempt_id: String,
+    token: LeaseToken,
+    /// Nothing may be done under it from here on.
+    limit: Moment,
+    renew_at: Moment,
+    every: Duration,
+    /// Somebody wants the task to end.
+    pub(super) cancel_requested: bool,
+    /// Why it is over.
+    lost: Option<String>,
+}
+
+impl Lease {
+    /// `asked_at` is when the call left that was answered with the grant.
+    pub(super) fn granted(grant: &AgentGrant, asked_at: Moment) -> Self {
+        let attempt = grant.r#ref.clone().unwrap_or_default();
+        let every = Some(Duration::from_millis(grant.renew_ms)).filter(|every| !every.is_zero());
+        let every = every.unwrap_or(RENEW_EVERY);
+        Self {
+            task_id: attempt.task_id,
+            attempt_id: attempt.attempt_id,
+            token: grant.token.clone().unwrap_or_default(),
+            limit: asked_at.after(Duration::from_millis(grant.granted_ms)),
+            renew_at: asked_at.after(every),
+            every,
+            cancel_requested: false,
+            lost: None,
+        }
+    }
+
+    /// For the wire.
+    pub(super) fn proof(&self) -> AgentLease {
+        AgentLease {
+            task_id: self.task_id.clone(),
+            attempt_id: self.attempt_id.clone(),
+            token: Some(self.token.clone()),
+        }
+    }
+
+    /// Whether it still stands, or why it does not.
+    pub(super) fn check(&self, now: Moment) -> Result<(), Refusal> {
+        let why = match &self.lost {
+            Some(why) => why.as_str(),
+            None if now < self.limit => return Ok(()),
+            None => "no renewal reached the relay in time",
+        };
+        let what = format!("the lease of task {} is over", self.task_id);
+        let next =
+            "stop working on it: somebody else may be; claim_task or pick_up_task begins anew";
+        Err(Refusal::new(PRECONDITION, "lease_lost", &what, next).because(why))
+    }
+
+    fn renewed(&mut self, asked_at: Moment, granted: Duration, cancel_requested: bool) {
+        self.limit = self.limit.max(asked_at.after(granted));
+        self.renew_at = asked_at.after(self.every);
+        self.cancel_requested |= cancel_requested;
+    }
+
+    fn is_over(&self, now: Moment) -> bool {
+        self.check(now).is_err()
+    }
+}
+
+/// Renews whatever is held, for ever.
+pub(super) async fn keep(held: &watch::Sender<Option<Lease>>, mut line: Line, clock: &Clock) {
+    let mut changes = held.subscribe();
+    loop {
+        let due = changes.borrow_and_update().as_ref().and_then(|lease| {
+            let over = lease.is_over(clock.now());
+            (!over).then_some(lease.renew_at)
+        });
+        tokio::select! {
+            // The sender is borrowed, so it lives.
+            _ = changes.changed() => continue,
+            () = wait(clock, due) => {}
+        }
+        let Some(lease) = changes.borrow().clone() else {
+            continue;
+        };
+        let asked_at = clock.now();
+        let request = RenewRequest {
+            lease: Some(lease.proof()),
+        };
+        let renewal = line.ask(async |relay| relay.agents().renew(request.clone()).await);
+        let answer = renewal.await;
+        held.send_if_modified(|held| {
+            let same = held
+                .as_mut()
+                .filter(|held| held.attempt_id == lease.attempt_id);
+            let Some(held) = same else { return false };
+            match &answer {
+                Ok(renewed) => held.renewed(
+                    asked_at,
+                    Duration::from_millis(renewed.granted_ms),
+                    renewed.cancel_requested,
+                ),
+                Err(refusal) if refusal.is_transient() => {
+                    held.renew_at = clock.now().after(TRY_AGAIN);
+                }
+                Err(refusal) => {
+                    let why = format!(
+                        "the relay refused to renew it ({}): {}",
+                        refusal.code, refusal.what
+                    );
+                    held.lost = Some(why);
+                }
+            }
+            true
+        });
+    }
+}
+
+async fn wait(clock: &Clock, until: Option<Moment>) {
+    match until {
+        Some(until) => clock.sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1::AttemptRef;
+
+    use super::*;
+
+    fn lease() -> Lease {
+        let grant = AgentGrant {
+            r#ref: Some(AttemptRef {
+                task_id: "t".to_owned(),
+                attempt_id: "a".to_owned(),
+                ..AttemptRef::default()
+            }),
+            granted_ms: 30_000,
+            renew_ms: 10_000,
+            ..AgentGrant::default()
+        };
+        Lease::granted(&grant, Moment::from_millis(1_000))
+    }
+
+    #[test]
+    fn a_lease_counts_from_the_send_and_ends_on_the_dot() {
+        let mut lease = lease();
+        assert!(lease.check(Moment::from_millis(30_999)).is_ok());
+        let over = lease.check(Moment::from_millis(31_000)).unwrap_err();
+        assert_eq!(over.code, "lease_lost");
+        lease.renewed(Moment::from_millis(11_000), Duration::from_secs(30), true);
+        assert!(lease.check(Moment::from_millis(40_999)).is_ok() && lease.cancel_requested);
+        assert_eq!(lease.renew_at, Moment::from_millis(21_000));
+    }
+
+    #[test]
+    fn an_answer_that_comes_late_does_not_shorten_a_lease() {
+        let mut lease = lease();
+        lease.renewed(Moment::from_millis(900), Duration::from_secs(1), false);
+        assert!(lease.check(Moment::from_millis(30_999)).is_ok());
+    }
+
+    #[test]
+    fn the_token_is_not_shown() {
+        let shown = format!("{:?}", lease());
+        assert!(shown.contains("redacted"), "{shown}");
+    }
+}

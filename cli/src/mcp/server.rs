@@ -1,0 +1,217 @@
+//! The server as a client sees it: who it is, what it tells the model, which tools it has. Every call is checked here,
+//! before anybody is asked, and then handed to the one who answers.
+
+use baton_proto::verbs::{self, Call, Tool as VerbTool, Verb};
+use rmcp::ErrorData;
+use rmcp::RoleServer;
+use rmcp::ServerHandler;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, Implementation, ListToolsResult,
+    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+};
+use rmcp::service::RequestContext;
+use tokio::sync::{mpsc, oneshot};
+
+use super::answer::{Answer, Refusal, UNAVAILABLE, result};
+use super::fields::{Args, check_object, object_schema};
+use super::inputs::fields_of;
+
+/// Calls that wait for their turn. Full: the next waits.
+pub(super) const CALLS: usize = 16;
+
+/// A call that met its schema, and who waits for the answer.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) call: Call,
+    pub(super) args: Args,
+    pub(super) reply: oneshot::Sender<Answer>,
+}
+
+/// Where this server stands.
+#[derive(Clone, Debug)]
+pub(super) enum Standing {
+    /// With a token, and leases of its own.
+    Alone,
+    /// In a daemon's attempt.
+    Inside,
+    /// Nowhere: it offers nothing, and says why.
+    Unconfigured(String),
+}
+
+#[derive(Debug)]
+pub(super) struct Server {
+    standing: Standing,
+    asked: mpsc::Sender<Asked>,
+}
+
+impl Server {
+    pub(super) fn new(standing: Standing) -> (Self, mpsc::Receiver<Asked>) {
+        let (asked, asking) = mpsc::channel(CALLS);
+        (Self { standing, asked }, asking)
+    }
+
+    async fn answer(&self, call: Call, args: Args) -> Answer {
+        check_object(fields_of(call), &args.0, "")?;
+        let gone = || {
+            Refusal::new(
+                UNAVAILABLE,
+                "server_stopping",
+                "the server is stopping",
+                "start it again",
+            )
+        };
+        let (reply, answer) = oneshot::channel();
+        let asked = Asked { call, args, reply };
+        self.asked.send(asked).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+impl ServerHandler for Server {
+    fn get_info(&self) -> ServerConfig {
+        ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+            .with_server_info(Implementation::new("baton", env!("CARGO_PKG_VERSION")))
+            .with_instructions(instructions(&self.standing))
+    }
+
+    async fn list_tools(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        Ok(ListToolsResult::with_all_items(offered(&self.standing)))
+    }
+
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        offered(&self.standing)
+            .into_iter()
+            .find(|tool| tool.name == name)
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let known = match self.standing {
+            Standing::Alone | Standing::Inside => verbs::tool_named(&request.name),
+            Standing::Unconfigured(_) => None,
+        };
+        let Some((_, tool)) = known else {
+            let problem = format!("there is no tool {:?}", request.name);
+            return Err(ErrorData::invalid_params(problem, None));
+        };
+        let args = Args(request.arguments.unwrap_or_default());
+        Ok(result(self.answer(tool.call, args).await).into())
+    }
+}
+
+/// Every tool under each of its names. What may not be done inside an attempt is offered there too, and refused with the
+/// reason: a model that looks for it learns why.
+fn offered(standing: &Standing) -> Vec<Tool> {
+    match standing {
+        Standing::Unconfigured(_) => Vec::new(),
+        Standing::Alone | Standing::Inside => verbs::tools()
+            .flat_map(|(verb, tool)| {
+                let names = std::iter::once(&tool.name).chain(tool.aliases);
+                names.map(|name| described(name, verb, tool))
+            })
+            .collect(),
+    }
+}
+
+fn described(name: &'static str, verb: &Verb, tool: &VerbTool) -> Tool {
+    let mut words = verb.help.to_owned();
+    for more in [tool.advice, if tool.inside { "" } else { NOT_INSIDE }] {
+        if !more.is_empty() {
+            words.push(' ');
+            words.push_str(more);
+        }
+    }
+    let effect = tool.effect;
+    let annotations = ToolAnnotations::new()
+        .read_only(effect.is_read_only())
+        .destructive(effect.is_destructive())
+        .idempotent(effect.is_idempotent())
+        .open_world(false);
+    Tool::new(name, words, object_schema(fields_of(tool.call))).with_annotations(annotations)
+}
+
+const NOT_INSIDE: &str = "Not inside an attempt that a daemon runs.";
+
+/// What the model is told before it sees a tool.
+pub(super) fn instructions(standing: &Standing) -> String {
+    let place = match standing {
+        Standing::Unconfigured(why) => {
+            return format!("Baton's tools are not available: {why}");
+        }
+        Standing::Alone => {
+            "Baton keeps tasks that outlive you. Whoever claims, starts or picks up a task holds it; the lease is renewed \
+             in the background while this server runs. One task is held at a time."
+        }
+        Standing::Inside => {
+            "You work on one task of Baton, and a daemon holds it for you. What you write down outlives you."
+        }
+    };
+    let advised = verbs::tools().filter(|(_, tool)| !tool.advice.is_empty());
+    let inside = matches!(standing, Standing::Inside);
+    let advised = advised.filter(|(_, tool)| tool.inside || !inside);
+    let lines =
+        advised.map(|(verb, tool)| format!("- {}: {} {}", tool.name, verb.help, tool.advice));
+    format!("{place}\n{}", lines.collect::<Vec<_>>().join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tool_of_the_table_is_offered_under_all_its_names() {
+        let names: Vec<String> = offered(&Standing::Alone)
+            .into_iter()
+            .map(|tool| tool.name.into_owned())
+            .collect();
+        assert_eq!(names.len(), 14, "{names:?}");
+        for name in [
+            "task_start",
+            "save_task_progress",
+            "task_needs_help",
+            "release_task",
+        ] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+        assert_eq!(offered(&Standing::Inside).len(), names.len());
+    }
+
+    #[test]
+    fn the_model_is_told_to_look_for_blocked_work_first_and_to_block_before_it_gives_up() {
+        let told = instructions(&Standing::Alone);
+        let place = |words: &str| {
+            told.find(words)
+                .unwrap_or_else(|| panic!("{words}: {told}"))
+        };
+        let order = [
+            place("list_blocked_tasks"),
+            place("at each milestone"),
+            place("before giving up"),
+        ];
+        assert!(order.is_sorted());
+    }
+
+    #[test]
+    fn without_a_configuration_nothing_is_offered_and_it_is_said_why() {
+        let standing = Standing::Unconfigured("there is no token".to_owned());
+        assert!(offered(&standing).is_empty());
+        assert!(instructions(&standing).contains("there is no token"));
+    }
+
+    #[test]
+    fn annotations_hold_for_the_worst_input() {
+        for tool in offered(&Standing::Alone) {
+            let hints = tool.annotations.clone().unwrap();
+            let reads = hints.read_only_hint == Some(true);
+            assert_eq!(reads, hints.is_idempotent(), "{}", tool.name);
+            assert!(!(reads && hints.is_destructive()), "{}", tool.name);
+        }
+    }
+}

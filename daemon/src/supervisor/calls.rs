@@ -1,0 +1,71 @@
+//! Calls of agents' tools: who may speak is asked first, then what is said becomes a frame of that attempt.
+
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::worker::{ToolAnswer, tool_answer, tool_call};
+
+use super::Supervisor;
+use crate::tools::{Asked, CapabilityHash, detail, refused};
+
+impl Supervisor {
+    /// A secret that fits no running attempt learns nothing: not whether there was one.
+    pub(super) fn on_tool(&mut self, asked: Asked) {
+        let Asked {
+            secret,
+            verb,
+            reply,
+        } = asked;
+        let now = self.clock.now();
+        let id = CapabilityHash::attempt_of(&secret)
+            .unwrap_or_default()
+            .to_owned();
+        let held = self
+            .held
+            .get_mut(&id)
+            .filter(|held| held.hears(&secret, now));
+        let Some(held) = held else {
+            // Whoever asked may have gone.
+            let _ = reply.send(no_such_capability());
+            return;
+        };
+        let said = match &verb {
+            tool_call::Verb::Finish(finish) => Some(finish),
+            tool_call::Verb::Look(_)
+            | tool_call::Verb::Progress(_)
+            | tool_call::Verb::Checkpoint(_)
+            | tool_call::Verb::Block(_) => None,
+        };
+        let is_look = matches!(verb, tool_call::Verb::Look(_));
+        if let Some(over) = held.after_the_end(said).filter(|_| !is_look) {
+            let _ = reply.send(over);
+            return;
+        }
+        let body = match verb {
+            tool_call::Verb::Look(_) => {
+                let task = held.own_task();
+                let _ = reply.send(ToolAnswer {
+                    answer: Some(tool_answer::Answer::Task(task)),
+                });
+                return;
+            }
+            tool_call::Verb::Progress(update) => Body::Progress(update),
+            tool_call::Verb::Checkpoint(draft) => Body::Checkpoint(draft),
+            tool_call::Verb::Block(draft) => Body::Block(draft),
+            tool_call::Verb::Finish(finish) => {
+                held.fix(finish, reply, &self.clock);
+                self.enqueue(&id);
+                return;
+            }
+        };
+        held.tell(body, reply, &self.clock);
+        self.enqueue(&id);
+    }
+}
+
+fn no_such_capability() -> ToolAnswer {
+    let message = "this capability belongs to no attempt that runs here";
+    let hint = "stop: the attempt that it was made for is over, or it was never one";
+    refused(
+        "permission_denied",
+        detail("capability_refused", message, hint, ""),
+    )
+}

@@ -1,0 +1,95 @@
+//! The right to speak for one attempt: a secret of its own, which names the attempt. The agent has it in its environment; the
+//! daemon keeps its hash, so that nothing on the disk lets anybody speak.
+
+use std::fmt;
+
+use rand::TryRngCore;
+use rand::rngs::OsRng;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+const SECRET_BYTES: usize = 32;
+
+/// `<attempt id>.<64 hex digits>`.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Capability(String);
+
+/// All that the daemon remembers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CapabilityHash([u8; 32]);
+
+impl Capability {
+    pub(crate) fn make(attempt_id: &str) -> Self {
+        let mut secret = [0; SECRET_BYTES];
+        OsRng
+            .try_fill_bytes(&mut secret)
+            .expect("the system gives random bytes");
+        let digits = secret.iter().map(|byte| format!("{byte:02x}"));
+        Self(format!("{attempt_id}.{}", digits.collect::<String>()))
+    }
+
+    /// As it goes into an environment. Nowhere else.
+    pub(crate) fn secret(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn hash(&self) -> CapabilityHash {
+        CapabilityHash(digest(&self.0))
+    }
+}
+
+impl CapabilityHash {
+    /// The attempt that a secret speaks for, if it is one at all.
+    pub(crate) fn attempt_of(secret: &str) -> Option<&str> {
+        secret.split_once('.').map(|(attempt_id, _)| attempt_id)
+    }
+
+    pub(crate) fn fits(&self, secret: &str) -> bool {
+        self.0.ct_eq(&digest(secret)).into()
+    }
+
+    pub(crate) fn from_disk(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn digest(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret.as_bytes()).into()
+}
+
+impl fmt::Debug for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Capability(redacted)")
+    }
+}
+
+impl fmt::Debug for CapabilityHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CapabilityHash(..)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_names_its_attempt_and_fits_its_own_hash_alone() {
+        let (one, other) = (Capability::make("a-1"), Capability::make("a-1"));
+        assert_eq!(CapabilityHash::attempt_of(one.secret()), Some("a-1"));
+        assert!(one.hash().fits(one.secret()));
+        assert!(!one.hash().fits(other.secret()), "every one is new");
+        assert!(!one.hash().fits("a-1."));
+        assert_eq!(CapabilityHash::attempt_of("nothing"), None);
+        assert_eq!(
+            CapabilityHash::from_disk(one.hash().bytes()),
+            Some(one.hash())
+        );
+        assert!(CapabilityHash::from_disk(b"short").is_none());
+        assert!(!format!("{one:?}").contains(&one.secret()[4..]));
+    }
+}

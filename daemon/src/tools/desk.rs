@@ -1,0 +1,248 @@
+//! The socket itself: accepts, reads one call, has it answered, closes. What a call means is the supervisor's to decide;
+//! what can be refused without anybody's state is refused here, before a capability is even looked at.
+
+use std::io;
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use baton_proto::v1::ErrorDetail;
+use baton_proto::worker::{
+    FinishOutcome, Noted, ToolAnswer, ToolCall, ToolRefused, tool_answer, tool_call,
+};
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tracing::debug;
+
+use super::SOCKET_FILE;
+use crate::private_socket;
+use crate::shim::framing::{Decoder, encode};
+
+/// Connections at one time. Full: the next waits in the listener's backlog.
+const AT_ONCE: usize = 64;
+/// Calls on their way to the supervisor. Full: their connections wait.
+pub(crate) const CALLS: usize = 16;
+/// For a whole call to come in.
+const QUESTION: Duration = Duration::from_secs(5);
+/// How long a caller waits for the relay to have what was said. After that it is told that the daemon has it.
+const DELIVERY: Duration = Duration::from_secs(10);
+const BACKOFF: Duration = Duration::from_millis(100);
+
+/// A call whose shape is right, for the supervisor.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) secret: String,
+    pub(crate) verb: tool_call::Verb,
+    pub(crate) reply: oneshot::Sender<ToolAnswer>,
+}
+
+/// Bound, not yet answering.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    listener: StdUnixListener,
+}
+
+impl Desk {
+    pub(crate) fn bind(data_dir: &Path) -> io::Result<Self> {
+        let listener = private_socket::bind(data_dir, SOCKET_FILE)?;
+        Ok(Self { listener })
+    }
+
+    /// Answers for ever.
+    pub(crate) async fn answer(self, calls: mpsc::Sender<Asked>) -> io::Result<()> {
+        let listener = UnixListener::from_std(self.listener)?;
+        let mut open = JoinSet::new();
+        loop {
+            let room = open.len() < AT_ONCE;
+            let accepted = tokio::select! {
+                Some(_) = open.join_next() => continue,
+                accepted = listener.accept(), if room => accepted,
+            };
+            match accepted {
+                Ok((peer, _)) => {
+                    open.spawn(converse(peer, calls.clone()));
+                }
+                Err(error) => {
+                    debug!(%error, "a tool's call was not accepted");
+                    // Out of descriptors: trying again at once would spin.
+                    tokio::time::sleep(BACKOFF).await;
+                }
+            }
+        }
+    }
+}
+
+async fn converse(mut peer: UnixStream, calls: mpsc::Sender<Asked>) {
+    let heard = tokio::time::timeout(QUESTION, hear(&mut peer)).await;
+    let call = match heard {
+        Ok(Ok(call)) => call,
+        Ok(Err(error)) => return debug!(%error, "a tool's call broke off"),
+        Err(_) => return debug!("a tool's call took too long"),
+    };
+    let answer = serve(call, &calls).await;
+    let mut out = BytesMut::new();
+    if encode(&answer, &mut out).is_ok() {
+        // A caller that went away wants no answer.
+        let _ = peer.write_all(&out).await;
+    }
+}
+
+async fn hear(peer: &mut UnixStream) -> io::Result<ToolCall> {
+    let mut decoder = Decoder::default();
+    loop {
+        let taken = decoder.take();
+        if let Some(call) = taken.map_err(|_| io::ErrorKind::InvalidData)? {
+            return Ok(call);
+        }
+        if peer.read_buf(decoder.buffer()).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+}
+
+async fn serve(call: ToolCall, calls: &mpsc::Sender<Asked>) -> ToolAnswer {
+    let Some(verb) = call.verb else {
+        return refused("unimplemented", unknown_verb());
+    };
+    if let Some(wrong) = wrong(&verb) {
+        return refused("invalid_argument", wrong);
+    }
+    let (reply, answer) = oneshot::channel();
+    let asked = Asked {
+        secret: call.capability.unwrap_or_default().value,
+        verb,
+        reply,
+    };
+    if calls.send(asked).await.is_err() {
+        return over();
+    }
+    match tokio::time::timeout(DELIVERY, answer).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(_)) => over(),
+        Err(_) => noted(false),
+    }
+}
+
+/// Shape alone: a blank reason is refused whoever asks, and about whatever.
+fn wrong(verb: &tool_call::Verb) -> Option<ErrorDetail> {
+    let blank = |field: &str, text: &str| {
+        let is_blank = text.trim().is_empty();
+        is_blank.then(|| {
+            detail(
+                "blank",
+                &format!("{field} is blank"),
+                "say it in words",
+                field,
+            )
+        })
+    };
+    match verb {
+        tool_call::Verb::Look(_) | tool_call::Verb::Progress(_) => None,
+        tool_call::Verb::Checkpoint(draft) => blank("summary", &draft.summary),
+        tool_call::Verb::Block(draft) => blank("reason", &draft.reason),
+        tool_call::Verb::Finish(finish) if finish.outcome() == FinishOutcome::Unspecified => {
+            let next = "it is completed, failed or canceled";
+            Some(detail("missing", "the outcome is missing", next, "outcome"))
+        }
+        tool_call::Verb::Finish(finish) => blank("summary", &finish.summary),
+    }
+}
+
+pub(crate) fn detail(code: &str, message: &str, hint: &str, field: &str) -> ErrorDetail {
+    ErrorDetail {
+        code: code.to_owned(),
+        message: message.to_owned(),
+        hint: hint.to_owned(),
+        field: field.to_owned(),
+        ..ErrorDetail::default()
+    }
+}
+
+fn unknown_verb() -> ErrorDetail {
+    let hint = "the tools are of another version than the daemon; restart the daemon";
+    detail(
+        "unknown_verb",
+        "this daemon does not know the verb",
+        hint,
+        "",
+    )
+}
+
+/// It ended while its agent was heard, or the daemon stops.
+fn over() -> ToolAnswer {
+    let hint = "stop: nobody listens to this attempt any more";
+    refused(
+        "failed_precondition",
+        detail("attempt_over", "the attempt is over", hint, ""),
+    )
+}
+
+pub(crate) fn refused(status: &str, error: ErrorDetail) -> ToolAnswer {
+    ToolAnswer {
+        answer: Some(tool_answer::Answer::Refused(ToolRefused {
+            status: status.to_owned(),
+            error: Some(error),
+        })),
+    }
+}
+
+pub(crate) fn noted(delivered: bool) -> ToolAnswer {
+    ToolAnswer {
+        answer: Some(tool_answer::Answer::Noted(Noted { delivered })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1::{BlockDraft, CheckpointDraft};
+    use baton_proto::worker::Finish;
+
+    use super::*;
+
+    /// Nobody is asked: the other end of the channel is gone, and a capability is not even there.
+    #[tokio::test]
+    async fn what_is_wrong_in_shape_is_refused_before_anybody_is_asked() {
+        let (calls, nobody) = mpsc::channel(1);
+        drop(nobody);
+        let blank = |text: &str| {
+            [
+                tool_call::Verb::Block(BlockDraft {
+                    reason: text.to_owned(),
+                    ..BlockDraft::default()
+                }),
+                tool_call::Verb::Checkpoint(CheckpointDraft {
+                    summary: text.to_owned(),
+                    ..CheckpointDraft::default()
+                }),
+                tool_call::Verb::Finish(Finish {
+                    summary: text.to_owned(),
+                    outcome: 1,
+                    ..Finish::default()
+                }),
+            ]
+        };
+        for (text, status) in [
+            (" \t", "invalid_argument"),
+            ("words", "failed_precondition"),
+        ] {
+            for verb in blank(text) {
+                let call = ToolCall {
+                    capability: None,
+                    verb: Some(verb),
+                };
+                let Some(tool_answer::Answer::Refused(refused)) = serve(call, &calls).await.answer
+                else {
+                    panic!("it was not refused");
+                };
+                assert_eq!(refused.status, status);
+            }
+        }
+        let answer = serve(ToolCall::default(), &calls).await.answer;
+        assert!(
+            matches!(answer, Some(tool_answer::Answer::Refused(refused)) if refused.status == "unimplemented")
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! `baton mcp` as a client of the Model Context Protocol meets it, standing alone with a token.
+
+use baton_proto::v1::Role;
+use baton_proto::verbs;
+use baton_tests::{RelayProcess, Tools, command};
+use serde_json::json;
+
+use crate::BATON;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_shown_every_tool_of_the_table_with_a_strict_schema() {
+    let relay = RelayProcess::start(BATON).await;
+    let tools = Tools::start(BATON, relay.data(), &[]).await;
+    let listed = tools.list().await;
+    let mut shown = 0;
+    for (verb, tool) in verbs::tools() {
+        for name in tool.aliases.iter().chain([&tool.name]) {
+            let listed = &listed[*name];
+            let hints = listed.annotations.as_ref().expect("annotations");
+            assert_eq!(hints.read_only_hint, Some(tool.effect.is_read_only()));
+            assert_eq!(hints.destructive_hint, Some(tool.effect.is_destructive()));
+            assert_eq!(hints.idempotent_hint, Some(tool.effect.is_idempotent()));
+            let words = listed.description.as_deref().unwrap_or_default();
+            assert!(words.starts_with(verb.help), "{name}: {words}");
+            let schema = listed.schema_as_json_value();
+            assert_eq!(schema["additionalProperties"], json!(false), "{name}");
+            shown += 1;
+        }
+    }
+    assert_eq!((shown, listed.len()), (14, 14));
+    let told = tools.instructions();
+    for words in [
+        "list_blocked_tasks",
+        "at each milestone",
+        "before giving up",
+    ] {
+        assert!(told.contains(words), "{told}");
+    }
+    assert!(tools.close().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_reads_tasks_and_what_it_gets_wrong_is_named_with_a_code() {
+    let relay = RelayProcess::start(BATON).await;
+    let task = relay.admin().submit(command("true", &[], "mcp")).await;
+    let tools = Tools::start(BATON, relay.data(), &[]).await;
+    let list = tools
+        .call("task_list", json!({"page_size": 5}))
+        .await
+        .granted();
+    assert_eq!(list["tasks"][0]["taskId"], json!(task.task_id));
+    let named = json!({"task_id": task.task_id});
+    let got = tools.call("task_get", named).await.granted();
+    assert_eq!(got["task"]["taskId"], json!(task.task_id));
+    for (tool, arguments, status, code) in [
+        (
+            "task_get",
+            json!({"task_id": "nonsense"}),
+            "invalid_argument",
+            "malformed_id",
+        ),
+        (
+            "task_get",
+            json!({"task_id": unknown_id()}),
+            "not_found",
+            "unknown_task",
+        ),
+        (
+            "task_get",
+            json!({"id": "x"}),
+            "invalid_argument",
+            "unknown_argument",
+        ),
+        (
+            "task_get",
+            json!({"task_id": 7}),
+            "invalid_argument",
+            "wrong_type",
+        ),
+        ("task_get", json!({}), "failed_precondition", "nothing_held"),
+        (
+            "task_list",
+            json!({"page_size": 0}),
+            "invalid_argument",
+            "out_of_range",
+        ),
+        (
+            "task_list",
+            json!({"states": ["gone"]}),
+            "invalid_argument",
+            "unknown_enum_value",
+        ),
+        ("task_checkpoint", json!({}), "invalid_argument", "missing"),
+        (
+            "task_checkpoint",
+            json!({"summary": "x"}),
+            "failed_precondition",
+            "nothing_held",
+        ),
+    ] {
+        let told = tools.call(tool, arguments.clone()).await;
+        let seen = (told.error("status"), told.error("code"));
+        assert_eq!(seen, (status, code), "{tool} {arguments}");
+        assert!(!told.error("what").is_empty(), "{told:?}");
+    }
+    assert!(tools.try_call("task_renew", json!({})).await.is_err());
+}
+
+/// Must hold before anybody is asked: with an unknown task, with a foreign one, and with a token that is none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
+    let relay = RelayProcess::start(BATON).await;
+    let foreign = relay
+        .admin()
+        .submit(command("true", &[], "mcp"))
+        .await
+        .task_id;
+    let (_, other) = relay.admin().make_token("other", Role::Submitter).await;
+    let dir = tempfile::tempdir().unwrap();
+    let files = [("foreign", other.as_str()), ("wrong", "btn_wrong")].map(|(name, token)| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, token).unwrap();
+        file.to_str().unwrap().to_owned()
+    });
+    for file in &files {
+        let tools = Tools::start(BATON, relay.data(), &["--token-file", file]).await;
+        for tool in ["task_block", "task_needs_help"] {
+            for task_id in [unknown_id(), foreign.clone(), "nonsense".to_owned()] {
+                for reason in ["", " \n\t"] {
+                    let arguments = json!({"task_id": task_id, "reason": reason});
+                    let told = tools.call(tool, arguments).await;
+                    let seen = ["status", "code", "field"].map(|name| told.error(name).to_owned());
+                    assert_eq!(seen, ["invalid_argument", "blank", "reason"]);
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_refused_is_read_again_once() {
+    let relay = RelayProcess::start(BATON).await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    std::fs::write(&file, "btn_wrong").unwrap();
+    let path = file.to_str().unwrap();
+    let tools = Tools::start(BATON, relay.data(), &["--token-file", path]).await;
+    let told = tools.call("task_list", json!({})).await;
+    assert_eq!(told.error("status"), "unauthenticated");
+    let (_, good) = relay.admin().make_token("", Role::ReadOnly).await;
+    std::fs::write(&file, &good).unwrap();
+    let list = tools.call("task_list", json!({})).await.granted();
+    assert_eq!(list["tasks"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_comes_back_in_time_is_asked_again() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let tools = Tools::start(BATON, relay.data(), &[]).await;
+    assert!(!tools.call("task_list", json!({})).await.refused);
+    relay.kill().await;
+    relay.revive().await;
+    let list = tools.call("task_list", json!({})).await.granted();
+    assert_eq!(list["tasks"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_token_it_starts_offers_nothing_and_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let tools = Tools::start(BATON, dir.path(), &[]).await;
+    assert!(tools.list().await.is_empty());
+    let told = tools.instructions();
+    assert!(
+        told.contains("not available") && told.contains("admin.token"),
+        "{told}"
+    );
+    assert!(tools.try_call("task_list", json!({})).await.is_err());
+    assert!(tools.close().await);
+}
+
+fn unknown_id() -> String {
+    uuid::Uuid::now_v7().to_string()
+}

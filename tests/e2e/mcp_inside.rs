@@ -1,0 +1,329 @@
+//! The tools of an agent that a daemon runs: handed over by each kind's own configuration, answered for the attempt's own task
+//! alone, and worth nothing when the attempt is over.
+
+use std::path::{Path, PathBuf};
+
+use baton_proto::v1::{RetryPolicy, Role, Task, TaskSpec, TaskState};
+use baton_tests::{
+    CODING_AGENTS, Collector, DaemonProcess, Handed, RelayProcess, Tools, coding_agents_file,
+    command, played,
+};
+use serde_json::json;
+
+use crate::scripted_agents::output;
+use crate::{BATON, STANDIN};
+
+struct Fleet {
+    relay: RelayProcess,
+    daemon: DaemonProcess,
+    dir: tempfile::TempDir,
+    secret: String,
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// With more on the relay's command line.
+    async fn start_with(arguments: &[&str]) -> Self {
+        let relay = RelayProcess::start_with(BATON, arguments).await;
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let file = dir.path().join("daemon.toml");
+        std::fs::write(&file, coding_agents_file(STANDIN, &[])).expect("a file can be written");
+        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let daemon = daemon(&relay, dir.path(), &secret).await;
+        Self {
+            relay,
+            daemon,
+            dir,
+            secret,
+        }
+    }
+
+    async fn submit(&self, spec: TaskSpec) -> Task {
+        let spec = TaskSpec { mcp: true, ..spec };
+        self.relay.admin().submit(spec).await
+    }
+
+    /// A command that runs until there is such a file in the fleet's directory, and what it was handed.
+    async fn running(&self, name: &str) -> (Task, Handed) {
+        let file = self.dir.path().join(name);
+        let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
+        let spec = TaskSpec {
+            goal: format!("wait for {name}"),
+            success_criteria: vec!["it is there".to_owned()],
+            retry: Some(RetryPolicy {
+                max_attempts: Some(1),
+                ..RetryPolicy::default()
+            }),
+            ..command("sh", &["-c", &script], name)
+        };
+        let task = self.submit(spec).await;
+        let handed = Handed::to(&task.attempts[0].attempt_id).await;
+        (task, handed)
+    }
+
+    fn let_go(&self, name: &str) {
+        std::fs::write(self.dir.path().join(name), "").expect("a file can be written");
+    }
+
+    async fn tools(&self, handed: &Handed) -> Tools {
+        Tools::inside(BATON, self.dir.path(), handed).await
+    }
+
+    async fn ended(&self, task: &Task) -> Task {
+        let admin = self.relay.admin();
+        admin.watch(&task.task_id).await.to_end().await;
+        admin.get(&task.task_id).await
+    }
+}
+
+async fn daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
+    let file = dir.join("daemon.toml");
+    let config = ["--config", file.to_str().expect("paths here are text")];
+    let url = relay.admin().url().to_owned();
+    DaemonProcess::start_with(BATON, dir, "one", (&url, secret), &config).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_kind_of_agent_is_handed_the_tools_by_its_own_configuration() {
+    let fleet = Fleet::start().await;
+    let mut spoken = 0;
+    for (agent, ..) in CODING_AGENTS {
+        let script = "use task_get {}; use claim_task {}; use task_checkpoint {\"summary\": \" \"}; say done";
+        let task = fleet.submit(played(agent, script)).await;
+        let ended = fleet.ended(&task).await;
+        assert_eq!(ended.state(), TaskState::Completed, "{agent}: {ended:?}");
+        let said = output(fleet.relay.admin(), &task, |_| true).await;
+        for line in [
+            "task_get -> ok",
+            "claim_task -> inside_an_attempt",
+            "task_checkpoint -> blank",
+        ] {
+            assert!(said.contains(line), "{agent}: {said}");
+            spoken += 1;
+        }
+        let bare = fleet
+            .relay
+            .admin()
+            .submit(played(agent, "use task_get {}"))
+            .await;
+        fleet.ended(&bare).await;
+        let said = output(fleet.relay.admin(), &bare, |_| true).await;
+        assert!(said.contains("nothing was handed over"), "{agent}: {said}");
+    }
+    assert_eq!(spoken, 12);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inside_an_attempt_its_own_task_is_all_there_is() {
+    let fleet = Fleet::start().await;
+    let (task, handed) = fleet.running("own").await;
+    let tools = fleet.tools(&handed).await;
+    assert_eq!(tools.list().await.len(), 14);
+    assert!(tools.instructions().contains("daemon holds it for you"));
+    let own = tools.call("task_get", json!({})).await.granted();
+    assert_eq!(own["task"]["taskId"], json!(task.task_id));
+    assert_eq!(own["task"]["goal"], json!("wait for own"));
+    assert_eq!(own["task"]["successCriteria"], json!(["it is there"]));
+    let list = tools.call("task_list", json!({})).await.granted();
+    assert_eq!(list["tasks"].as_array().map(Vec::len), Some(1));
+    let blocked = tools.call("list_blocked_tasks", json!({})).await.granted();
+    assert_eq!(
+        (&blocked["tasks"], &blocked["scope"]),
+        (&json!([]), &json!("own_task"))
+    );
+    let other = uuid::Uuid::now_v7().to_string();
+    for (tool, arguments, code) in [
+        (
+            "task_start",
+            json!({"goal": "another"}),
+            "inside_an_attempt",
+        ),
+        ("claim_task", json!({}), "inside_an_attempt"),
+        (
+            "pick_up_task",
+            json!({"task_id": other}),
+            "inside_an_attempt",
+        ),
+        ("release_task", json!({}), "inside_an_attempt"),
+        ("task_get", json!({"task_id": other}), "unknown_task"),
+        (
+            "get_blocked_task",
+            json!({"task_id": other}),
+            "unknown_task",
+        ),
+        (
+            "get_blocked_task",
+            json!({"task_id": task.task_id}),
+            "not_blocked",
+        ),
+        (
+            "task_block",
+            json!({"task_id": other, "reason": " "}),
+            "blank",
+        ),
+        (
+            "task_block",
+            json!({"task_id": other, "reason": "x"}),
+            "unknown_task",
+        ),
+        (
+            "task_progress",
+            json!({"completed_items": "abc"}),
+            "wrong_type",
+        ),
+        ("task_complete", json!({"summary": "x"}), "missing"),
+        (
+            "task_complete",
+            json!({"outcome": "done", "summary": "x"}),
+            "unknown_enum_value",
+        ),
+    ] {
+        let told = tools.call(tool, arguments.clone()).await;
+        assert_eq!(told.error("code"), code, "{tool} {arguments}");
+    }
+    fleet.let_go("own");
+    fleet.ended(&task).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_capability_speaks_for_its_own_attempt_while_that_runs_and_for_nothing_else() {
+    let mut fleet = Fleet::start().await;
+    let (one, handed) = fleet.running("first").await;
+    let (two, other) = fleet.running("second").await;
+    let tools = fleet.tools(&handed).await;
+    assert!(!tools.call("task_get", json!({})).await.refused);
+
+    // Another attempt's name with this attempt's secret, and the other way round.
+    let secret = |handed: &Handed| {
+        handed
+            .capability
+            .split_once('.')
+            .map(|(_, secret)| secret.to_owned())
+    };
+    let forged = Handed {
+        capability: format!(
+            "{}.{}",
+            two.attempts[0].attempt_id,
+            secret(&handed).unwrap()
+        ),
+        ..handed.clone()
+    };
+    let liar = fleet.tools(&forged).await;
+    let told = liar.call("task_get", json!({})).await;
+    assert_eq!(
+        (told.error("status"), told.error("code")),
+        ("permission_denied", "capability_refused")
+    );
+
+    // A new daemon on the same directory knows it.
+    fleet.daemon.kill().await;
+    fleet.daemon = daemon(&fleet.relay, fleet.dir.path(), &fleet.secret).await;
+    let own = tools.call("task_get", json!({})).await.granted();
+    assert_eq!(own["task"]["taskId"], json!(one.task_id));
+    assert_eq!(own["task"]["goal"], json!("wait for first"));
+
+    fleet.let_go("first");
+    fleet.ended(&one).await;
+    let told = tools
+        .call("task_checkpoint", json!({"summary": "late"}))
+        .await;
+    assert_eq!(told.error("code"), "capability_refused");
+    let still = fleet.tools(&other).await;
+    assert!(
+        !still.call("task_get", json!({})).await.refused,
+        "the other one still runs"
+    );
+    fleet.let_go("second");
+    fleet.ended(&two).await;
+    assert_eq!(
+        still.call("task_get", json!({})).await.error("code"),
+        "capability_refused"
+    );
+}
+
+/// A full story, and then a look at everything that was written meanwhile: both data directories, an export, events, spans.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_capability_is_in_the_agents_environment_and_nowhere_else() {
+    let mut collector = Collector::start().await;
+    let fleet = Fleet::start_with(&["--otlp", collector.url()]).await;
+    let (task, handed) = fleet.running("secret").await;
+    let tools = fleet.tools(&handed).await;
+    assert!(!tools.call("task_get", json!({})).await.refused);
+    let finish = json!({"outcome": "completed", "summary": "done", "result": "42"});
+    tools.call("task_complete", finish).await;
+    let during = seen(&[fleet.dir.path(), fleet.relay.data()], &handed.capability);
+    fleet.let_go("secret");
+    fleet.ended(&task).await;
+    let name = fleet.dir.path().join("export").display().to_string();
+    let data = fleet.relay.data();
+    let made = BATON.run(data, &["export", "--out", &name]).await;
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let shown = BATON.run(data, &["watch", "--json", &task.task_id]).await;
+    let spans = format!("{:?}", collector.until("baton.task").await);
+    let secret = handed
+        .capability
+        .split_once('.')
+        .expect("it has two parts")
+        .1;
+    assert!(!shown.stdout.contains(secret) && !spans.contains(secret));
+    let after = seen(&[fleet.dir.path(), data], &handed.capability);
+    assert!(during.1 > 10 && after.1 > 10, "{during:?} {after:?}");
+    assert_eq!((during.0, after.0), (Vec::new(), Vec::new()));
+}
+
+/// Files that hold the secret part of a capability, and how many were read.
+fn seen(places: &[&Path], capability: &str) -> (Vec<PathBuf>, usize) {
+    let secret = capability
+        .split_once('.')
+        .expect("it has two parts")
+        .1
+        .as_bytes();
+    let (mut found, mut read) = (Vec::new(), 0);
+    let mut open: Vec<PathBuf> = places.iter().map(|place| place.to_path_buf()).collect();
+    while let Some(path) = open.pop() {
+        if let Ok(entries) = std::fs::read_dir(&path) {
+            open.extend(entries.flatten().map(|entry| entry.path()));
+        } else if path.is_file()
+            && let Ok(bytes) = std::fs::read(&path)
+        {
+            read += 1;
+            if bytes.windows(secret.len()).any(|window| window == secret) {
+                found.push(path);
+            }
+        }
+    }
+    (found, read)
+}
+
+/// How it ended is the agent's word, and not its exit code.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_agent_says_of_its_end_counts_whatever_its_process_does() {
+    let fleet = Fleet::start().await;
+    for (outcome, state) in [
+        ("completed", TaskState::Completed),
+        ("failed", TaskState::Failed),
+        ("canceled", TaskState::Canceled),
+    ] {
+        let (task, handed) = fleet.running(outcome).await;
+        let tools = fleet.tools(&handed).await;
+        let finish = json!({"outcome": outcome, "summary": "because", "result": "42"});
+        tools.call("task_complete", finish).await;
+        let late = tools
+            .call("task_progress", json!({"summary": "late"}))
+            .await;
+        assert_eq!(late.error("code"), "outcome_fixed");
+        fleet.let_go(outcome);
+        let ended = fleet.ended(&task).await;
+        assert_eq!(ended.state(), state, "{ended:?}");
+        if state == TaskState::Completed {
+            assert_eq!(ended.result.as_ref(), b"42".as_slice());
+        }
+        if state == TaskState::Failed {
+            let attempt = ended.attempts.last().expect("an attempt");
+            assert_eq!(attempt.failure_code, "agent_reported");
+        }
+    }
+}
