@@ -39,6 +39,7 @@ use tokio::sync::watch;
 use crate::attempt::{AttemptPlan, Talk, Words};
 use crate::config::AgentConfig;
 use crate::conversations::Known;
+use crate::receipts::WantedFiles;
 use crate::timers::Deadlines;
 use crate::workspace::{Plan, Roots};
 
@@ -184,6 +185,8 @@ impl Agents {
                 (child, Words::Talk(Box::new(talk)))
             }
         };
+        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
+        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),
@@ -192,6 +195,7 @@ impl Agents {
             words,
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
+            files,
         })
     }
 

@@ -13,6 +13,7 @@ use prost::Message;
 use crate::checked::{self, Found};
 use crate::clock::whole_millis;
 use crate::conversations::{ConversationKey, Conversing};
+use crate::receipts::WantedFiles;
 use crate::timers::Deadlines;
 use crate::{whole_file, workspace};
 
@@ -33,6 +34,8 @@ pub(crate) struct AttemptMeta {
     pub(crate) conversation_key: Bytes,
     /// None for the daemon's own work directory.
     pub(crate) workspace: Option<workspace::Plan>,
+    /// What it has to leave.
+    pub(crate) files: Option<WantedFiles>,
 }
 
 /// Nobody can say what the attempt was.
@@ -97,6 +100,7 @@ impl AttemptMeta {
             cleanup_term_ms: whole_millis(self.cleanup_term),
             conversation_key: self.conversation_key.clone(),
             workspace: self.workspace.as_ref().and_then(workspace::Plan::to_disk),
+            files: self.files.as_ref().map(files_to_disk),
         }
     }
 
@@ -110,8 +114,24 @@ impl AttemptMeta {
             cleanup_term: Duration::from_millis(stored.cleanup_term_ms),
             conversation_key: stored.conversation_key,
             workspace: stored.workspace.and_then(workspace::Plan::from_disk),
+            files: stored.files.and_then(files_from_disk),
         })
     }
+}
+
+fn files_to_disk(files: &WantedFiles) -> worker::AttemptFiles {
+    worker::AttemptFiles {
+        root: workspace::bytes(files.root()),
+        contract: Some(files.contract().clone()),
+    }
+}
+
+/// It was checked before it was written.
+fn files_from_disk(stored: worker::AttemptFiles) -> Option<WantedFiles> {
+    let root = workspace::path(&stored.root);
+    WantedFiles::new(&root, stored.contract.as_ref())
+        .ok()
+        .flatten()
 }
 
 fn deadlines_to_disk(deadlines: Deadlines) -> AttemptDeadlines {

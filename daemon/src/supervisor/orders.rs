@@ -311,6 +311,7 @@ impl Supervisor {
             cleanup_term: plan.cleanup_term,
             conversation_key: dispatch.conversation_key.clone(),
             workspace: Some(plan.workspace.clone()),
+            files: plan.files.clone(),
         };
         // Checked before it was taken.
         let id = attempt.attempt_id.parse();

@@ -87,6 +87,7 @@ fn plan() -> AttemptPlan {
         words: Words::Prompt(Bytes::new()),
         deadlines: Deadlines::default(),
         cleanup_term: Duration::from_secs(2),
+        files: None,
     }
 }
 

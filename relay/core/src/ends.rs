@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::attempt::{Event, Outcome};
+use crate::contract;
 use crate::core::{Core, Turn};
 use crate::effects::{After, CancelKind, Downstream, Write};
 use crate::fences::{Fence, Guard};
@@ -246,6 +247,7 @@ impl Core {
         if !mutant!(ParkedStaysQueued) {
             self.queue.remove(live.id());
         }
+        let words;
         let (cause, reason) = match parked.cause {
             ParkCause::Starved => (
                 AttentionCause::Starved,
@@ -256,6 +258,11 @@ impl Core {
                 "the attempt cannot go on without a person",
             ),
             ParkCause::InputTimeout => (AttentionCause::InputTimeout, "nobody answered in time"),
+            ParkCause::ReceiptsMissing => {
+                let unmet = contract::unmet(&live.spec, live.newest());
+                words = contract::words(&unmet);
+                (AttentionCause::ReceiptsMissing, &*words)
+            }
         };
         let since = turn.now.wall;
         live.record_mut().attention = Some(Attention {

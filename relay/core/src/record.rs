@@ -134,6 +134,8 @@ pub enum AttentionCause {
     UnsafeLoss,
     Poison,
     InputTimeout,
+    /// Required files are missing, and the contract parks.
+    ReceiptsMissing,
 }
 
 impl AttentionCause {
@@ -144,6 +146,7 @@ impl AttentionCause {
             AttentionCause::UnsafeLoss => "unsafe_loss",
             AttentionCause::Poison => "poison",
             AttentionCause::InputTimeout => "input_timeout",
+            AttentionCause::ReceiptsMissing => "receipts_missing",
         }
     }
 }

@@ -49,6 +49,8 @@ pub enum Rejection {
     DuplicateTool,
     UnknownTool,
     ContractUnmet,
+    /// Output before a result is missing: replay it.
+    OutputGap,
     Unimplemented,
 }
 
@@ -90,6 +92,7 @@ impl Rejection {
             Rejection::DuplicateTool => "duplicate_tool",
             Rejection::UnknownTool => "unknown_tool",
             Rejection::ContractUnmet => "contract_unmet",
+            Rejection::OutputGap => "output_gap",
             Rejection::Unimplemented => "unimplemented",
         }
     }
@@ -149,6 +152,9 @@ impl Rejection {
             Rejection::UnknownTool => "no tool call with this id is open",
             Rejection::ContractUnmet => {
                 "required artifacts are missing; complete again once they exist"
+            }
+            Rejection::OutputGap => {
+                "output before the result is missing; replay it from the last acknowledged byte"
             }
             Rejection::Unimplemented => "this relay does not support that yet",
         }

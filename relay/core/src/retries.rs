@@ -190,9 +190,10 @@ fn park_task(live: &mut Live, cause: AttentionCause, since: Wall) {
             "the attempt was lost and may have had effects; retry it if that is harmless"
         }
         AttentionCause::Poison => "several daemons were lost under it; look before it is retried",
-        AttentionCause::Blocked | AttentionCause::Starved | AttentionCause::InputTimeout => {
-            cause.as_str()
-        }
+        AttentionCause::Blocked
+        | AttentionCause::Starved
+        | AttentionCause::InputTimeout
+        | AttentionCause::ReceiptsMissing => cause.as_str(),
     };
     live.record_mut().attention = Some(Attention {
         cause,

@@ -7,6 +7,7 @@ mod agents;
 mod boot;
 mod bounds;
 mod cancel;
+mod contracts;
 mod deadlines;
 mod fencing;
 mod forgetting;

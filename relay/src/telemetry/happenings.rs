@@ -40,6 +40,7 @@ fn place(kind: &EventKind) -> Place {
         }
         EventKind::DeadlineExpired { .. }
         | EventKind::Rejected { .. }
+        | EventKind::CompletionRefused { .. }
         | EventKind::Phase(Phase::FirstVisibleEventSeen) => Place::Attempt,
         EventKind::RetryScheduled { .. }
         | EventKind::RetryStopped
@@ -85,6 +86,7 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::Unpaused
         | EventKind::LateTerminal
         | EventKind::AdoptedLate
+        | EventKind::CompletionRefused { .. }
         | EventKind::Submitted
         | EventKind::Queued
         | EventKind::Offered { .. }

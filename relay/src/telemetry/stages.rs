@@ -126,6 +126,7 @@ pub(super) fn append(
             | EventKind::Unpaused
             | EventKind::ReceiptArrived
             | EventKind::LateTerminal
+            | EventKind::CompletionRefused { .. }
             | EventKind::AdoptedLate => None,
         };
         spans.extend(inner);

@@ -98,6 +98,7 @@ pub(crate) fn attention(cause: AttentionCause) -> v1::AttentionCause {
         AttentionCause::UnsafeLoss => v1::AttentionCause::UnsafeLoss,
         AttentionCause::Poison => v1::AttentionCause::Poison,
         AttentionCause::InputTimeout => v1::AttentionCause::InputTimeout,
+        AttentionCause::ReceiptsMissing => v1::AttentionCause::ReceiptsMissing,
     }
 }
 

@@ -31,6 +31,7 @@ fn offer() -> (AttemptId, Offer) {
         cleanup_term: Duration::ZERO,
         conversation_key: Bytes::new(),
         workspace: None,
+        files: None,
     };
     let offer = Offer {
         attempt,
@@ -53,6 +54,7 @@ fn offer() -> (AttemptId, Offer) {
             words: Words::Prompt(Bytes::new()),
             deadlines: Deadlines::default(),
             cleanup_term: Duration::ZERO,
+            files: None,
         },
         accept: Duration::from_secs(10),
         conversing: None,

@@ -164,6 +164,7 @@ fn meta() -> AttemptMeta {
         cleanup_term: Duration::ZERO,
         conversation_key: Bytes::new(),
         workspace: None,
+        files: None,
     }
 }
 

@@ -48,6 +48,7 @@ impl Bench {
             cleanup_term: Duration::ZERO,
             conversation_key: Bytes::new(),
             workspace: None,
+            files: None,
         };
         let (id, meta) = (place.id, Box::new(meta));
         self.job(Job::Begin { id, meta }).await;

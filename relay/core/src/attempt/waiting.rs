@@ -36,6 +36,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Output { .. }
             | Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_)
             | Event::Released { .. }
@@ -74,6 +75,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Output { .. }
             | Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_) => Outcome::Refused(Rejection::WrongOrder),
         }
@@ -92,6 +94,7 @@ impl Machine<'_> {
                 )
             }
             Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_)
             | Event::Released { .. }
