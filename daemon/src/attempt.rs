@@ -20,6 +20,7 @@ use crate::phases::OncePhase;
 use crate::process::{
     ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_below, kill_family, kill_marked,
 };
+use crate::receipts::WantedFiles;
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
 use crate::timers::Deadlines;
@@ -67,6 +68,8 @@ pub(crate) struct AttemptPlan {
     pub(crate) cleanup_term: Duration,
     /// What its agent may say through tools, where it has some.
     pub(crate) tools: Option<Granted>,
+    /// What it has to leave.
+    pub(crate) files: Option<WantedFiles>,
 }
 
 /// What goes to the child's stdin, and so how it is understood.
@@ -205,6 +208,8 @@ pub(crate) struct Errand {
     /// Where it works; none for the daemon's own work directory.
     pub(crate) workspace: Option<workspace::Plan>,
     pub(crate) cleanup_term: Duration,
+    /// What it has to leave.
+    pub(crate) files: Option<WantedFiles>,
     /// The attempt's own directory.
     pub(crate) directory: PathBuf,
     pub(crate) fold: Fold,
@@ -237,6 +242,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         task_id,
         workspace,
         cleanup_term,
+        files,
         directory,
         mut fold,
         position,
@@ -254,6 +260,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         task_id,
         place: workspace,
         cleanup_term,
+        files,
         directory,
         lines,
         workshop,
@@ -302,6 +309,7 @@ struct Attempt {
     task_id: String,
     place: Option<workspace::Plan>,
     cleanup_term: Duration,
+    files: Option<WantedFiles>,
     directory: PathBuf,
     lines: Lines,
     workshop: Workshop,

@@ -350,7 +350,7 @@ fn cleanup(cleared: Cleared) -> &'static str {
 }
 
 /// The terminal frame of an attempt that ended by itself or at a deadline; none when it was ordered to.
-pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -> Option<Body> {
+pub(crate) fn terminal(verdict: &Verdict, ending: &Ending, closing: Closing) -> Option<Body> {
     let (final_offset, workspace, receipt) = closing.parts();
     match verdict {
         Verdict::Complete(done) => Some(Body::Complete(TaskComplete {
@@ -359,9 +359,9 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
             result: done.result.clone().into(),
             agent_session_id: done.used.conversation.clone(),
             usage: said::usage(&done.used),
+            artifacts: ending.artifacts.clone(),
             killed_after_result: done.killed_after_result,
             workspace,
-            ..TaskComplete::default()
         })),
         Verdict::Failed(failed) => Some(Body::Error(TaskError {
             final_offset,
@@ -370,7 +370,7 @@ pub(crate) fn terminal(verdict: &Verdict, stderr_tail: &str, closing: Closing) -
             message: failed.message.clone(),
             user_message: failed.user_message.clone(),
             retryable_hint: failed.retryable,
-            stderr_tail: redact(stderr_tail),
+            stderr_tail: redact(&ending.stderr_tail),
             agent_session_id: failed.used.conversation.clone(),
             usage: said::usage(&failed.used),
             timer: failed
@@ -434,7 +434,7 @@ pub(crate) fn contract_unmet(message: &str, closing: Closing) -> Body {
         receipt: Some(receipt),
         failure_code: baton_proto::codes::RECEIPTS_MISSING.to_owned(),
         message: message.to_owned(),
-        user_message: "a required file is missing".to_owned(),
+        user_message: message.to_owned(),
         workspace,
         ..TaskError::default()
     })

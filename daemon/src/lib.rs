@@ -4,7 +4,8 @@
 //! `link` dials and reads; `supervisor` owns the attempts and outlives every link; `attempt` is one
 //! attempt's life; `process/` knows about child processes and nothing else; `shim/` is the process that
 //! holds on to a child when the daemon does not, `spool/` the transcript that it writes; `agents/` turns a
-//! dispatch into a command line, `tools/` hears what agents say through them. What it decides by time alone (leases, ends, what
+//! dispatch into a command line, `tools/` hears what agents say through them, `receipts/` looks for the files that a
+//! task asks for. What it decides by time alone (leases, ends, what
 //! leaves, backoff) is a crate of its own, `baton_daemon_core`; `clock` is the only place that reads time.
 
 mod agents;
@@ -28,6 +29,7 @@ mod outbox;
 mod phases;
 mod private_socket;
 mod process;
+pub mod receipts;
 mod redact;
 mod session;
 pub mod shim;

@@ -39,6 +39,7 @@ use tokio::sync::watch;
 use crate::attempt::{AttemptPlan, Talk, Words};
 use crate::config::AgentConfig;
 use crate::conversations::Known;
+use crate::receipts::WantedFiles;
 use crate::timers::Deadlines;
 use crate::tools::{Granted, Handed};
 use crate::workspace::{Plan, Roots};
@@ -190,6 +191,8 @@ impl Agents {
         if let Some(handed) = handed {
             child.environment.extend(handed.variables());
         }
+        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
+        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),
@@ -199,6 +202,7 @@ impl Agents {
             deadlines: deadlines(dispatch),
             cleanup_term: cleanup_term(dispatch),
             tools: handed.map(|handed| Granted::new(handed, dispatch)),
+            files,
         })
     }
 

@@ -4,16 +4,21 @@
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use baton_proto::v1::WorkspaceReport;
+use baton_proto::v1::{ArtifactReceipt, WorkspaceReport};
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
 use tracing::{error, warn};
 
 use super::{Attempt, AttemptEvent, Missing, Parting, Spoken};
+use crate::agents::{Verdict, judge};
 use crate::clock::Moment;
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
+use crate::receipts;
 use crate::shim::{self, REPORT, disk_failed};
 use crate::timers::DeadlineKind;
+
+/// For looking at files when the relay knows already that the attempt is being ended.
+const LOOK_ORDERED: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct Ending {
@@ -29,6 +34,8 @@ pub(crate) struct Ending {
     pub(crate) ended: Option<EndedAt>,
     /// What is left of its workspace.
     pub(crate) workspace: Option<WorkspaceReport>,
+    /// What was found of the files that it has to leave; looked for only where there is a result.
+    pub(crate) artifacts: Vec<ArtifactReceipt>,
 }
 
 /// When the child ended, as its shim saw it.
@@ -78,6 +85,7 @@ impl Ending {
             spoken: None,
             ended: None,
             workspace: None,
+            artifacts: Vec::new(),
         }
     }
 
@@ -111,6 +119,7 @@ impl Ending {
             spoken: None,
             ended: None,
             workspace: None,
+            artifacts: Vec::new(),
         }
     }
 
@@ -141,6 +150,7 @@ impl Ending {
             spoken: None,
             ended: ended_at(report).filter(|_| process_started),
             workspace: None,
+            artifacts: Vec::new(),
         }
     }
 
@@ -216,14 +226,29 @@ impl Attempt {
         self.fold.exited(ending.exit, now);
         self.fold.close(missing);
         self.deliver_all().await;
+        ending.stderr_tail = self.fold.stderr_tail();
+        ending.spoken = self.fold.spoken();
+        // Before the cleanup's phases: from those on the relay waits for the last word only a little.
+        ending.artifacts = self.look_for_files(&ending).await;
         if ending.process_started {
             self.enter(OncePhase::CleanupStarted, None);
             self.enter(OncePhase::CleanupFinished, None);
             self.deliver_all().await;
         }
-        ending.stderr_tail = self.fold.stderr_tail();
-        ending.spoken = self.fold.spoken();
         ending
+    }
+
+    /// What a result needs beside itself. Nobody is left who could still write it.
+    async fn look_for_files(&self, ending: &Ending) -> Vec<ArtifactReceipt> {
+        let wanted = self.files.as_ref();
+        let Some(files) = wanted.filter(|_| matches!(judge(ending), Verdict::Complete(_))) else {
+            return Vec::new();
+        };
+        let limit = match self.kill_at {
+            None => receipts::LOOK,
+            Some(_) => LOOK_ORDERED,
+        };
+        files.look(limit).await
     }
 
     async fn findings(&mut self, parting: Parting) -> Findings {

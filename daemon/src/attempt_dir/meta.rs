@@ -13,6 +13,7 @@ use prost::Message;
 use crate::checked::{self, Found};
 use crate::clock::whole_millis;
 use crate::conversations::{ConversationKey, Conversing};
+use crate::receipts::WantedFiles;
 use crate::timers::Deadlines;
 use crate::tools::Granted;
 use crate::{whole_file, workspace};
@@ -36,6 +37,8 @@ pub(crate) struct AttemptMeta {
     pub(crate) workspace: Option<workspace::Plan>,
     /// None where its agent has no tools of Baton's.
     pub(crate) tools: Option<Granted>,
+    /// What it has to leave.
+    pub(crate) files: Option<WantedFiles>,
 }
 
 /// Nobody can say what the attempt was.
@@ -101,6 +104,7 @@ impl AttemptMeta {
             conversation_key: self.conversation_key.clone(),
             workspace: self.workspace.as_ref().and_then(workspace::Plan::to_disk),
             tools: self.tools.as_ref().map(Granted::to_disk),
+            files: self.files.as_ref().map(files_to_disk),
         }
     }
 
@@ -115,8 +119,24 @@ impl AttemptMeta {
             conversation_key: stored.conversation_key,
             workspace: stored.workspace.and_then(workspace::Plan::from_disk),
             tools: stored.tools.and_then(Granted::from_disk),
+            files: stored.files.and_then(files_from_disk),
         })
     }
+}
+
+fn files_to_disk(files: &WantedFiles) -> worker::AttemptFiles {
+    worker::AttemptFiles {
+        root: workspace::bytes(files.root()),
+        contract: Some(files.contract().clone()),
+    }
+}
+
+/// It was checked before it was written.
+fn files_from_disk(stored: worker::AttemptFiles) -> Option<WantedFiles> {
+    let root = workspace::path(&stored.root);
+    WantedFiles::new(&root, stored.contract.as_ref())
+        .ok()
+        .flatten()
 }
 
 fn deadlines_to_disk(deadlines: Deadlines) -> AttemptDeadlines {

@@ -3,13 +3,14 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
-use baton_proto::v1::AttemptRef;
+use baton_proto::v1::{AttemptRef, CompletionContract, RequiredArtifact};
 use baton_proto::worker;
 use bytes::Bytes;
 use prost::Message;
 
 use super::*;
 use crate::checked::{self, Found};
+use crate::receipts::WantedFiles;
 use crate::timers::Deadlines;
 
 fn meta(id: AttemptId) -> AttemptMeta {
@@ -34,7 +35,20 @@ fn meta(id: AttemptId) -> AttemptMeta {
         conversation_key: Bytes::from_static(&[7; 32]),
         workspace: None,
         tools: None,
+        files: files(),
     }
+}
+
+fn files() -> Option<WantedFiles> {
+    let contract = CompletionContract {
+        required_artifacts: vec![RequiredArtifact {
+            path: "out/report.md".to_owned(),
+            min_size: Some(1),
+            ..RequiredArtifact::default()
+        }],
+        ..CompletionContract::default()
+    };
+    WantedFiles::new(Path::new("/work"), Some(&contract)).unwrap()
 }
 
 fn attempts() -> (tempfile::TempDir, Attempts, AttemptDir) {

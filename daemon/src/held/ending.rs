@@ -51,16 +51,16 @@ impl Held {
                 only_receipt
             }
             Some(StopWhy::LeaseEnded | StopWhy::Drained) | None => {
-                frames::terminal(&verdict, &ending.stderr_tail, closing).unwrap_or(untold)
+                frames::terminal(&verdict, ending, closing).unwrap_or(untold)
             }
             Some(StopWhy::DiskFull) => {
                 let own = self.closing(receipt.clone());
-                frames::terminal(&verdict, &ending.stderr_tail, own)
+                frames::terminal(&verdict, ending, own)
                     .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
             }
             Some(StopWhy::Canceled(reason)) => {
                 let own = self.closing(receipt.clone());
-                frames::terminal(&verdict, &ending.stderr_tail, own)
+                frames::terminal(&verdict, ending, own)
                     .unwrap_or_else(|| frames::canceled(reason, closing))
             }
         };

@@ -238,6 +238,7 @@ fn resume(
         task_id: remains.meta.attempt.task_id.clone(),
         workspace: remains.meta.workspace.clone(),
         cleanup_term: remains.meta.cleanup_term,
+        files: remains.meta.files.clone(),
         directory: dir.path().to_owned(),
         fold,
         recall_from: snapshot.position,

@@ -318,6 +318,7 @@ impl Supervisor {
             conversation_key: dispatch.conversation_key.clone(),
             workspace: Some(plan.workspace.clone()),
             tools: plan.tools.clone(),
+            files: plan.files.clone(),
         };
         // Checked before it was taken.
         let id = attempt.attempt_id.parse();

@@ -29,6 +29,7 @@ impl Supervisor {
             task_id: plan.task_id.clone(),
             workspace: Some(plan.workspace.clone()),
             cleanup_term: plan.cleanup_term,
+            files: plan.files.clone(),
             directory: self.attempts.place(dir).path().to_owned(),
             fold,
             position: 0,

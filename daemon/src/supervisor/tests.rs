@@ -89,6 +89,7 @@ fn plan() -> AttemptPlan {
         deadlines: Deadlines::default(),
         cleanup_term: Duration::from_secs(2),
         tools: None,
+        files: None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! A working directory stays inside its root: no `..`, no absolute path and no link leads out of it. The kernel decides,
+//! What is named beneath a root stays inside it: no `..`, no absolute path and no link leads out of it. The kernel decides,
 //! component by component, so that nothing can be swapped between the look and the use.
 
 use std::io;
@@ -50,7 +50,7 @@ pub(super) fn resolve(root: &Path, cwd: &Path) -> Result<PathBuf, BadCwd> {
         &inner
     };
     let base = open(root, DIRECTORY, Mode::empty()).map_err(|error| unusable(error.into()))?;
-    match open_beneath(&base, inner) {
+    match open_beneath(&base, inner, DIRECTORY) {
         Ok(found) => read_path(&found).map_err(unusable),
         Err(Errno::XDEV | Errno::LOOP) => Err(outside()),
         // A kernel or a sandbox without the call: the same question, asked less strictly.
@@ -84,11 +84,12 @@ fn strip(root: &Path, cwd: &Path) -> Option<PathBuf> {
     Some(found.strip_prefix(root).ok()?.to_owned())
 }
 
-fn open_beneath(base: &OwnedFd, inner: &Path) -> Result<OwnedFd, Errno> {
+/// Opens what a path names, if every step to it stays beneath `base`.
+pub(crate) fn open_beneath(base: &OwnedFd, inner: &Path, how: OFlags) -> Result<OwnedFd, Errno> {
     let flags = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut last = Errno::AGAIN;
     for _ in 0..TRIES {
-        match openat2(base, inner, DIRECTORY, Mode::empty(), flags) {
+        match openat2(base, inner, how, Mode::empty(), flags) {
             Err(error @ (Errno::AGAIN | Errno::INTR)) => last = error,
             done => return done,
         }
@@ -96,8 +97,9 @@ fn open_beneath(base: &OwnedFd, inner: &Path) -> Result<OwnedFd, Errno> {
     Err(last)
 }
 
-fn read_path(directory: &OwnedFd) -> io::Result<PathBuf> {
-    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+/// Where something that is open is now.
+pub(crate) fn read_path(opened: &OwnedFd) -> io::Result<PathBuf> {
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
     let path = rustix::fs::readlinkat(CWD, link, Vec::new())?;
     use std::os::unix::ffi::OsStringExt;
     Ok(std::ffi::OsString::from_vec(path.into_bytes()).into())

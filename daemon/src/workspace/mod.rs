@@ -19,7 +19,7 @@ use bytes::Bytes;
 
 use crate::config::{DaemonConfig, Keep, RootConfig};
 
-pub(crate) use beneath::is_root;
+pub(crate) use beneath::{is_root, open_beneath, read_path};
 pub(crate) use git::version as git_version;
 pub(crate) use lock::{Holder, hand_over};
 pub(crate) use made::RECORD;
@@ -206,12 +206,12 @@ impl Plan {
     }
 }
 
-fn bytes(path: &Path) -> Bytes {
+pub(crate) fn bytes(path: &Path) -> Bytes {
     use std::os::unix::ffi::OsStrExt;
     Bytes::copy_from_slice(path.as_os_str().as_bytes())
 }
 
-fn path(bytes: &Bytes) -> PathBuf {
+pub(crate) fn path(bytes: &Bytes) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     std::ffi::OsString::from_vec(bytes.to_vec()).into()
 }

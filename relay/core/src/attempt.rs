@@ -8,7 +8,7 @@
 //! | queued | offer → offered; an agent's claim → accepted; queue timer, park → parked; cancel → canceled; a late result of its predecessor → released |
 //! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up); park → parked |
 //! | accepted | started and later phases → starting … waiting_input; rejected → released |
-//! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result, error or release → its end; a deadline or cancel → cleaning_up; park → parked; lease timer, missing, reboot → lost |
+//! | starting, prompted, streaming, tool_running, waiting_input | each other, by phases, tools and inputs; a result without the files it needs → refused, failed or parked, by the contract; a result, error or release → its end; a deadline or cancel → cleaning_up; park → parked; lease timer, missing, reboot → lost |
 //! | cleaning_up | any word that it is over → what was pending; but a result wins over a deadline, and nothing over a cancel |
 //! | parked | cancel → canceled; a successor → handed_off |
 //! | completed, failed, canceled, timed_out, lost, released, handed_off | nothing; a terminal frame is `late` and judged by the task |
@@ -86,7 +86,10 @@ pub(crate) enum Event {
         tools: Vec<Arc<str>>,
         end: u64,
     },
+    /// A result, and everything that the contract asks for.
     Completed(Completed),
+    /// A result, and files are missing.
+    Unmet(Completed),
     Errored(Errored),
     Canceled(CanceledBody),
     Released {
@@ -167,6 +170,7 @@ impl Machine<'_> {
 fn in_ended(event: &Event) -> Outcome {
     match event {
         Event::Completed(_)
+        | Event::Unmet(_)
         | Event::Errored(_)
         | Event::Canceled(_)
         | Event::Released { .. }

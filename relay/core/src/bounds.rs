@@ -1,7 +1,8 @@
 //! How large a task's record may grow. It is written whole, and the journal takes no entry over 1 MiB.
 //!
 //! The worst legal record: open inputs and their answers 330 KiB, their tools and names 130 KiB, open tool calls
-//! 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB, words of whoever resumed it 96 KiB. A test builds it. Words are clipped; what decides is not.
+//! 165 KiB, the timeline 125 KiB, earlier attempts 105 KiB, words of whoever resumed it 96 KiB, receipts of a refused completion 90 KiB. A test
+//! builds it. Words are clipped; what decides is not.
 
 use std::sync::Arc;
 
@@ -29,7 +30,7 @@ const ARTIFACTS: usize = 64;
 const NAME_BYTES: usize = 128;
 const ID_BYTES: usize = 256;
 pub(crate) const NOTE_BYTES: usize = 256;
-const WORDS_BYTES: usize = 4096;
+pub(crate) const WORDS_BYTES: usize = 4096;
 const PATH_BYTES: usize = 1024;
 
 /// Cuts at a character's edge.
@@ -94,10 +95,14 @@ fn clip_completed(body: &mut Completed) {
     clip_session(&mut body.agent_session_id);
     clip_usage(&mut body.usage, &mut body.termination);
     body.artifacts.truncate(ARTIFACTS);
-    for Artifact { path, sha256, .. } in &mut body.artifacts {
-        clip(path, PATH_BYTES);
-        clip_some(sha256, NAME_BYTES);
-    }
+}
+
+/// Half a path names another file, so one that is too long is none.
+pub(crate) fn clip_artifact(mut artifact: Artifact) -> Artifact {
+    clip_some(&mut artifact.sha256, NAME_BYTES);
+    clip_some(&mut artifact.problem, NOTE_BYTES);
+    artifact.resolved = artifact.resolved.filter(|path| path.len() <= PATH_BYTES);
+    artifact
 }
 
 fn clip_errored(body: &mut Errored) {

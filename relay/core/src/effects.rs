@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::contract::Unmet;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::{LeaseToken, MachineLoad};
 use crate::record::{
@@ -362,12 +363,14 @@ pub enum Downstream {
         attempt: AttemptId,
         code: Rejection,
     },
-    /// The frame changed nothing. Unless the code is `gap`, its number is used up in this session.
+    /// The frame changed nothing. Unless the code is `gap` or `output_gap`, its number is used up in this session.
     FrameRejected {
         attempt: AttemptId,
         control_seq: u64,
         code: Rejection,
         expected: Option<u64>,
+        /// Of a completion: every file that it misses.
+        unmet: Vec<Unmet>,
     },
     /// Take nothing new, or work again.
     Drain {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::attempt::{Event, Outcome};
+use crate::contract;
 use crate::core::{Core, Turn};
 use crate::effects::{After, CancelKind, Downstream, Write};
 use crate::fences::{Fence, Guard};
@@ -253,11 +254,15 @@ impl Core {
         if !mutant!(ParkedStaysQueued) {
             self.queue.remove(live.id());
         }
+        let words;
         let reason = match parked.cause {
             ParkCause::Starved => "no daemon could take it within its queue deadline",
             ParkCause::Blocked => "the attempt cannot go on without a person",
             ParkCause::InputTimeout => "nobody answered in time",
-            ParkCause::ReceiptsMissing => "required files are missing",
+            ParkCause::ReceiptsMissing => {
+                words = contract::words(&contract::unmet(&live.spec, live.newest()));
+                &*words
+            }
         };
         let since = turn.now.wall;
         live.record_mut().attention = Some(Attention {

@@ -11,18 +11,19 @@ use subtle::ConstantTimeEq;
 
 use crate::attempt::{Event, Outcome, Ruled};
 use crate::bounds;
+use crate::contract::{self, Unmet};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
 use crate::id::{DaemonId, InputId, SessionId};
-use crate::input::{Activity, Completed, Errored, Frame, FrameBody, FrameRef, LeaseToken};
+use crate::input::{Activity, Completed, Frame, FrameBody, FrameRef, LeaseToken};
 use crate::live::{Live, wall_of};
 use crate::record::{
-    AttemptRecord, EventKind, FailureCode, InputKind, InputRecord, InputState, OpenTool, Phase,
-    State, Workspace,
+    AttemptRecord, EventKind, InputKind, InputRecord, InputState, OpenTool, Phase, State,
+    Workspace,
 };
 use crate::reject::Rejection;
 use crate::rules;
-use crate::spec::{MissingPolicy, TaskSpec};
+use crate::spec::TaskSpec;
 use crate::time::Wall;
 use crate::timers::TimerKey;
 
@@ -82,10 +83,14 @@ impl Core {
         }
         let applied = live.newest().control_seq;
         if from.control_seq <= applied && !mutant!(DuplicateTaken) {
-            return ack(from, live.written_seq, turn);
+            return known_frame(live, from, turn);
         }
         if from.control_seq > applied + 1 && !mutant!(GapTaken) {
-            return reject_with(from, Rejection::Gap, Some(applied + 1), turn);
+            return reject_with(from, Rejection::Gap, Some(applied + 1), Vec::new(), turn);
+        }
+        if lacks_output(&frame.body) {
+            // Its number is not used up: it comes again behind the output.
+            return reject(from, Rejection::OutputGap, turn);
         }
         self.next_frame(live, from, frame, turn);
     }
@@ -169,6 +174,11 @@ impl Core {
                 turn.fx.counts.push(Count::PhaseRegression);
                 live.use_up(from.control_seq);
             }
+            Outcome::Refused(Rejection::ContractUnmet) => {
+                live.use_up(from.control_seq);
+                note_refusal(live, from.control_seq);
+                refuse_unmet(live, from, turn);
+            }
             Outcome::Refused(code) => {
                 live.use_up(from.control_seq);
                 reject(from, code, turn);
@@ -215,6 +225,32 @@ impl Core {
         }
         self.keep(live, turn);
     }
+}
+
+/// A frame that was heard before. Whoever sends a refused completion again has not heard that it was.
+fn known_frame(live: &Live, from: From, turn: &mut Turn<'_>) {
+    let newest = live.newest();
+    let refused = newest.refused_seq == Some(from.control_seq);
+    if refused && newest.control_seq == from.control_seq {
+        refuse_unmet(live, from, turn);
+    } else {
+        ack(from, live.written_seq, turn);
+    }
+}
+
+fn note_refusal(live: &mut Live, control_seq: u64) {
+    live.newest_mut().refused_seq = Some(control_seq);
+    let unmet = contract::unmet(&live.spec, live.newest());
+    let mut words = contract::words(&unmet);
+    bounds::clip(&mut words, bounds::NOTE_BYTES);
+    let missing = contract::places(&unmet);
+    live.note(EventKind::CompletionRefused { missing }, Some(words));
+}
+
+/// Names every file that is missing. The attempt stays leased, and its timers run.
+fn refuse_unmet(live: &Live, from: From, turn: &mut Turn<'_>) {
+    let unmet = contract::unmet(&live.spec, live.newest());
+    reject_with(from, Rejection::ContractUnmet, None, unmet, turn);
 }
 
 fn owns(attempt: &AttemptRecord, daemon: DaemonId) -> bool {
@@ -272,10 +308,16 @@ pub(crate) fn ack(from: From, control_seq: u64, turn: &mut Turn<'_>) {
 }
 
 pub(crate) fn reject(from: From, code: Rejection, turn: &mut Turn<'_>) {
-    reject_with(from, code, None, turn);
+    reject_with(from, code, None, Vec::new(), turn);
 }
 
-fn reject_with(from: From, code: Rejection, expected: Option<u64>, turn: &mut Turn<'_>) {
+fn reject_with(
+    from: From,
+    code: Rejection,
+    expected: Option<u64>,
+    unmet: Vec<Unmet>,
+    turn: &mut Turn<'_>,
+) {
     turn.fx.counts.push(Count::FrameRejected(code));
     let (attempt, control_seq) = (from.re.attempt, from.control_seq);
     let message = Downstream::FrameRejected {
@@ -283,6 +325,7 @@ fn reject_with(from: From, code: Rejection, expected: Option<u64>, turn: &mut Tu
         control_seq,
         code,
         expected,
+        unmet,
     };
     // A refusal may speak of an end that is not durable yet, and a daemon forgets what was refused.
     turn.tell(After::Task(from.re.task), from.session, message);
@@ -325,7 +368,7 @@ pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Ev
         }
         FrameBody::InputWithdrawn { input } => Event::InputWithdrawn(input),
         FrameBody::InputReceived { input } => Event::InputReceived(input),
-        FrameBody::Completed(completed) => completion(completed, spec)?,
+        FrameBody::Completed(completed) => completion(completed, spec),
         FrameBody::Errored(errored) => Event::Errored(errored),
         FrameBody::Canceled(canceled) => Event::Canceled(canceled),
         FrameBody::Released {
@@ -341,46 +384,19 @@ pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Ev
     })
 }
 
-/// A result counts only with every receipt that the contract asks for.
-fn completion(completed: Completed, spec: &TaskSpec) -> Result<Event, Refused> {
-    let Some(contract) = spec
-        .contract
-        .as_ref()
-        .filter(|_| !contract_met(&completed, spec))
-    else {
-        return Ok(Event::Completed(completed));
-    };
-    match contract.missing_policy {
-        MissingPolicy::Reject | MissingPolicy::Park => Err(Refused::Code(Rejection::ContractUnmet)),
-        MissingPolicy::Fail => Ok(Event::Errored(Errored {
-            code: FailureCode::ReceiptsMissing,
-            retryable_hint: None,
-            message: Some("required artifacts are missing".into()),
-            user_message: None,
-            usage: completed.usage,
-            agent_session_id: completed.agent_session_id,
-            final_offset: completed.final_offset,
-            termination: completed.termination,
-            in_lease: completed.in_lease,
-        })),
+/// A result counts only with every file that the contract asks for.
+fn completion(completed: Completed, spec: &TaskSpec) -> Event {
+    if contract::judge_found(spec, &completed.artifacts).is_empty() {
+        Event::Completed(completed)
+    } else {
+        Event::Unmet(completed)
     }
 }
 
-pub(crate) fn contract_met(completed: &Completed, spec: &TaskSpec) -> bool {
-    let Some(contract) = &spec.contract else {
-        return true;
-    };
-    contract.artifacts.iter().all(|wanted| {
-        completed.artifacts.iter().any(|found| {
-            *found.path == *wanted.path
-                && found.is_file
-                && wanted.min_size.is_none_or(|least| found.size >= least)
-                && wanted
-                    .sha256
-                    .as_deref()
-                    .is_none_or(|hash| found.sha256.as_deref() == Some(hash))
-        })
-    })
+/// Output before a result that the relay neither has nor knows to be gone.
+pub(crate) fn lacks_output(body: &FrameBody) -> bool {
+    let missing = matches!(body, FrameBody::Completed(body) if body.output_missing > 0);
+    missing && !mutant!(OutputGapTaken)
 }
 
 fn input_record(

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::contract::FoundFile;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
@@ -14,8 +15,8 @@ use crate::id::{
 };
 use crate::parked::Place;
 use crate::record::{
-    AgentRecord, Artifact, AttentionCause, Decision, Exit, FailureCode, Phase, Platform,
-    ProgressRecord, RejectCode, Resume, TaskRecord, Usage, Workspace,
+    AgentRecord, AttentionCause, Decision, Exit, FailureCode, Phase, Platform, ProgressRecord,
+    RejectCode, Resume, TaskRecord, Usage, Workspace,
 };
 use crate::spec::TaskSpec;
 use crate::time::Wall;
@@ -508,9 +509,11 @@ pub struct Completed {
     pub result: Option<Arc<[u8]>>,
     pub usage: Usage,
     pub agent_session_id: Option<Arc<str>>,
-    pub artifacts: Vec<Artifact>,
-    /// Bytes of output in all; the shell has stored them before it passes this on.
+    pub artifacts: Vec<FoundFile>,
+    /// Bytes of output in all.
     pub final_offset: u64,
+    /// How many of them the shell has neither stored nor recorded as cut.
+    pub output_missing: u64,
     pub termination: Termination,
     /// There was a result, then a hang.
     pub killed_after_result: bool,
@@ -530,6 +533,23 @@ pub struct Errored {
     pub final_offset: u64,
     pub termination: Termination,
     pub in_lease: bool,
+}
+
+impl Errored {
+    /// What a result without its files comes to where the contract says that it fails.
+    pub(crate) fn receipts_missing(result: Completed, words: Arc<str>) -> Self {
+        Self {
+            code: FailureCode::ReceiptsMissing,
+            retryable_hint: None,
+            message: Some(Arc::clone(&words)),
+            user_message: Some(words),
+            usage: result.usage,
+            agent_session_id: result.agent_session_id,
+            final_offset: result.final_offset,
+            termination: result.termination,
+            in_lease: result.in_lease,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

@@ -6,16 +6,18 @@
 //! uptime: a clock that jumps decides nothing, and a relay that is down takes no time away from its workers.
 
 use crate::attempt::{Event, is_loss};
+use crate::contract::{self, Unmet};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
 use crate::ends::holder_of;
-use crate::frame::{From, ack, check_owner, contract_met, proof_of_death, reject};
-use crate::input::{Finished, Frame, FrameBody};
+use crate::frame::{From, ack, check_owner, lacks_output, proof_of_death, reject};
+use crate::input::{Completed, Errored, Finished, Frame, FrameBody};
 use crate::live::Live;
 use crate::record::{
     AttemptRecord, EndState, EndedBy, EventKind, FailureCode, Receipt, State, TaskRecord, TaskState,
 };
 use crate::reject::Rejection;
+use crate::spec::MissingPolicy;
 use crate::time::{Now, Wall};
 use crate::timers::TimerSet;
 
@@ -69,6 +71,9 @@ impl Core {
         };
         if dead {
             self.receipt_arrived(live, index, turn);
+        }
+        if lacks_output(&frame.body) {
+            return reject(from, Rejection::OutputGap, turn);
         }
         // Where the work of a lost run is; it decides nothing.
         live.note_workspace(from.re.attempt, frame.workspace);
@@ -233,8 +238,12 @@ fn is_result(body: &FrameBody) -> bool {
 fn adoptable(live: &Live, index: usize, body: &FrameBody) -> Option<Event> {
     let attempt = &live.record().attempts[index];
     match body {
-        FrameBody::Completed(body) if body.in_lease && contract_met(body, &live.spec) => {
-            Some(Event::Completed(body.clone()))
+        FrameBody::Completed(body) if body.in_lease => {
+            let unmet = contract::judge_found(&live.spec, &body.artifacts);
+            if unmet.is_empty() || mutant!(LateUnjudged) {
+                return Some(Event::Completed(body.clone()));
+            }
+            late_failure(live, index, body, &unmet)
         }
         FrameBody::Errored(body)
             if body.in_lease && unexplained(attempt) && waits_on(live, index) =>
@@ -259,6 +268,15 @@ fn adoptable(live: &Live, index: usize, body: &FrameBody) -> Option<Event> {
         | FrameBody::Goal(_)
         | FrameBody::Unknown => None,
     }
+}
+
+/// A late result that misses files is a failure where the contract says so and a failure would count. Otherwise nobody is
+/// left to make them, and nothing is parked that may be running elsewhere: it is evidence.
+fn late_failure(live: &Live, index: usize, body: &Completed, unmet: &[Unmet]) -> Option<Event> {
+    let fails = contract::policy(&live.spec) == MissingPolicy::Fail;
+    let counts = unexplained(&live.record().attempts[index]) && waits_on(live, index);
+    let words = contract::words(unmet);
+    (fails && counts).then(|| Event::Errored(Errored::receipts_missing(body.clone(), words)))
 }
 
 /// A successor that takes nothing away from a late end: nobody asked for it, and no process of it ever ran.

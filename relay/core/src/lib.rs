@@ -12,6 +12,7 @@ mod agent_held;
 mod attempt;
 mod bounds;
 pub mod config;
+pub mod contract;
 pub mod conversation;
 mod core;
 mod dispatch;

@@ -55,7 +55,7 @@ pub(crate) struct Change {
 
 impl Live {
     pub(crate) fn new(spec: Arc<TaskSpec>, record: Arc<TaskRecord>, timers: TimerSet) -> Self {
-        let written_seq = record.newest().map_or(0, |attempt| attempt.control_seq);
+        let written_seq = record.newest().map_or(0, AttemptRecord::acked_seq);
         Self {
             spec,
             record,
@@ -300,7 +300,7 @@ impl Live {
             if newest.state.end().is_none() {
                 newest.budgets_at_ms = clock_ms;
             }
-            self.written_seq = newest.control_seq;
+            self.written_seq = newest.acked_seq();
         }
         if let (Some(retry), Some(left)) = (&mut record.retry, retry_left) {
             retry.remaining_ms = left;

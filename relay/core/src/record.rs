@@ -144,7 +144,7 @@ pub enum AttentionCause {
     UnsafeLoss,
     Poison,
     InputTimeout,
-    /// Required files are missing from a result.
+    /// Required files are missing, and the contract parks.
     ReceiptsMissing,
 }
 

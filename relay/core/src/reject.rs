@@ -57,6 +57,8 @@ pub enum Rejection {
     NotParked,
     /// Somebody else sent it on first.
     HandedOff,
+    /// Output before a result is missing: replay it.
+    OutputGap,
 }
 
 impl Rejection {
@@ -101,6 +103,7 @@ impl Rejection {
             Rejection::AlreadyParked => "already_parked",
             Rejection::NotParked => "not_parked",
             Rejection::HandedOff => "handed_off",
+            Rejection::OutputGap => "output_gap",
         }
     }
 
@@ -168,6 +171,9 @@ impl Rejection {
                 "the task does not wait for a person; only a parked one can be resumed"
             }
             Rejection::HandedOff => "somebody else sent this attempt on already",
+            Rejection::OutputGap => {
+                "output before the result is missing; replay it from the last acknowledged byte"
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ mod blocking;
 mod boot;
 mod bounds;
 mod cancel;
+mod contracts;
 mod deadlines;
 mod fencing;
 mod forgetting;

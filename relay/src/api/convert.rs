@@ -48,7 +48,7 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
         lease_ttl_ms: spec.lease_ttl_ms,
         attempts: attempts
             .iter()
-            .map(|attempt| self::attempt(record, attempt))
+            .map(|attempt| self::attempt(spec, record, attempt))
             .collect(),
         attention: record
             .attention
@@ -126,7 +126,11 @@ fn cancel(cancel: &CancelRecord) -> v1::CancelView {
     }
 }
 
-pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attempt {
+pub(super) fn attempt(
+    spec: &TaskSpec,
+    record: &TaskRecord,
+    attempt: &AttemptRecord,
+) -> v1::Attempt {
     let end = attempt.state.end();
     let (daemon, agent) = (attempt.daemon(), attempt.agent());
     v1::Attempt {
@@ -187,7 +191,7 @@ pub(super) fn attempt(record: &TaskRecord, attempt: &AttemptRecord) -> v1::Attem
         open_input_ids: open_input_ids(attempt),
         workspace: attempt.workspace.as_deref().map(workspace),
         ended_by_timer: ended_by_timer(attempt).map_or(0, |timer| words::timer(timer).into()),
-        artifacts: attempt.artifacts.iter().map(artifact).collect(),
+        artifacts: artifacts(spec, attempt),
         resume_fallback: attempt.fresh,
         handed_off_to: attempt.handed_to.as_deref().unwrap_or_default().to_owned(),
         stderr_tail: String::new(),
@@ -328,14 +332,26 @@ fn open_tool(tool: &OpenTool) -> v1::OpenTool {
     }
 }
 
-fn artifact(artifact: &Artifact) -> v1::ArtifactReceipt {
+fn artifacts(spec: &TaskSpec, attempt: &AttemptRecord) -> Vec<v1::ArtifactReceipt> {
+    let seen = attempt.artifacts.iter();
+    seen.map(|seen| artifact(spec, seen)).collect()
+}
+
+fn artifact(spec: &TaskSpec, seen: &Artifact) -> v1::ArtifactReceipt {
+    let words = |said: &Option<Arc<str>>| said.as_deref().unwrap_or_default().to_owned();
+    let contract = spec.contract.as_ref();
+    let wanted = contract.and_then(|c| c.artifacts.get(usize::from(seen.required)));
+    let path = wanted.map_or("", |wanted| &wanted.path);
+    let resolved = seen.resolved.as_deref().unwrap_or(path);
     v1::ArtifactReceipt {
-        path: artifact.path.to_string(),
-        exists: true,
-        is_file: artifact.is_file,
-        size: artifact.size,
-        sha256: artifact.sha256.as_deref().unwrap_or_default().to_owned(),
-        ..v1::ArtifactReceipt::default()
+        path: path.to_owned(),
+        exists: seen.exists,
+        is_file: seen.is_file,
+        size: seen.size,
+        sha256: words(&seen.sha256),
+        modified_at: seen.modified.map(timestamp),
+        resolved_path: if seen.is_file { resolved } else { "" }.to_owned(),
+        problem: words(&seen.problem),
     }
 }
 

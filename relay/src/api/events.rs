@@ -4,15 +4,17 @@
 
 use std::collections::HashMap;
 
+use baton_core::contract;
 use baton_core::id::{AttemptId, InputId};
 use baton_core::record::{AttemptState, EventKind, Phase, TaskRecord, TimelineEvent};
+use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use baton_proto::{ShortName, v1};
 
 use crate::wire::{timestamp, words};
 
 /// The record's events after `revision`, oldest first.
-pub(super) fn after(record: &TaskRecord, revision: u64) -> Vec<v1::TaskEvent> {
+pub(super) fn after(spec: &TaskSpec, record: &TaskRecord, revision: u64) -> Vec<v1::TaskEvent> {
     let mut phases = HashMap::new();
     let mut shown = Vec::new();
     for event in &record.timeline.events {
@@ -20,7 +22,7 @@ pub(super) fn after(record: &TaskRecord, revision: u64) -> Vec<v1::TaskEvent> {
             phases.insert(attempt, phase);
         }
         if event.revision > revision {
-            shown.push(task_event(record, event, &phases));
+            shown.push(task_event(spec, record, event, &phases));
         }
     }
     shown
@@ -54,6 +56,7 @@ fn phase_of(event: &TimelineEvent) -> Option<Phase> {
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::ReceiptArrived
+        | EventKind::CompletionRefused { .. }
         | EventKind::LateTerminal
         | EventKind::Progress
         | EventKind::Checkpoint { .. }
@@ -84,6 +87,7 @@ fn end_phase(state: AttemptState) -> Option<Phase> {
 }
 
 fn task_event(
+    spec: &TaskSpec,
     record: &TaskRecord,
     event: &TimelineEvent,
     phases: &HashMap<AttemptId, Phase>,
@@ -115,6 +119,9 @@ fn task_event(
         ..v1::TaskEvent::default()
     };
     add_data(&mut shown, record, event);
+    if let EventKind::CompletionRefused { missing } = event.kind {
+        shown.missing = contract::paths(spec, missing);
+    }
     shown
 }
 
@@ -161,6 +168,7 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         | EventKind::Unpaused
         | EventKind::ReceiptArrived
         | EventKind::Progress
+        | EventKind::CompletionRefused { .. }
         | EventKind::LateTerminal => {}
     }
 }
@@ -239,5 +247,6 @@ fn kind(event: &EventKind) -> v1::TaskEventKind {
         EventKind::Checkpoint { .. } => Kind::Checkpoint,
         EventKind::Resumed { .. } => Kind::Resumed,
         EventKind::PickedUp { .. } => Kind::PickedUp,
+        EventKind::CompletionRefused { .. } => Kind::CompletionRefused,
     }
 }

@@ -1,5 +1,6 @@
 //! Everything that an RPC can be refused for, as data. Codes, hints and retry advice stand in `status.rs`.
 
+use baton_contract::{Unmet, summary};
 use baton_core::record::Decision;
 use baton_core::reject::Rejection;
 use baton_core::time::Wall;
@@ -11,6 +12,9 @@ use crate::dispatcher::Refusal;
 use crate::session::{FrameFault, LinkFault};
 use crate::wire::{timestamp, words};
 
+/// Of a message about missing files; their paths are all in the details.
+const UNMET_BYTES: usize = 4096;
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     #[error(transparent)]
@@ -21,6 +25,9 @@ pub(crate) enum Fault {
     /// The core would not do it.
     #[error("{}", .0.explain())]
     Refused(Rejection),
+    /// A completion that misses files: all of them.
+    #[error("{}", summary(.0, UNMET_BYTES))]
+    Unmet(Vec<Unmet>),
     #[error("no {0} with this id or name")]
     NotFound(Thing),
     #[error("more than one daemon has this name")]

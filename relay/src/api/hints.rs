@@ -12,6 +12,7 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::Auth(fault) => auth(*fault),
         Fault::Invalid(invalid) => shape(&invalid.why),
         Fault::Refused(rejection) => refusal(*rejection),
+        Fault::Unmet(_) => refusal(Rejection::ContractUnmet),
         Fault::NotFound(thing) => missing(*thing),
         Fault::Link(fault) => link(fault),
         Fault::Frame(fault) => frame(fault),
@@ -159,6 +160,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::TooManyInputs => "wait for answers first",
         Rejection::DuplicateInput | Rejection::DuplicateTool => "use a new id",
         Rejection::UnknownTool => "send tool_started first",
+        Rejection::OutputGap => "replay from the last acknowledged byte",
         Rejection::ContractUnmet => "make the missing files, then complete again",
         Rejection::BeingEnded => "wait until the attempt has ended",
         Rejection::AlreadyParked | Rejection::HandedOff => {

@@ -54,7 +54,7 @@ pub const FAILURE_CODE: Size = Size::Bytes(64);
 pub const RESULT: usize = 64 * 1024;
 pub const IDEMPOTENCY_KEY: Size = Size::Bytes(256);
 pub const PATH: Size = Size::Bytes(4096);
-pub const ARTIFACT_PATH: Size = Size::Bytes(1024);
+pub const ARTIFACT_PATH: Size = Size::Bytes(baton_contract::PATH_BYTES_MAX);
 pub const CRITERION: Size = Size::Chars(1024);
 /// A label of a question's option.
 pub const OPTION_LABEL: Size = Size::Chars(256);
@@ -83,7 +83,7 @@ pub const LABEL_KEY: usize = 63;
 pub const LABEL_VALUE: usize = 256;
 pub const CAPABILITIES: usize = 64;
 pub const SUCCESS_CRITERIA: usize = 50;
-pub const ARTIFACTS: usize = 64;
+pub const ARTIFACTS: usize = baton_contract::PATHS_MAX;
 /// Rules of one task, and the two halves of each.
 pub const PERMISSION_RULES: usize = 256;
 pub const RULE_TOOL: Size = Size::Bytes(256);

@@ -193,7 +193,7 @@ impl Api {
             }
             _told_by_its_state => text.to_owned(),
         };
-        let events = events::after(record, 0);
+        let events = events::after(spec, record, 0);
         let recent = events.len().saturating_sub(RECENT_EVENTS);
         v1::InspectResponse {
             task: Some(task),

@@ -70,10 +70,18 @@ fn explain(fault: &Fault) -> (Code, ErrorDetail) {
         field: field(fault).to_owned(),
         retryable,
         retry_after_ms,
-        missing: Vec::new(),
+        missing: missing(fault),
         holder: holder(fault),
     };
     (code, detail)
+}
+
+/// Files that a completion needs and misses.
+fn missing(fault: &Fault) -> Vec<String> {
+    match fault {
+        Fault::Unmet(unmet) => unmet.iter().map(|unmet| unmet.path.clone()).collect(),
+        _nothing => Vec::new(),
+    }
 }
 
 /// Who stands in the way.
@@ -102,6 +110,7 @@ fn row(fault: &Fault) -> Row {
         Fault::Auth(fault) => auth_row(*fault),
         Fault::Invalid(invalid) => (Code::InvalidArgument, invalid_code(&invalid.why), Never),
         Fault::Refused(rejection) => rejection_row(*rejection),
+        Fault::Unmet(_) => rejection_row(Rejection::ContractUnmet),
         Fault::NotFound(thing) => (Code::NotFound, unknown_code(*thing), Never),
         Fault::Link(fault) => link_row(fault),
         Fault::Frame(fault) => (frame_code(fault), fault.code(), Never),
@@ -227,7 +236,7 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::Superseded
         | Rejection::HandedOff => (Aborted, Never),
         Rejection::BadProof => (PermissionDenied, Never),
-        Rejection::Gap => (OutOfRange, Never),
+        Rejection::Gap | Rejection::OutputGap => (OutOfRange, Never),
         Rejection::AlreadyFinished
         | Rejection::NotFinished
         | Rejection::BeingCanceled
@@ -260,7 +269,7 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 39] = [
+    const EVERY_REJECTION: [Rejection; 40] = [
         Rejection::DaemonConnected,
         Rejection::DaemonHolds,
         Rejection::UnknownTask,
@@ -300,6 +309,7 @@ mod tests {
         Rejection::AlreadyParked,
         Rejection::NotParked,
         Rejection::HandedOff,
+        Rejection::OutputGap,
     ];
 
     fn every_shape_fault() -> Vec<Fault> {

@@ -3,8 +3,6 @@
 //! Absent, empty and partial profiles stay three different things. A field that this version would silently ignore is
 //! refused as not built instead.
 
-use std::collections::BTreeMap;
-
 use baton_core::config::Config;
 use baton_core::id::DaemonId;
 use baton_core::profile;
@@ -85,7 +83,7 @@ pub(super) fn draft(
         priority: priority(sent.priority)?,
         labels: validate::labels("spec.labels", sent.labels)?,
         success_criteria: criteria(sent.success_criteria)?,
-        contract: sent.contract.map(contract).transpose()?,
+        contract: sent.contract.map(contract).transpose()?.flatten(),
         agent_scope: validate::optional("spec.agent_scope", sent.agent_scope, limits::NAME)?,
         agent_held: sent.agent_held,
         traceparent: TraceParent::parse(&request.traceparent).map(|parent| parent.to_string()),
@@ -350,20 +348,26 @@ fn criteria(given: Vec<String>) -> Checked<Vec<String>> {
     Ok(given.iter().map(clean).collect())
 }
 
-fn contract(sent: v1::CompletionContract) -> Checked<CompletionContract> {
+/// A contract that asks for nothing is none. A file that is asked for twice is one file; with other conditions it would be
+/// a question of which ones count.
+fn contract(sent: v1::CompletionContract) -> Checked<Option<CompletionContract>> {
     let field = "spec.contract.required_artifacts";
     validate::count(field, sent.required_artifacts.len(), limits::ARTIFACTS)?;
     let policy: v1::MissingPolicy =
         validate::enumeration("spec.contract.missing_policy", sent.missing_policy)?;
-    let mut artifacts = BTreeMap::new();
+    let mut artifacts: Vec<RequiredArtifact> = Vec::new();
     for artifact in sent.required_artifacts {
         let artifact = required(artifact)?;
-        artifacts.insert(artifact.path.clone(), artifact);
+        match artifacts.iter().find(|known| known.path == artifact.path) {
+            None => artifacts.push(artifact),
+            Some(known) if *known == artifact => {}
+            Some(_) => return Err(invalid(field, Why::Duplicate)),
+        }
     }
-    Ok(CompletionContract {
-        artifacts: artifacts.into_values().collect(),
+    Ok((!artifacts.is_empty()).then(|| CompletionContract {
+        artifacts,
         missing_policy: words::asked_missing_policy(policy),
-    })
+    }))
 }
 
 fn required(sent: v1::RequiredArtifact) -> Checked<RequiredArtifact> {

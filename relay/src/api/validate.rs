@@ -3,6 +3,7 @@
 //! Each check names the field in the proto's spelling and fails with its own machine code. Nothing is corrected
 //! silently, and nothing here reads state, so a bad request cannot leave a trace.
 
+use baton_contract::{PathFault, check_path};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -215,14 +216,8 @@ pub fn total(field: &str, sizes: impl Iterator<Item = usize>, limit: usize) -> C
 /// A file beneath the workspace, in one spelling: the daemon checks again with the kernel's help.
 pub fn artifact_path(field: &str, path: &str) -> Checked<()> {
     not_blank(field, path, limits::ARTIFACT_PATH)?;
-    let bad = |rule| Err(invalid(field, Why::BadPath { rule }));
-    if path.starts_with('/') || path.contains('\\') || path.as_bytes().get(1) == Some(&b':') {
-        return bad("give a path relative to the workspace, with '/' between its parts");
-    }
-    if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return bad("give the path without empty parts, '.' and '..'");
-    }
-    Ok(())
+    let bad = |fault: PathFault| invalid(field, Why::BadPath { rule: fault.rule() });
+    check_path(path).map_err(bad)
 }
 
 pub fn sha256_hex(field: &str, text: &str) -> Checked<()> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use baton_core::id::TaskId;
 use baton_core::record::TaskRecord;
+use baton_core::spec::TaskSpec;
 use baton_proto::v1;
 use baton_proto::v1::watch_task_response::Item;
 
@@ -23,8 +24,9 @@ impl Api {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         // The place first, the record second: what happens in between is seen twice and shown once.
         let tail = self.watch_place(task, request.from_revision)?;
-        let (_, record) = self.stored_task(&who.tenant, task).await?;
+        let (spec, record) = self.stored_task(&who.tenant, task).await?;
         let watching = Watching {
+            spec,
             tail,
             shown: request.from_revision,
             history_only: request.history_only,
@@ -41,6 +43,7 @@ impl Api {
 }
 
 struct Watching {
+    spec: Arc<TaskSpec>,
     tail: Tail,
     /// Newest revision that was sent or skipped.
     shown: u64,
@@ -92,7 +95,7 @@ impl Watching {
     async fn show(&mut self, step: &Step, feed: &Feed<v1::WatchTaskResponse>) -> Result<(), Fault> {
         let after = self.shown;
         self.shown = step.record.revision;
-        let events = events::after(&step.record, after)
+        let events = events::after(&self.spec, &step.record, after)
             .into_iter()
             .map(Item::Event);
         send(feed, events).await

@@ -7,12 +7,13 @@ mod tests;
 
 use std::sync::Arc;
 
+use baton_core::contract::FoundFile;
 use baton_core::goal::{Clean, GoalWord};
 use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
 use baton_core::input::{
     CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, MachineLoad, Termination,
 };
-use baton_core::record::{Artifact, Exit, FailureCode, Phase, RejectCode, Usage, Workspace};
+use baton_core::record::{Exit, FailureCode, Phase, RejectCode, Usage, Workspace};
 use baton_core::secrets;
 use baton_core::time::Wall;
 use baton_proto::ShortName;
@@ -32,7 +33,7 @@ pub(super) const TOOL_ID_MAX: usize = 256;
 const TOOL_INPUT_MAX: usize = 256 * 1024;
 const QUESTION_MAX: usize = 64 * 1024;
 const RESULT_MAX: usize = 64 * 1024;
-const ARTIFACTS_MAX: usize = 64;
+const ARTIFACTS_MAX: usize = baton_contract::PATHS_MAX;
 
 /// What an attempt-scoped frame is to the session.
 #[derive(Debug)]
@@ -300,6 +301,7 @@ fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<Completed, FrameF
         agent_session_id: text(&sent.agent_session_id),
         artifacts: sent.artifacts.iter().map(artifact).collect(),
         final_offset: sent.final_offset,
+        output_missing: 0,
         termination: termination(sent.receipt.as_ref()),
         killed_after_result: sent.killed_after_result,
         in_lease,
@@ -369,12 +371,17 @@ pub(crate) fn usage(sent: Option<&v1::Usage>) -> Usage {
     }
 }
 
-pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> Artifact {
-    Artifact {
+/// What a holder found at a required path, in a frame or in a request.
+pub(crate) fn artifact(sent: &v1::ArtifactReceipt) -> FoundFile {
+    FoundFile {
         path: clip(&sent.path).into(),
+        exists: sent.exists,
         is_file: sent.exists && sent.is_file,
         size: sent.size,
         sha256: text(&sent.sha256),
+        modified: sent.modified_at.as_ref().map(wall),
+        resolved: text(&sent.resolved_path),
+        problem: text(&sent.problem),
     }
 }
 

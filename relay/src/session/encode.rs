@@ -1,5 +1,6 @@
 //! The core's messages to a daemon, put on the wire. Each frame carries the relay's incarnation and epoch.
 
+use baton_core::contract::Unmet;
 use baton_core::effects::{
     AttemptRef, CancelKind, CloseReason, Dispatch, Downstream, Renewal, Settlement, Verdict,
 };
@@ -15,6 +16,7 @@ use prost::Message;
 
 use super::fault::FrameFault;
 use super::held::Acked;
+use crate::api::fault::Fault;
 use crate::api::status;
 use crate::wire::{self, timestamp, words};
 
@@ -185,7 +187,8 @@ impl Stamp {
                 control_seq,
                 code,
                 expected,
-            } => self.rejected(attempt, control_seq, code, expected),
+                unmet,
+            } => self.rejected(attempt, control_seq, &refusal(code, unmet), expected),
             Downstream::Drain { withdrawn } => self.frame(Frame::Drain(v1::Drain {
                 withdrawn,
                 ..v1::Drain::default()
@@ -213,10 +216,10 @@ impl Stamp {
         &self,
         attempt: AttemptId,
         control_seq: u64,
-        code: Rejection,
+        fault: &Fault,
         expected: Option<u64>,
     ) -> v1::RelayFrame {
-        let error = status::detail(&code.into());
+        let error = status::detail(fault);
         self.frame(Frame::Rejected(v1::FrameRejected {
             attempt_id: attempt.to_string(),
             control_seq,
@@ -396,6 +399,15 @@ fn renewal((attempt, renewal): (AttemptId, Renewal)) -> v1::RenewResult {
     }
 }
 
+/// A completion that misses files names them.
+fn refusal(code: Rejection, unmet: Vec<Unmet>) -> Fault {
+    if unmet.is_empty() {
+        code.into()
+    } else {
+        Fault::Unmet(unmet)
+    }
+}
+
 /// Foreign and unknown look alike, and so does every reason that only tells of other people's attempts.
 fn fence(code: Rejection) -> v1::FenceCode {
     match code {
@@ -433,6 +445,7 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::DuplicateTool
         | Rejection::UnknownTool
         | Rejection::ContractUnmet
+        | Rejection::OutputGap
         | Rejection::BeingEnded
         | Rejection::AlreadyParked
         | Rejection::NotParked

@@ -145,7 +145,7 @@ impl Session {
     }
 
     /// A terminal frame waits here until its output is durable; other attempts' frames go on meanwhile.
-    async fn settle(&mut self, frame: Box<Frame>, offset: u64) -> Result<(), Ended> {
+    async fn settle(&mut self, mut frame: Box<Frame>, offset: u64) -> Result<(), Ended> {
         let attempt = frame.re.attempt;
         let stored = self.shell.output.end(attempt.0).map_or(0, |end| end.end);
         if self.settling.len() >= SETTLING_MAX {
@@ -155,6 +155,15 @@ impl Session {
             ));
         }
         let missing = offset.saturating_sub(stored);
+        if missing > 0
+            && !self.held.is_all(attempt)
+            && let FrameBody::Completed(result) = &mut frame.body
+        {
+            // The core refuses it, the daemon brings all that it has again, and what is missing then will never come.
+            result.output_missing = missing;
+            self.held.replays(attempt);
+            return self.forward(Input::Frame(frame)).await;
+        }
         if missing > 0 && (!self.held.is_all(attempt) || missing > CUT_BYTES_MAX) {
             return Err(Ended::Goodbye(
                 v1::GoodbyeCode::ProtocolError,

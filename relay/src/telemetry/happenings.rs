@@ -40,6 +40,7 @@ fn place(kind: &EventKind) -> Place {
         }
         EventKind::DeadlineExpired { .. }
         | EventKind::Rejected { .. }
+        | EventKind::CompletionRefused { .. }
         | EventKind::Phase(Phase::FirstVisibleEventSeen) => Place::Attempt,
         EventKind::RetryScheduled { .. }
         | EventKind::RetryStopped
@@ -91,6 +92,7 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::Unpaused
         | EventKind::LateTerminal
         | EventKind::AdoptedLate
+        | EventKind::CompletionRefused { .. }
         | EventKind::Submitted
         | EventKind::Queued
         | EventKind::Offered { .. }

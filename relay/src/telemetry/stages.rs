@@ -130,6 +130,7 @@ pub(super) fn append(
             | EventKind::Checkpoint { .. }
             | EventKind::Resumed { .. }
             | EventKind::PickedUp { .. }
+            | EventKind::CompletionRefused { .. }
             | EventKind::AdoptedLate => None,
         };
         spans.extend(inner);

@@ -121,6 +121,7 @@ fn attempt(id: AttemptId, number: u32, times: StageTimes, end: End) -> AttemptRe
         tools: Vec::new(),
         inputs: Vec::new(),
         control_seq: 0,
+        refused_seq: None,
         output_end: 42,
         final_offset: None,
         times,

@@ -210,7 +210,10 @@ impl World {
             gone()
         };
         let body = match plan {
-            Plan::Complete | Plan::Flood => completed(termination),
+            Plan::Complete | Plan::Flood => {
+                let all = self.rng.chance(50);
+                with_end(self.result(index, attempt, all), termination)
+            }
             Plan::Fail { .. } if self.rng.chance(20) => unresumed(termination),
             Plan::Fail { retryable } => failed(termination, retryable, self.rng.below(3)),
             Plan::Release => FrameBody::Released {
@@ -273,7 +276,7 @@ impl World {
         held.ended = true;
         let in_lease = held.is_within_lease(now);
         let body = if self.rng.chance(15) {
-            completed(gone())
+            self.result(index, attempt, true)
         } else {
             FrameBody::Canceled(CanceledBody {
                 termination: gone(),
@@ -314,7 +317,17 @@ impl World {
     }
 }
 
-fn completed(termination: Termination) -> FrameBody {
+pub(crate) fn with_end(result: FrameBody, termination: Termination) -> FrameBody {
+    match result {
+        FrameBody::Completed(body) => FrameBody::Completed(Completed {
+            termination,
+            ..body
+        }),
+        other => other,
+    }
+}
+
+pub(crate) fn completed(termination: Termination) -> FrameBody {
     FrameBody::Completed(Completed {
         result: Some(Arc::from(*b"done")),
         termination,
@@ -347,7 +360,7 @@ fn unresumed(termination: Termination) -> FrameBody {
     })
 }
 
-fn errored(code: FailureCode, termination: Termination) -> Errored {
+pub(crate) fn errored(code: FailureCode, termination: Termination) -> Errored {
     Errored {
         code,
         retryable_hint: None,

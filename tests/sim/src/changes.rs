@@ -7,6 +7,7 @@ use baton_core::record::{
 use baton_core::spec::{RetryPolicy, TaskSpec, WhenUnsafe};
 
 use crate::checks::pairs;
+use crate::contracts;
 use crate::ruled;
 use crate::store::State as Stored;
 
@@ -17,6 +18,7 @@ pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
     for (was, is) in pairs(old, new) {
         same_answers(was, is);
         ruled::check(&before.specs[&new.task], is);
+        contracts::check(&before.specs[&new.task], was, is);
         let (from, to) = (&was.state, &is.state);
         if *from == State::Queued && *to == State::Offered {
             offered(before, old, is);

@@ -32,7 +32,7 @@ counts! {
     daemon_crashes, daemon_stalls, shim_kills, reboots, holds, holds_granted, unreachable, answers, refused_answers,
     ghosts, disk_errors, one_way_cuts, conflicts, probes, imports, releases, fences, parked, settled_keep, settled_adopt,
     settled_kill, settled_unrenewed, credits, removals, full_disks, machine_refusals, place_refusals,
-    suspends, muted, kills, dials, images, output_bytes, output_cuts,
+    suspends, muted, refused_results, kills, dials, images, output_bytes, output_cuts,
 }
 
 impl World {

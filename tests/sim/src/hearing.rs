@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use baton_core::contract::Unmet;
 use baton_core::effects::{Dispatch, Downstream, Settlement, Verdict};
 use baton_core::id::AttemptId;
 use baton_core::input::{CanceledBody, FrameBody, FrameRef, LeaseToken};
@@ -17,6 +18,15 @@ use crate::grants::Grant;
 use crate::held::{Held, Kill, Offer, Sayings, moment};
 use crate::links::Down;
 use crate::world::{Event, World};
+
+/// A frame that the relay would not have.
+struct Refusal {
+    attempt: AttemptId,
+    control_seq: u64,
+    code: Rejection,
+    expected: Option<u64>,
+    unmet: Vec<Unmet>,
+}
 
 impl World {
     pub(crate) fn daemon_hears(&mut self, conn: usize, item: Down) {
@@ -101,21 +111,47 @@ impl World {
                 control_seq,
                 code,
                 expected,
+                unmet,
             } => {
-                if self.is_ghost(index, attempt, control_seq) {
-                    return;
-                }
-                if code == Rejection::Gap && self.starts_again(index, attempt, expected) {
-                    return;
-                }
-                assert!(
-                    code != Rejection::Gap,
-                    "S4: frame {control_seq} of {attempt} follows nothing that the relay has"
-                );
-                self.refused(index, attempt, control_seq);
+                let refusal = Refusal {
+                    attempt,
+                    control_seq,
+                    code,
+                    expected,
+                    unmet,
+                };
+                self.on_refusal(index, &refusal);
             }
             Downstream::Drain { withdrawn } => self.daemons[index].draining = !withdrawn,
         }
+    }
+
+    fn on_refusal(&mut self, index: usize, refusal: &Refusal) {
+        let Refusal {
+            attempt,
+            control_seq,
+            code,
+            expected,
+            ref unmet,
+        } = *refusal;
+        if self.is_ghost(index, attempt, control_seq) {
+            return;
+        }
+        if code == Rejection::Gap && self.starts_again(index, attempt, expected) {
+            return;
+        }
+        assert!(
+            code != Rejection::Gap,
+            "S4: frame {control_seq} of {attempt} follows nothing that the relay has"
+        );
+        assert!(
+            code != Rejection::OutputGap,
+            "S10: output before the last word of {attempt} is missing"
+        );
+        if code == Rejection::ContractUnmet {
+            return self.completion_refused(index, attempt, control_seq, unmet);
+        }
+        self.refused(index, attempt, control_seq);
     }
 
     fn welcomed(

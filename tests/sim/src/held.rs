@@ -265,10 +265,14 @@ impl Held {
         }
     }
 
+    /// All that it has written down is in its outbox.
+    pub(crate) fn is_folded(&self) -> bool {
+        self.outbox.progress().consumed == self.script.len() as u64
+    }
+
     /// The relay has everything that it says.
     pub(crate) fn is_told(&self) -> bool {
-        let folded = self.outbox.progress().consumed == self.script.len() as u64;
-        folded && self.outbox.acked().control_seq >= self.outbox.last_control_seq()
+        self.is_folded() && self.outbox.acked().control_seq >= self.outbox.last_control_seq()
     }
 
     /// Nothing is left to run or to say.

@@ -119,6 +119,7 @@ impl World {
                 Right::None("with a forged token")
             }
             Right::Leased if frame.control_seq != self.heard_seq(attempt) + 1 => Right::OutOfOrder,
+            Right::Leased if lacks_output(&frame.body) => Right::OutOfOrder,
             right => right,
         };
         Some(Word {
@@ -250,6 +251,7 @@ impl World {
             self.relay.heard.insert(word.attempt, seq);
             self.judge_order(word);
         }
+        self.hear_again(word);
         let Some(after) = self.relay.store.view.record(word.task.task) else {
             return;
         };
@@ -264,6 +266,18 @@ impl World {
                 let other = |attempt: &AttemptRecord| attempt.id != word.attempt;
                 unchanged(&word.task, after, &other, "of another attempt");
             }
+        }
+    }
+
+    /// A refused result is not acknowledged, so it may come again to a relay that knows it only from its records.
+    fn hear_again(&mut self, word: &Word) {
+        let known = word.task.attempt(word.attempt);
+        let refused = known.and_then(|attempt| attempt.refused_seq);
+        if let Some(nth) = word
+            .nth
+            .filter(|_| refused.is_some() && refused == word.control_seq)
+        {
+            self.relay.heard_words.insert((word.attempt, nth));
         }
     }
 
@@ -356,6 +370,11 @@ impl World {
         self.doubted
             .extend(hello.leased.iter().map(|(_, attempt)| attempt));
     }
+}
+
+/// Its session says that it came before its output.
+fn lacks_output(body: &FrameBody) -> bool {
+    matches!(body, FrameBody::Completed(body) if body.output_missing > 0)
 }
 
 fn has_expired(attempt: &AttemptRecord) -> bool {

@@ -9,6 +9,7 @@ use baton_core::record::{
     AttemptRecord, EndState, EndedBy, FailureCode, Receipt, State, TaskRecord, TaskState,
 };
 
+use crate::contracts::is_met;
 use crate::ghosts::FORGED;
 use crate::options::ADOPT_LATE_MS;
 use crate::world::World;
@@ -19,6 +20,8 @@ pub(crate) struct LateWord {
     attempt: AttemptId,
     control_seq: u64,
     in_lease: bool,
+    /// The files that its task asks for are there.
+    met: bool,
     before: Arc<TaskRecord>,
 }
 
@@ -62,12 +65,18 @@ impl World {
         let FrameBody::Completed(body) = &frame.body else {
             return None;
         };
+        if body.output_missing > 0 {
+            return None;
+        }
         let before = self.relay.store.view.record(frame.re.task)?;
         let heard = frame.proof != Some(FORGED) && self.may_speak(frame.session, frame.re);
         heard.then(|| LateWord {
             attempt: frame.re.attempt,
             control_seq: frame.control_seq,
             in_lease: body.in_lease,
+            met: (self.relay.store.view.specs)
+                .get(&frame.re.task)
+                .is_some_and(|spec| is_met(spec, &body.artifacts)),
             before: Arc::clone(before),
         })
     }
@@ -98,7 +107,15 @@ impl World {
                 "late: {attempt} ended after its worker's limit"
             );
             assert!(allowed, "late: {attempt} was adopted after {age:?}");
-        } else if late.in_lease && late.control_seq > was.control_seq {
+            let failed = is
+                .state
+                .end()
+                .is_some_and(|end| end.state == EndState::Failed);
+            assert!(
+                late.met != failed,
+                "contract: a late result of {attempt} without its files was adopted"
+            );
+        } else if late.met && late.in_lease && late.control_seq > was.control_seq {
             assert!(!allowed, "late: the result of {attempt} was not adopted");
         }
     }

@@ -8,6 +8,7 @@ mod agent;
 mod changes;
 mod checks;
 mod clients;
+mod contracts;
 mod counts;
 mod daemon;
 mod deadlines;

@@ -83,6 +83,8 @@ pub struct Options {
     /// People answer what is closed, and what somebody else has answered.
     pub late_answers: bool,
     pub conversations: bool,
+    /// Tasks ask for files, and workers do not always leave them.
+    pub contracts: bool,
     pub grace_ms: u64,
     pub delay_ms: u64,
     pub max_open: usize,
@@ -140,6 +142,7 @@ impl Options {
             late_answers: on(60),
             conversations: on(60),
             short_ttl: on(50),
+            contracts: on(40),
             daemons: usize::try_from(rng.between(1, 4)).unwrap_or(1),
             tasks: usize::try_from(rng.between(3, 30)).unwrap_or(3),
             storm_ms: rng.between(60_000, 400_000),

@@ -129,6 +129,16 @@ impl World {
         final_offset(&frame.body).is_some_and(|told| told > end)
     }
 
+    /// The same as its session says it, if it is a result.
+    pub(crate) fn without_output(&self, mut frame: Box<Frame>) -> Option<Box<Frame>> {
+        let end = self.relay.outputs.end(frame.re.attempt);
+        let FrameBody::Completed(body) = &mut frame.body else {
+            return None;
+        };
+        body.output_missing = body.final_offset - end;
+        Some(frame)
+    }
+
     /// The last word of an attempt: everything that it printed is stored or said to be missing.
     pub(crate) fn judge_output(&mut self, attempt: AttemptId, body: &FrameBody) {
         let Some(told) = final_offset(body) else {

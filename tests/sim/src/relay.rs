@@ -232,8 +232,13 @@ impl World {
                 (Input::SessionOpened { session, hello }, None)
             }
             Up::Input(input) => (input, None),
-            // What came before its output waits in the session, and comes again in its place.
-            Up::Said { frame, ghost, .. } if ghost && self.is_early(&frame) => return,
+            // A result that came before its output is refused, and comes again in its place; other ends wait in the session.
+            Up::Said { frame, ghost, .. } if ghost && self.is_early(&frame) => {
+                match self.without_output(frame) {
+                    Some(frame) => (Input::Frame(frame), None),
+                    None => return,
+                }
+            }
             Up::Said { frame, nth, .. } => (Input::Frame(frame), nth),
             Up::Output(chunk) => return self.relay_takes(conn, &chunk),
             Up::End => {

@@ -8,6 +8,7 @@ use baton_core::spec::{
     TaskSpec, TurnKind, WhenUnsafe, WorkspaceSpec,
 };
 
+use crate::contracts;
 use crate::options::LONGEST_TTL_MS;
 use crate::rng::Rng;
 use crate::ruled;
@@ -80,7 +81,7 @@ impl World {
             priority: u8::try_from(rng.pick(&[0, 50, 50, 100]).unwrap_or(50)).unwrap_or(50),
             labels: BTreeMap::new(),
             success_criteria: Vec::new(),
-            contract: None,
+            contract: contracts::asked(rng, self.options.contracts),
             agent_scope: None,
             agent_held: false,
             traceparent: None,

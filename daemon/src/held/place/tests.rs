@@ -32,6 +32,7 @@ fn offer() -> (AttemptId, Offer) {
         conversation_key: Bytes::new(),
         workspace: None,
         tools: None,
+        files: None,
     };
     let offer = Offer {
         attempt,
@@ -55,6 +56,7 @@ fn offer() -> (AttemptId, Offer) {
             deadlines: Deadlines::default(),
             cleanup_term: Duration::ZERO,
             tools: None,
+            files: None,
         },
         accept: Duration::from_secs(10),
         conversing: None,

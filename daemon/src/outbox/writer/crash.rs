@@ -165,6 +165,7 @@ fn meta() -> AttemptMeta {
         conversation_key: Bytes::new(),
         workspace: None,
         tools: None,
+        files: None,
     }
 }
 

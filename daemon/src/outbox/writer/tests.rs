@@ -49,6 +49,7 @@ impl Bench {
             conversation_key: Bytes::new(),
             workspace: None,
             tools: None,
+            files: None,
         };
         let (id, meta) = (place.id, Box::new(meta));
         self.job(Job::Begin { id, meta }).await;

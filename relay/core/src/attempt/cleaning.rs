@@ -14,6 +14,7 @@ impl Machine<'_> {
     pub(super) fn in_cleaning(&mut self, event: Event) -> Outcome {
         match event {
             Event::Completed(body) => self.complete_in_cleanup(body),
+            Event::Unmet(body) => self.unmet_in_cleanup(body),
             Event::Errored(body) => self.error_in_cleanup(body),
             Event::Canceled(body) => self.canceled_in_cleanup(body),
             Event::Released {
@@ -77,6 +78,16 @@ impl Machine<'_> {
                 self.over(&body.termination)
             }
         }
+    }
+
+    /// No result, so it wins over nothing; but it is the word that the attempt is over.
+    fn unmet_in_cleanup(&mut self, body: Completed) -> Outcome {
+        if self.pending().is_none() {
+            return self.unmet(body);
+        }
+        self.keep_receipts(body.artifacts);
+        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
+        self.over(&body.termination)
     }
 
     fn error_in_cleanup(&mut self, body: Errored) -> Outcome {

@@ -4,12 +4,15 @@ use std::sync::Arc;
 
 use super::{Machine, Outcome};
 use crate::bounds;
+use crate::contract::{self, FoundFile};
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
     End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked, Receipt,
     RejectCode, State, TimerKind, Usage,
 };
+use crate::reject::Rejection;
 use crate::retry;
+use crate::spec::MissingPolicy;
 use crate::timers::Fact;
 
 impl Machine<'_> {
@@ -113,7 +116,7 @@ impl Machine<'_> {
         self.learn(&body.termination);
         self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
         self.attempt.result = body.result;
-        self.attempt.artifacts = body.artifacts;
+        self.keep_receipts(body.artifacts);
         let receipt = self.receipt_of(&body.termination);
         self.finish(EndState::Completed, None, self.holder_says(), receipt);
         self.note_termination(&body.termination);
@@ -121,6 +124,34 @@ impl Machine<'_> {
             end.killed_after_result = body.killed_after_result;
         }
         Outcome::Applied
+    }
+
+    /// A result that misses files: the contract says what becomes of it.
+    pub(super) fn unmet(&mut self, mut body: Completed) -> Outcome {
+        self.keep_receipts(std::mem::take(&mut body.artifacts));
+        match contract::policy(self.spec) {
+            MissingPolicy::Park if !mutant!(ParkRefuses) => self.park_unmet(body),
+            MissingPolicy::Reject | MissingPolicy::Park => {
+                Outcome::Refused(Rejection::ContractUnmet)
+            }
+            MissingPolicy::Fail => {
+                let words = contract::words(&contract::unmet(self.spec, self.attempt));
+                self.error(Errored::receipts_missing(body, words))
+            }
+        }
+    }
+
+    /// With its result, so that a person who sees that nothing is missing can let it count.
+    fn park_unmet(&mut self, body: Completed) -> Outcome {
+        self.learn(&body.termination);
+        self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
+        self.attempt.result = body.result;
+        let receipt = self.receipt_of(&body.termination);
+        self.park(ParkCause::ReceiptsMissing, receipt)
+    }
+
+    pub(super) fn keep_receipts(&mut self, found: Vec<FoundFile>) {
+        self.attempt.artifacts = contract::seen(self.spec, found);
     }
 
     pub(super) fn error(&mut self, body: Errored) -> Outcome {

@@ -316,7 +316,8 @@ fn frame_events() -> Vec<(String, Event)> {
         ("input received", Event::InputReceived(input_id())),
         ("output", output(false)),
         ("output, visible", output(true)),
-        ("completed", Event::Completed(completed)),
+        ("completed", Event::Completed(completed.clone())),
+        ("completed, files missing", Event::Unmet(completed)),
         ("errored agent_exit", errored(FailureCode::AgentExit)),
         (
             "errored stream_idle_timeout",

@@ -37,6 +37,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Output { .. }
             | Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_)
             | Event::Released { .. }
@@ -76,6 +77,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Output { .. }
             | Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_) => Outcome::Refused(Rejection::WrongOrder),
         }
@@ -95,6 +97,7 @@ impl Machine<'_> {
                 self.finish(EndState::HandedOff, None, EndedBy::Relay, receipt)
             }
             Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_)
             | Event::Released { .. }

@@ -32,6 +32,7 @@ impl Machine<'_> {
             | Event::InputReceived(_)
             | Event::Output { .. }
             | Event::Completed(_)
+            | Event::Unmet(_)
             | Event::Errored(_)
             | Event::Canceled(_)
             | Event::Released { .. }
@@ -60,6 +61,7 @@ impl Machine<'_> {
                 end,
             } => self.output(visible, &tools, end),
             Event::Completed(body) => self.complete(body),
+            Event::Unmet(body) => self.unmet(body),
             Event::Errored(body) => self.error(body),
             Event::Canceled(body) => self.canceled(body),
             Event::Released {

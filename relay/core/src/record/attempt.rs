@@ -32,6 +32,8 @@ pub struct AttemptRecord {
     pub inputs: Vec<InputRecord>,
     /// The newest control frame applied; replays up to here are dropped and acknowledged again.
     pub control_seq: u64,
+    /// Number of the newest completion that was refused for want of files, so that whoever did not hear it can be told again.
+    pub refused_seq: Option<u64>,
     /// End of the output known to be stored, in bytes.
     pub output_end: u64,
     /// Named by the terminal frame.
@@ -47,6 +49,7 @@ pub struct AttemptRecord {
     /// It begins a conversation anew, because the one before it could not be resumed.
     pub fresh: bool,
     pub result: Option<Arc<[u8]>>,
+    /// What was seen with the newest completion, also a refused one.
     pub artifacts: Vec<Artifact>,
     /// Where it ran and what it left there, as far as its daemon has said.
     pub workspace: Option<Box<Workspace>>,
@@ -79,6 +82,7 @@ impl AttemptRecord {
             tools: Vec::new(),
             inputs: Vec::new(),
             control_seq: 0,
+            refused_seq: None,
             output_end: 0,
             final_offset: None,
             times: StageTimes {
@@ -117,6 +121,15 @@ impl AttemptRecord {
             Holder::Daemon(_) => None,
             Holder::Agent(agent) => Some(agent),
         }
+    }
+}
+
+impl AttemptRecord {
+    /// Control frames up to here may be acknowledged. A refused completion may not while it is the newest: it would count as
+    /// told, and its holder might never hear that it was refused.
+    pub(crate) fn acked_seq(&self) -> u64 {
+        let refused = self.refused_seq == Some(self.control_seq) && !mutant!(RefusalForgotten);
+        self.control_seq - u64::from(refused)
     }
 }
 
@@ -414,8 +427,15 @@ pub struct Workspace {
 /// The daemon's evidence about one required file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
-    pub path: Arc<str>,
+    /// Which file of the contract, from 0: the specification has its path.
+    pub required: u8,
+    pub exists: bool,
     pub is_file: bool,
     pub size: u64,
     pub sha256: Option<Arc<str>>,
+    pub modified: Option<Wall>,
+    /// Where links inside the root led; none where that is the path itself.
+    pub resolved: Option<Arc<str>>,
+    /// Why it was refused or could not be read.
+    pub problem: Option<Arc<str>>,
 }

@@ -107,6 +107,10 @@ pub enum EventKind {
     Attention(AttentionCause),
     Paused,
     Unpaused,
+    /// A result came and files are missing that it needs; one bit for each place in the contract.
+    CompletionRefused {
+        missing: u64,
+    },
     /// The worker's word came after the end: its processes are gone.
     ReceiptArrived,
     /// A terminal frame that changed nothing.
@@ -156,6 +160,7 @@ impl EventKind {
             EventKind::Attention(_) => "attention",
             EventKind::Paused => "paused",
             EventKind::Unpaused => "unpaused",
+            EventKind::CompletionRefused { .. } => "completion_refused",
             EventKind::ReceiptArrived => "receipt_arrived",
             EventKind::LateTerminal => "late_terminal",
             EventKind::AdoptedLate => "adopted_late",

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::world::{Machine, Work, World, actor, errored, spec};
+use crate::contract::FoundFile;
 use crate::id::{InputId, TaskId};
-use crate::input::{FrameBody, Input};
+use crate::input::{Completed, FrameBody, Input};
 use crate::record::{AttemptState, Decision, FailureCode, InputState, Resume};
 use crate::reject::Rejection;
 use crate::samples::tenant;
-use crate::spec::{Profile, TaskSpec};
+use crate::spec::{CompletionContract, MissingPolicy, Profile, RequiredArtifact, TaskSpec};
 
 const OPEN: u128 = 256;
 const DAY: u64 = 24 * 3_600_000;
@@ -25,7 +26,34 @@ fn greedy() -> TaskSpec {
         user_input_ms: Some(DAY),
         ..Profile::default()
     };
+    spec.contract = Some(CompletionContract {
+        artifacts: (0..64).map(required).collect(),
+        missing_policy: MissingPolicy::Reject,
+    });
     spec
+}
+
+fn required(n: u128) -> RequiredArtifact {
+    RequiredArtifact {
+        path: words(n, 1024).to_string(),
+        min_size: None,
+        sha256: None,
+    }
+}
+
+/// A result that is refused for every file that it needs, with all that a daemon may say of each.
+fn refused() -> FrameBody {
+    let found = |n| FoundFile {
+        path: words(n, 1024),
+        sha256: Some(words(n, 4096)),
+        resolved: Some(words(n, 1023)),
+        problem: Some(words(n, 4096)),
+        ..FoundFile::default()
+    };
+    FrameBody::Completed(Completed {
+        artifacts: (0..64).map(found).collect(),
+        ..Completed::default()
+    })
 }
 
 /// As long as a daemon's words may be, each its own.
@@ -120,7 +148,9 @@ fn the_worst_legal_task_stays_well_below_what_the_journal_takes() {
         let name = words(n, 4096);
         world.frame(&mut work, FrameBody::ToolStarted { id, name });
     }
+    world.frame(&mut work, refused());
     let record = world.task(task);
+    assert_eq!(record.newest().unwrap().artifacts.len(), 64);
     assert_eq!(record.attempts.len(), 100);
     let open = record.newest().unwrap();
     assert_eq!((open.inputs.len(), open.tools.len()), (256, 256));

@@ -1,0 +1,253 @@
+//! When what was found is what was asked for. Every file that is not is named, with why, so that one look tells all.
+
+use std::fmt;
+
+/// One required file.
+#[derive(Clone, Copy, Debug)]
+pub struct Required<'a> {
+    pub path: &'a str,
+    pub min_size: Option<u64>,
+    /// As lower-case hex.
+    pub sha256: Option<&'a str>,
+}
+
+/// What was found at one path. Whoever looked opened it beneath the root.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    pub path: &'a str,
+    pub exists: bool,
+    /// A regular file.
+    pub is_file: bool,
+    pub size: u64,
+    /// Absent where it was not computed.
+    pub sha256: Option<&'a str>,
+    /// Why it was refused, or could not be read to its end.
+    pub problem: Option<&'a str>,
+}
+
+/// A required file that is not there as required.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmet {
+    /// Which of the required ones, from 0.
+    pub index: usize,
+    pub path: String,
+    pub why: Why,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Nobody said anything about it.
+    NotLookedAt,
+    Missing,
+    NotAFile,
+    /// In the words of whoever looked.
+    Problem(String),
+    TooSmall {
+        size: u64,
+        least: u64,
+    },
+    NotHashed,
+    OtherHash {
+        found: String,
+    },
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotLookedAt => f.write_str("no receipt"),
+            Self::Missing => f.write_str("missing"),
+            Self::NotAFile => f.write_str("not a regular file"),
+            Self::Problem(words) => f.write_str(words),
+            Self::TooSmall { size, least } => {
+                write!(f, "{size} bytes, at least {least} are required")
+            }
+            Self::NotHashed => f.write_str("its SHA-256 was not computed"),
+            Self::OtherHash { found } => write!(f, "another SHA-256: {found}"),
+        }
+    }
+}
+
+impl fmt::Display for Unmet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.why)
+    }
+}
+
+/// All that is unmet, in the order of the contract. Of several receipts for one path the first counts.
+pub fn judge<'a>(
+    required: impl IntoIterator<Item = Required<'a>>,
+    found: impl IntoIterator<Item = Found<'a>>,
+) -> Vec<Unmet> {
+    let found: Vec<Found<'a>> = found.into_iter().collect();
+    let unmet = |(index, wanted): (usize, Required<'a>)| {
+        let why = match found.iter().find(|found| found.path == wanted.path) {
+            Some(found) => why(&wanted, found)?,
+            None => Why::NotLookedAt,
+        };
+        let path = wanted.path.to_owned();
+        Some(Unmet { index, path, why })
+    };
+    required.into_iter().enumerate().filter_map(unmet).collect()
+}
+
+fn why(wanted: &Required<'_>, found: &Found<'_>) -> Option<Why> {
+    if let Some(problem) = found.problem.filter(|problem| !problem.is_empty()) {
+        return Some(Why::Problem(problem.to_owned()));
+    }
+    if !found.exists {
+        return Some(Why::Missing);
+    }
+    if !found.is_file {
+        return Some(Why::NotAFile);
+    }
+    if let Some(least) = wanted.min_size.filter(|least| found.size < *least) {
+        let size = found.size;
+        return Some(Why::TooSmall { size, least });
+    }
+    match (wanted.sha256, found.sha256) {
+        (None, _) => None,
+        (Some(wanted), Some(found)) if wanted == found => None,
+        (Some(_), Some(found)) => Some(Why::OtherHash {
+            found: found.to_owned(),
+        }),
+        (Some(_), None) => Some(Why::NotHashed),
+    }
+}
+
+/// All of them in one sentence, cut at `bytes`; how many there are comes first and is never cut.
+pub fn summary(unmet: &[Unmet], bytes: usize) -> String {
+    let all: Vec<String> = unmet.iter().map(Unmet::to_string).collect();
+    let files = if all.len() == 1 {
+        "file is"
+    } else {
+        "files are"
+    };
+    let mut words = format!(
+        "{} required {files} not there as required: {}",
+        all.len(),
+        all.join("; ")
+    );
+    if words.len() > bytes {
+        words.truncate(words.floor_char_boundary(bytes.saturating_sub(3)));
+        words.push('…');
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HASH: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+
+    fn required(path: &str) -> Required<'_> {
+        Required {
+            path,
+            min_size: None,
+            sha256: None,
+        }
+    }
+
+    fn file(path: &str) -> Found<'_> {
+        Found {
+            path,
+            exists: true,
+            is_file: true,
+            size: 5,
+            sha256: Some(HASH),
+            problem: None,
+        }
+    }
+
+    fn one(wanted: Required<'_>, found: Found<'_>) -> Option<Why> {
+        judge([wanted], [found]).pop().map(|unmet| unmet.why)
+    }
+
+    #[test]
+    fn a_file_that_is_as_required_is_met_and_each_lack_has_its_name() {
+        let sized = |least| Required {
+            min_size: Some(least),
+            ..required("f")
+        };
+        let hashed = |sha256| Required {
+            sha256: Some(sha256),
+            ..required("f")
+        };
+        let with = |change: fn(&mut Found<'static>)| {
+            let mut found = file("f");
+            change(&mut found);
+            found
+        };
+        let too_small = Why::TooSmall { size: 5, least: 6 };
+        let other = Why::OtherHash { found: HASH.into() };
+        let problem = Why::Problem("it leads out of the workspace".into());
+        let table = [
+            (required("f"), file("f"), None),
+            (sized(5), file("f"), None),
+            (hashed(HASH), file("f"), None),
+            (sized(6), file("f"), Some(too_small)),
+            (hashed("00"), file("f"), Some(other)),
+            (
+                hashed(HASH),
+                with(|f| f.sha256 = None),
+                Some(Why::NotHashed),
+            ),
+            (
+                required("f"),
+                with(|f| f.is_file = false),
+                Some(Why::NotAFile),
+            ),
+            (
+                required("f"),
+                with(|f| f.exists = false),
+                Some(Why::Missing),
+            ),
+            (
+                required("f"),
+                with(|f| f.problem = Some("it leads out of the workspace")),
+                Some(problem),
+            ),
+            (required("f"), file("g"), Some(Why::NotLookedAt)),
+        ];
+        for (wanted, found, expected) in table {
+            assert_eq!(one(wanted, found), expected, "{wanted:?} {found:?}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_unmet_is_named_at_once_and_in_order() {
+        let wanted = ["a", "b", "c", "d"].map(required);
+        let mut gone = file("c");
+        gone.exists = false;
+        let unmet = judge(wanted, [file("b"), gone, file("elsewhere")]);
+        let named: Vec<(usize, &str)> = unmet.iter().map(|u| (u.index, &*u.path)).collect();
+        assert_eq!(named, [(0, "a"), (2, "c"), (3, "d")]);
+        assert_eq!(
+            summary(&unmet, 4096),
+            "3 required files are not there as required: a: no receipt; c: missing; d: no receipt"
+        );
+        assert_eq!(
+            summary(&unmet[..1], 4096),
+            "1 required file is not there as required: a: no receipt"
+        );
+    }
+
+    #[test]
+    fn of_two_receipts_for_one_path_the_first_counts() {
+        let mut gone = file("f");
+        gone.exists = false;
+        assert_eq!(judge([required("f")], [gone, file("f")]).len(), 1);
+        assert_eq!(judge([required("f")], [file("f"), gone]).len(), 0);
+    }
+
+    #[test]
+    fn a_long_summary_is_cut_at_a_character() {
+        let path = "ß".repeat(100);
+        let unmet = judge([required(&path)], []);
+        for bytes in 60..90 {
+            let words = summary(&unmet, bytes);
+            assert!(words.len() <= bytes && words.ends_with('…'), "{words}");
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The completion contract: which files a task may ask for, and when what was found is what was asked for. Pure, and one
+//! truth: Submit and the daemon check paths by it, the relay judges by it in the commit that completes, and whoever
+//! wants to know beforehand asks the same function.
+
+mod judge;
+mod path;
+
+pub use judge::{Found, Required, Unmet, Why, judge, summary};
+pub use path::{PATH_BYTES_MAX, PATHS_MAX, PathFault, check_path};

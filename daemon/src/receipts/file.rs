@@ -1,0 +1,239 @@
+//! One file beneath a root. The kernel resolves the path and refuses whatever leads out, so nothing can be swapped
+//! between the look and the use: what is judged is what was opened. Only a regular file is ever opened for reading;
+//! opening a pipe can wait for ever, and opening a device can do something.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use baton_proto::v1::{ArtifactReceipt, RequiredArtifact};
+use prost_types::Timestamp;
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, open, openat};
+use rustix::io::Errno;
+use sha2::{Digest, Sha256};
+
+use crate::workspace::{open_beneath, read_path};
+
+/// A file is hashed if that is asked for, or if it is not larger than this.
+const HASH_UP_TO: u64 = 64 << 20;
+const CHUNK: usize = 256 * 1024;
+
+/// Names a file without opening what it is.
+const NAME: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+const READ: OFlags = OFlags::RDONLY
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::CLOEXEC);
+
+/// Why a path has no receipt that could count.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Problem {
+    #[error("no workspace directory is known, so nothing can be looked for")]
+    NoRoot,
+    #[error("the workspace directory {} cannot be opened: {source}", root.display())]
+    BadRoot { root: PathBuf, source: io::Error },
+    #[error("it leads out of the workspace")]
+    Outside,
+    #[error("it goes through too many links, or through one of the kernel's own")]
+    TooManyLinks,
+    #[error(
+        "it goes through a link, and this kernel cannot say whether that stays in the workspace"
+    )]
+    UncheckedLink,
+    #[error("it is {0}, not a regular file")]
+    NotAFile(&'static str),
+    #[error("it changed while it was read")]
+    Changed,
+    #[error("there was no time to read it to its end")]
+    NoTime,
+    #[error("it cannot be read: {0}")]
+    Unreadable(io::Error),
+}
+
+/// A root that is open: what is beneath it is found from here, whatever happens to its name.
+#[derive(Debug)]
+pub(super) struct Root {
+    directory: OwnedFd,
+    /// Without links.
+    path: Option<PathBuf>,
+}
+
+pub(super) fn open_root(root: &Path) -> Result<Root, Problem> {
+    if root.as_os_str().is_empty() {
+        return Err(Problem::NoRoot);
+    }
+    let directory = open(root, NAME | OFlags::DIRECTORY, Mode::empty()).map_err(|error| {
+        let (root, source) = (root.to_owned(), error.into());
+        Problem::BadRoot { root, source }
+    })?;
+    let path = read_path(&directory).ok();
+    Ok(Root { directory, path })
+}
+
+/// What is at a path that was checked. Stops reading when `stopped` says so.
+pub(super) fn look(
+    root: &Root,
+    required: &RequiredArtifact,
+    stopped: &AtomicBool,
+) -> ArtifactReceipt {
+    let mut receipt = ArtifactReceipt {
+        path: required.path.clone(),
+        ..ArtifactReceipt::default()
+    };
+    if let Err(problem) = examine(root, required, stopped, &mut receipt) {
+        receipt.problem = problem.to_string();
+    }
+    receipt
+}
+
+fn examine(
+    root: &Root,
+    required: &RequiredArtifact,
+    stopped: &AtomicBool,
+    receipt: &mut ArtifactReceipt,
+) -> Result<(), Problem> {
+    let Some(named) = find(&root.directory, Path::new(&required.path))? else {
+        return Ok(());
+    };
+    receipt.exists = true;
+    let stat = stat(&named)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(Problem::NotAFile(name_of(kind)));
+    }
+    receipt.is_file = true;
+    receipt.resolved_path = resolved(root, &named).unwrap_or_default();
+    note(&stat, receipt);
+    let is_asked = !required.sha256.is_empty();
+    if !is_asked && receipt.size > HASH_UP_TO {
+        return Ok(());
+    }
+    match open_again(&named) {
+        Ok(file) => {
+            receipt.sha256 = hash(file, stopped, receipt)?;
+            Ok(())
+        }
+        // Somebody else's file that is there all the same.
+        Err(_) if !is_asked => Ok(()),
+        Err(error) => Err(Problem::Unreadable(error)),
+    }
+}
+
+/// The file's own name in the kernel; none where there is nothing.
+fn find(root: &OwnedFd, path: &Path) -> Result<Option<OwnedFd>, Problem> {
+    let found = match open_beneath(root, path, NAME) {
+        // A kernel or a sandbox without the call.
+        Err(Errno::NOSYS | Errno::PERM) => walk(root, path)?,
+        found => found,
+    };
+    match found {
+        Ok(named) => Ok(Some(named)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(Errno::XDEV) => Err(Problem::Outside),
+        Err(Errno::LOOP) => Err(Problem::TooManyLinks),
+        Err(error) => Err(Problem::Unreadable(error.into())),
+    }
+}
+
+/// Part by part and through no link at all: that stays beneath the root on every kernel. A checked path has neither `..`
+/// nor a root of its own.
+pub(super) fn walk(root: &OwnedFd, path: &Path) -> Result<Result<OwnedFd, Errno>, Problem> {
+    let mut at = match root.try_clone() {
+        Ok(root) => root,
+        Err(error) => return Err(Problem::Unreadable(error)),
+    };
+    for part in path.iter() {
+        at = match openat(&at, part, NAME | OFlags::NOFOLLOW, Mode::empty()) {
+            Ok(next) => next,
+            Err(error) => return Ok(Err(error)),
+        };
+        if FileType::from_raw_mode(stat(&at)?.st_mode) == FileType::Symlink {
+            return Err(Problem::UncheckedLink);
+        }
+    }
+    Ok(Ok(at))
+}
+
+/// The very same file, for reading: no path is resolved again.
+fn open_again(named: &OwnedFd) -> io::Result<File> {
+    let link = format!("/proc/self/fd/{}", named.as_raw_fd());
+    Ok(File::from(openat(CWD, link, READ, Mode::empty())?))
+}
+
+fn stat(file: &OwnedFd) -> Result<Stat, Problem> {
+    fstat(file).map_err(|error| Problem::Unreadable(error.into()))
+}
+
+fn note(stat: &Stat, receipt: &mut ArtifactReceipt) {
+    receipt.size = stat.st_size.cast_unsigned();
+    receipt.modified_at = Some(Timestamp {
+        seconds: stat.st_mtime,
+        nanos: i32::try_from(stat.st_mtime_nsec).unwrap_or(0),
+    });
+}
+
+/// The hash of what was read in one go, if nothing changed meanwhile; otherwise it would be nobody's.
+fn hash(
+    mut file: File,
+    stopped: &AtomicBool,
+    receipt: &mut ArtifactReceipt,
+) -> Result<String, Problem> {
+    let before = fstat(&file).map_err(|error| Problem::Unreadable(error.into()))?;
+    let mut hasher = Sha256::new();
+    let mut chunk = vec![0; CHUNK];
+    let mut length = 0;
+    loop {
+        if stopped.load(Ordering::Relaxed) {
+            return Err(Problem::NoTime);
+        }
+        match file.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(count) => {
+                hasher.update(&chunk[..count]);
+                length += count as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Problem::Unreadable(error)),
+        }
+    }
+    let after = fstat(&file).map_err(|error| Problem::Unreadable(error.into()))?;
+    note(&after, receipt);
+    if length != receipt.size || version(&before) != version(&after) {
+        return Err(Problem::Changed);
+    }
+    let digest = hasher.finalize();
+    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// What every write to a file moves.
+fn version(stat: &Stat) -> (i64, i64, i64, i64, i64) {
+    let nanos = |nanos| i64::try_from(nanos).unwrap_or(0);
+    (
+        stat.st_size,
+        stat.st_mtime,
+        nanos(stat.st_mtime_nsec),
+        stat.st_ctime,
+        nanos(stat.st_ctime_nsec),
+    )
+}
+
+/// Where links inside the root have led, relative to it.
+fn resolved(root: &Root, named: &OwnedFd) -> Option<String> {
+    let path = read_path(named).ok()?;
+    let inner = path.strip_prefix(root.path.as_ref()?).ok()?;
+    Some(inner.to_str()?.to_owned())
+}
+
+fn name_of(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a link",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Unknown => "something unknown",
+    }
+}

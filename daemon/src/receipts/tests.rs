@@ -1,0 +1,302 @@
+//! What is found, what is refused and why; and that nothing outside is ever read, whoever swaps what meanwhile.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+
+use rustix::fs::{CWD, Mode, mknodat};
+
+use super::*;
+
+const HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+
+struct Place {
+    _dir: tempfile::TempDir,
+    root: PathBuf,
+    outside: PathBuf,
+}
+
+fn place() -> Place {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap();
+    let (root, outside) = (path.join("root"), path.join("outside"));
+    fs::create_dir_all(root.join("out")).unwrap();
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("secret"), "secret").unwrap();
+    Place {
+        _dir: dir,
+        root,
+        outside,
+    }
+}
+
+fn required(path: &str) -> RequiredArtifact {
+    RequiredArtifact {
+        path: path.to_owned(),
+        ..RequiredArtifact::default()
+    }
+}
+
+fn wanted(root: &Path, paths: &[&str]) -> WantedFiles {
+    let contract = CompletionContract {
+        required_artifacts: paths.iter().map(|path| required(path)).collect(),
+        ..CompletionContract::default()
+    };
+    WantedFiles::new(root, Some(&contract)).unwrap().unwrap()
+}
+
+async fn look(root: &Path, path: &str) -> ArtifactReceipt {
+    let mut receipts = wanted(root, &[path]).look(LOOK).await;
+    assert_eq!(receipts.len(), 1);
+    receipts.remove(0)
+}
+
+#[tokio::test]
+async fn a_file_is_told_by_size_hash_and_time_and_by_where_links_led() {
+    let Place { root, .. } = &place();
+    fs::write(root.join("out/a"), "hello").unwrap();
+    symlink("out", root.join("linked")).unwrap();
+    let plain = look(root, "out/a").await;
+    assert!(
+        plain.exists && plain.is_file && plain.problem.is_empty(),
+        "{plain:?}"
+    );
+    assert_eq!((plain.size, &*plain.sha256), (5, HELLO));
+    assert_eq!(plain.resolved_path, "out/a");
+    let modified = fs::metadata(root.join("out/a"))
+        .unwrap()
+        .modified()
+        .unwrap();
+    assert_eq!(plain.modified_at, Some(modified.into()));
+    let linked = look(root, "linked/a").await;
+    assert_eq!(
+        (&*linked.path, &*linked.resolved_path),
+        ("linked/a", "out/a")
+    );
+    assert_eq!((linked.size, linked.sha256), (5, plain.sha256));
+}
+
+#[tokio::test]
+async fn what_is_no_file_or_leads_out_is_refused_with_its_reason_and_all_at_once() {
+    let Place { root, outside, .. } = &place();
+    symlink(outside.join("secret"), root.join("absolute")).unwrap();
+    symlink("../outside/secret", root.join("relative")).unwrap();
+    symlink("..", root.join("up")).unwrap();
+    symlink("round", root.join("round")).unwrap();
+    symlink("/proc/self/root", root.join("magic")).unwrap();
+    symlink("nowhere", root.join("dangling")).unwrap();
+    mknodat(
+        CWD,
+        root.join("pipe"),
+        rustix::fs::FileType::Fifo,
+        Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    let _socket = UnixListener::bind(root.join("socket")).unwrap();
+    symlink("/dev/zero", root.join("device")).unwrap();
+    let table = [
+        ("gone", ""),
+        ("out/gone", ""),
+        ("dangling", ""),
+        ("out", "it is a directory, not a regular file"),
+        ("pipe", "it is a pipe, not a regular file"),
+        ("socket", "it is a socket, not a regular file"),
+        ("absolute", "it leads out of the workspace"),
+        ("relative", "it leads out of the workspace"),
+        ("up/outside/secret", "it leads out of the workspace"),
+        ("device", "it leads out of the workspace"),
+        (
+            "round",
+            "it goes through too many links, or through one of the kernel's own",
+        ),
+        ("magic/etc/passwd", "it leads out of the workspace"),
+    ];
+    let paths = table.map(|(path, _)| path);
+    let wanted = wanted(root, &paths);
+    let receipts = wanted.look(LOOK).await;
+    for ((path, problem), receipt) in table.iter().zip(&receipts) {
+        assert_eq!((&*receipt.path, &*receipt.problem), (*path, *problem));
+        assert!(!receipt.is_file && receipt.sha256.is_empty() && receipt.size == 0);
+    }
+    let unmet = wanted.judge(&receipts);
+    assert_eq!(unmet.len(), table.len(), "every one is named");
+    assert_eq!(unmet[0].to_string(), "gone: missing");
+}
+
+#[tokio::test]
+async fn a_root_that_is_not_there_is_an_error_and_not_silence() {
+    let Place { root, .. } = &place();
+    let nowhere = look(Path::new(""), "a").await;
+    assert_eq!(
+        nowhere.problem,
+        "no workspace directory is known, so nothing can be looked for"
+    );
+    let missing = look(&root.join("gone"), "a").await;
+    assert!(missing.problem.contains("cannot be opened"), "{missing:?}");
+    fs::write(root.join("file"), "").unwrap();
+    let file = look(&root.join("file"), "a").await;
+    assert!(file.problem.contains("Not a directory"), "{file:?}");
+}
+
+#[test]
+fn paths_are_checked_again_here() {
+    let asked = |paths: &[&str]| CompletionContract {
+        required_artifacts: paths.iter().map(|path| required(path)).collect(),
+        ..CompletionContract::default()
+    };
+    for bad in ["", "/etc/passwd", "..", "a/../b", "C:x", "a\\b", "a\0b"] {
+        let refused = WantedFiles::new(Path::new("/"), Some(&asked(&["good", bad])));
+        assert!(
+            matches!(refused, Err(BadContract::BadPath { .. })),
+            "{bad:?}"
+        );
+    }
+    let many: Vec<String> = (0..65).map(|n| n.to_string()).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let refused = WantedFiles::new(Path::new("/"), Some(&asked(&many)));
+    assert_eq!(refused, Err(BadContract::TooMany(65)));
+    assert_eq!(WantedFiles::new(Path::new("/"), None), Ok(None));
+    assert_eq!(
+        WantedFiles::new(Path::new("/"), Some(&asked(&[]))),
+        Ok(None)
+    );
+}
+
+#[tokio::test]
+async fn a_path_that_is_asked_for_twice_has_one_receipt() {
+    let Place { root, .. } = &place();
+    let twice = wanted(root, &["a", "a"]);
+    assert_eq!(twice.look(LOOK).await.len(), 1);
+    assert_eq!(twice.unmet(LOOK).await.len(), 2);
+}
+
+/// Without openat2 no link is followed at all; what needs none is found as always.
+#[test]
+fn an_old_kernel_finds_files_and_follows_no_link() {
+    let Place { root, .. } = &place();
+    fs::write(root.join("out/a"), "hello").unwrap();
+    symlink("a", root.join("out/inner")).unwrap();
+    symlink("out", root.join("linked")).unwrap();
+    let opened = rustix::fs::open(
+        root,
+        rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY,
+        Mode::empty(),
+    );
+    let opened = opened.unwrap();
+    let walked = |path: &str| file::walk(&opened, Path::new(path));
+    assert!(matches!(walked("out/a"), Ok(Ok(_))));
+    assert!(matches!(walked("out/gone"), Ok(Err(_))));
+    for link in ["out/inner", "linked/a", "linked"] {
+        let refused = walked(link);
+        assert!(
+            matches!(refused, Err(file::Problem::UncheckedLink)),
+            "{link}"
+        );
+    }
+}
+
+/// A link that another thread swaps between a file inside and one outside, as fast as it can: whatever is looked at, it
+/// is never the one outside.
+#[tokio::test]
+async fn a_link_that_is_swapped_all_the_time_never_shows_what_is_outside() {
+    const ROUNDS: u64 = 3_000;
+    let Place { root, outside, .. } = &place();
+    fs::write(root.join("out/a"), "hello").unwrap();
+    symlink("out/a", root.join("good")).unwrap();
+    symlink(outside.join("secret"), root.join("bad")).unwrap();
+    let (stop, swaps) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicU64::new(0)),
+    );
+    let swapper = thread::spawn({
+        let (root, stop, swaps) = (root.clone(), Arc::clone(&stop), Arc::clone(&swaps));
+        move || {
+            while !stop.load(Ordering::Relaxed) {
+                for which in ["good", "bad"] {
+                    let draft = root.join("draft");
+                    fs::hard_link(root.join(which), &draft).unwrap();
+                    fs::rename(&draft, root.join("swapped")).unwrap();
+                    // Two names of one link are renamed to each other without effect.
+                    let _ = fs::remove_file(&draft);
+                    swaps.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    });
+    let opened = file::open_root(root).unwrap();
+    let running = AtomicBool::new(false);
+    let (mut inside, mut refused) = (0, 0);
+    let asked = required("swapped");
+    let mut rounds = 0;
+    while rounds < ROUNDS || inside == 0 || refused == 0 {
+        let receipt = file::look(&opened, &asked, &running);
+        match (receipt.is_file, &*receipt.problem) {
+            (true, "") => {
+                assert_eq!((receipt.size, &*receipt.sha256), (5, HELLO));
+                inside += 1;
+            }
+            (false, "it leads out of the workspace") => refused += 1,
+            // Before the first swap.
+            (false, "") if !receipt.exists => continue,
+            other => panic!("{other:?} {receipt:?}"),
+        }
+        rounds += 1;
+    }
+    stop.store(true, Ordering::Relaxed);
+    swapper.join().unwrap();
+    assert_eq!(inside + refused, rounds);
+    assert!(
+        swaps.load(Ordering::Relaxed) > 100,
+        "somebody swapped meanwhile"
+    );
+}
+
+/// A file that grows while it is read has no hash, and that is said.
+#[test]
+fn a_file_that_changes_while_it_is_read_is_a_problem_told() {
+    let Place { root, .. } = &place();
+    let path = root.join("log");
+    fs::write(&path, vec![1; 8 << 20]).unwrap();
+    let (stop, writer) = (Arc::new(AtomicBool::new(false)), path);
+    let growing = thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            use std::io::Write;
+            let mut file = fs::OpenOptions::new().append(true).open(writer).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                file.write_all(b"more").unwrap();
+            }
+        }
+    });
+    let opened = file::open_root(root).unwrap();
+    let receipt = file::look(&opened, &required("log"), &AtomicBool::new(false));
+    stop.store(true, Ordering::Relaxed);
+    growing.join().unwrap();
+    assert_eq!(receipt.problem, "it changed while it was read");
+    assert!(receipt.sha256.is_empty() && receipt.is_file);
+}
+
+/// Large files are hashed only if somebody asks, and then not for longer than there is time.
+#[tokio::test]
+async fn a_large_file_is_hashed_on_request_only_and_no_longer_than_allowed() {
+    let Place { root, .. } = &place();
+    // Sparse: no disk is filled for it.
+    let large = fs::File::create(root.join("large")).unwrap();
+    large.set_len(1 << 40).unwrap();
+    let receipt = look(root, "large").await;
+    assert_eq!((receipt.size, &*receipt.sha256), (1 << 40, ""));
+    assert_eq!(receipt.problem, "");
+    let contract = CompletionContract {
+        required_artifacts: vec![RequiredArtifact {
+            sha256: HELLO.to_owned(),
+            ..required("large")
+        }],
+        ..CompletionContract::default()
+    };
+    let asked = WantedFiles::new(root, Some(&contract)).unwrap().unwrap();
+    let receipts = asked.look(Duration::from_millis(50)).await;
+    assert_eq!(receipts[0].problem, "it could not be looked at within 50ms");
+}

@@ -1,0 +1,347 @@
+//! Results and the files that they need: what is refused, failed or parked, by whose word, and what may be tried again.
+
+use std::sync::Arc;
+
+use super::world::{GRACE, Machine, TTL, Work, World, actor, gone, spec};
+use crate::contract::{self, FoundFile};
+use crate::effects::{Downstream, Verdict};
+use crate::id::TaskId;
+use crate::input::{ActiveState, Completed, FrameBody, Input};
+use crate::record::{
+    AttemptState, AttentionCause, EndState, EventKind, FailureCode, Phase, TaskState,
+};
+use crate::reject::Rejection;
+use crate::samples::tenant;
+use crate::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec, WhenUnsafe};
+
+const HASH: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+
+/// Three files: one that is to be there, one of a size, one of a hash.
+fn asks(policy: MissingPolicy) -> TaskSpec {
+    let required = |path: &str, min_size, sha256: Option<&str>| RequiredArtifact {
+        path: path.into(),
+        min_size,
+        sha256: sha256.map(str::to_owned),
+    };
+    TaskSpec {
+        contract: Some(CompletionContract {
+            artifacts: vec![
+                required("out/a", None, None),
+                required("out/b", Some(10), None),
+                required("out/c", None, Some(HASH)),
+            ],
+            missing_policy: policy,
+        }),
+        ..spec()
+    }
+}
+
+fn file(path: &str) -> FoundFile {
+    FoundFile {
+        path: path.into(),
+        exists: true,
+        is_file: true,
+        size: 10,
+        sha256: Some(HASH.into()),
+        ..FoundFile::default()
+    }
+}
+
+fn all() -> Vec<FoundFile> {
+    ["out/a", "out/b", "out/c"].map(file).into()
+}
+
+fn result(artifacts: Vec<FoundFile>) -> FrameBody {
+    FrameBody::Completed(Completed {
+        result: Some(Arc::from(*b"done")),
+        artifacts,
+        termination: gone(),
+        in_lease: true,
+        ..Completed::default()
+    })
+}
+
+fn begun(policy: MissingPolicy) -> (World, Machine, TaskId, Work) {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(asks(policy));
+    let work = world.started();
+    world.told(&machine);
+    (world, machine, task, work)
+}
+
+/// What was refused: each path with its reason.
+fn refusals(world: &mut World, machine: &Machine) -> Vec<Vec<String>> {
+    let told = world.told(machine).into_iter();
+    told.filter_map(|message| match message {
+        Downstream::FrameRejected {
+            code: Rejection::ContractUnmet,
+            unmet,
+            ..
+        } => Some(unmet.iter().map(ToString::to_string).collect()),
+        _ => None,
+    })
+    .collect()
+}
+
+#[test]
+fn a_refused_result_names_all_that_is_missing_and_may_be_tried_again() {
+    let (mut world, machine, task, mut work) = begun(MissingPolicy::Reject);
+    let mut small = file("out/b");
+    small.size = 9;
+    let mut away = file("out/c");
+    (away.is_file, away.problem) = (false, Some("it leads out of the workspace".into()));
+    world.frame(&mut work, result(vec![small, away]));
+    let expected = [
+        "out/a: no receipt",
+        "out/b: 9 bytes, at least 10 are required",
+        "out/c: it leads out of the workspace",
+    ];
+    assert_eq!(refusals(&mut world, &machine), [expected]);
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Running);
+    let newest = record.newest().unwrap();
+    assert!(newest.state.is_leased() && newest.artifacts.len() == 2);
+    let last = record.timeline.events.last().unwrap();
+    assert_eq!(last.kind, EventKind::CompletionRefused { missing: 0b111 });
+    assert!(
+        last.message
+            .as_ref()
+            .unwrap()
+            .starts_with("3 required files")
+    );
+    let named = contract::paths(&asks(MissingPolicy::Reject), 0b101);
+    assert_eq!(named, ["out/a", "out/c"]);
+
+    // It goes on, and its timers with it: a second try under the next number.
+    world.phase(&mut work, Phase::Streaming);
+    world.frame(&mut work, result(all()));
+    assert_eq!(world.rejections(&machine), []);
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Completed);
+    assert_eq!(record.newest().unwrap().artifacts.len(), 3);
+    assert!(contract::unmet(&asks(MissingPolicy::Reject), record.newest().unwrap()).is_empty());
+}
+
+type Lack = fn(&mut FoundFile);
+
+#[test]
+fn every_lack_is_judged_by_itself() {
+    let lacks: [(&str, Lack, &str); 6] = [
+        ("out/a", |f| f.exists = false, "out/a: missing"),
+        ("out/a", |f| f.is_file = false, "out/a: not a regular file"),
+        (
+            "out/a",
+            |f| f.problem = Some("it changed while it was read".into()),
+            "out/a: it changed while it was read",
+        ),
+        (
+            "out/b",
+            |f| f.size = 0,
+            "out/b: 0 bytes, at least 10 are required",
+        ),
+        (
+            "out/c",
+            |f| f.sha256 = None,
+            "out/c: its SHA-256 was not computed",
+        ),
+        (
+            "out/c",
+            |f| f.sha256 = Some("00".into()),
+            "out/c: another SHA-256: 00",
+        ),
+    ];
+    for (path, lack, words) in lacks {
+        let (mut world, machine, task, mut work) = begun(MissingPolicy::Reject);
+        let mut found = all();
+        lack(found.iter_mut().find(|file| *file.path == *path).unwrap());
+        world.frame(&mut work, result(found));
+        assert_eq!(refusals(&mut world, &machine), [[words]]);
+        assert_eq!(world.state(task), TaskState::Running, "{words}");
+    }
+}
+
+#[test]
+fn what_follows_is_what_the_contract_says() {
+    let (mut world, _, task, mut work) = begun(MissingPolicy::Fail);
+    world.frame(&mut work, result(vec![file("out/a")]));
+    let end = world.newest(task).state.end().cloned().unwrap();
+    assert_eq!(end.failure_code, Some(FailureCode::ReceiptsMissing));
+    let words = "2 required files are not there as required: out/b: no receipt; out/c: no receipt";
+    assert_eq!(
+        (end.message.as_deref(), end.retryable),
+        (Some(words), false)
+    );
+    assert_eq!(world.state(task), TaskState::Failed);
+
+    let (mut world, machine, task, mut work) = begun(MissingPolicy::Park);
+    world.frame(&mut work, result(vec![file("out/a")]));
+    let record = world.task(task);
+    let attention = record.attention.clone().unwrap();
+    assert_eq!(record.state, TaskState::NeedsAttention);
+    assert_eq!(attention.cause, AttentionCause::ReceiptsMissing);
+    assert_eq!(&*attention.reason, words);
+    let parked = record.newest().unwrap();
+    assert_eq!(parked.state.name(), AttemptState::Parked);
+    assert_eq!(
+        parked.result.as_deref(),
+        Some(&b"done"[..]),
+        "for whoever lets it count"
+    );
+    assert_eq!(world.rejections(&machine), [], "it is heard, not refused");
+    assert_eq!(contract::unmet(&asks(MissingPolicy::Park), parked).len(), 2);
+}
+
+#[test]
+fn a_result_without_its_files_wins_over_no_cancel_and_no_deadline() {
+    for policy in [
+        MissingPolicy::Reject,
+        MissingPolicy::Fail,
+        MissingPolicy::Park,
+    ] {
+        let (mut world, _, task, mut work) = begun(policy);
+        let asked = world.ask(|request| Input::Cancel {
+            request,
+            tenant: tenant("acme"),
+            task,
+            by: actor(),
+            reason: None,
+            finished: None,
+        });
+        asked.unwrap();
+        world.frame(&mut work, result(Vec::new()));
+        assert_eq!(world.state(task), TaskState::Canceled, "{policy:?}");
+    }
+}
+
+/// The stream broke before the refusal was heard: the result comes again, and so does the answer. It is never acknowledged,
+/// or its holder would forget it.
+#[test]
+fn whoever_did_not_hear_the_refusal_is_told_again() {
+    for restarts in [false, true] {
+        let (mut world, mut machine, task, mut work) = begun(MissingPolicy::Reject);
+        let seq = work.seq;
+        world.frame(&mut work, result(Vec::new()));
+        world.disconnect(&machine);
+        if restarts {
+            world.restart();
+        }
+        let verdicts = world.reconnect(&mut machine, &[(&work, ActiveState::Finished)]);
+        let acked = match verdicts[0] {
+            Verdict::Keep { acked, .. } | Verdict::Adopt { acked } => acked,
+            Verdict::Kill { .. } => panic!("{verdicts:?}"),
+        };
+        assert_eq!(acked, seq, "the refused one is not acknowledged");
+        world.told(&machine);
+        (work.session, work.seq) = (machine.session, seq);
+        world.frame(&mut work, result(Vec::new()));
+        assert_eq!(refusals(&mut world, &machine).len(), 1);
+        world.frame(&mut work, result(all()));
+        assert_eq!(world.state(task), TaskState::Completed);
+    }
+}
+
+/// A task whose lease expired while its daemon was away, with the policy for what comes late.
+fn lost(policy: MissingPolicy) -> (World, Machine, TaskId, Work) {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let mut asks = asks(policy);
+    asks.retry.when_unsafe = WhenUnsafe::Park;
+    let task = world.submit(asks);
+    let mut work = world.started();
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE);
+    world.reconnect(&mut machine, &[(&work, ActiveState::Finished)]);
+    work.session = machine.session;
+    (world, machine, task, work)
+}
+
+#[test]
+fn a_late_result_is_judged_by_the_same_rule() {
+    for policy in [
+        MissingPolicy::Reject,
+        MissingPolicy::Fail,
+        MissingPolicy::Park,
+    ] {
+        let (mut world, _, task, mut work) = lost(policy);
+        world.frame(&mut work, result(all()));
+        assert_eq!(world.state(task), TaskState::Completed, "{policy:?}");
+
+        let (mut world, _, task, mut work) = lost(policy);
+        world.frame(&mut work, result(vec![file("out/a")]));
+        let first = world.task(task).attempts[0].clone();
+        let end = first.state.end().unwrap();
+        if policy == MissingPolicy::Fail {
+            assert_eq!(end.failure_code, Some(FailureCode::ReceiptsMissing));
+            assert!(end.adopted_late);
+        } else {
+            assert_eq!(end.state, EndState::Lost, "{policy:?}");
+            assert!(first.late_terminal, "it is kept as evidence");
+        }
+    }
+}
+
+#[test]
+fn a_result_before_its_output_is_refused_and_its_number_stays_free() {
+    let gap = |missing| {
+        FrameBody::Completed(Completed {
+            final_offset: 100,
+            output_missing: missing,
+            termination: gone(),
+            in_lease: true,
+            ..Completed::default()
+        })
+    };
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.told(&machine);
+    let (seq, before) = (work.seq, world.task(task));
+    world.frame(&mut work, gap(1));
+    assert_eq!(world.rejections(&machine), [Rejection::OutputGap]);
+    assert_eq!(world.task(task), before, "nothing was written");
+    work.seq = seq;
+    world.frame(&mut work, gap(0));
+    assert_eq!(world.rejections(&machine), []);
+    assert_eq!(world.state(task), TaskState::Completed);
+
+    let (mut world, machine, task, mut work) = lost(MissingPolicy::Reject);
+    world.told(&machine);
+    let FrameBody::Completed(late) = result(all()) else {
+        unreachable!()
+    };
+    let seq = work.seq;
+    let early = Completed {
+        output_missing: 1,
+        ..late.clone()
+    };
+    world.frame(&mut work, FrameBody::Completed(early));
+    assert_eq!(world.rejections(&machine), [Rejection::OutputGap]);
+    assert_ne!(world.state(task), TaskState::Completed);
+    work.seq = seq;
+    world.frame(&mut work, FrameBody::Completed(late));
+    assert_eq!(world.state(task), TaskState::Completed);
+}
+
+#[test]
+fn receipts_that_nobody_asked_for_are_not_kept() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(&mut work, result(all()));
+    assert!(world.newest(task).artifacts.is_empty());
+
+    let (mut world, _, task, mut work) = begun(MissingPolicy::Reject);
+    let mut found = all();
+    found.extend([file("out/a"), file("elsewhere")]);
+    world.frame(&mut work, result(found));
+    let kept: Vec<u8> = world
+        .newest(task)
+        .artifacts
+        .iter()
+        .map(|a| a.required)
+        .collect();
+    assert_eq!(kept, [0, 1, 2]);
+}

@@ -1,0 +1,154 @@
+//! Files that tasks ask for: which workers leave them, and an opinion of its own about what becomes of a result without them.
+
+use std::sync::Arc;
+
+use baton_core::contract::{FoundFile, Unmet};
+use baton_core::id::AttemptId;
+use baton_core::input::{Completed, FrameBody, Termination};
+use baton_core::record::{AttemptRecord, EndState, FailureCode, State};
+use baton_core::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec};
+
+use crate::agent::{completed, errored, gone, with_end};
+use crate::rng::Rng;
+use crate::world::World;
+
+const LEAST: u64 = 10;
+
+/// What a task asks for, if it does.
+pub(crate) fn asked(rng: &mut Rng, may_ask: bool) -> Option<CompletionContract> {
+    let required = |n: u64| RequiredArtifact {
+        path: format!("out/{n}"),
+        min_size: Some(LEAST),
+        sha256: None,
+    };
+    let policies = [
+        MissingPolicy::Reject,
+        MissingPolicy::Reject,
+        MissingPolicy::Fail,
+        MissingPolicy::Park,
+    ];
+    (may_ask && rng.chance(50)).then(|| CompletionContract {
+        artifacts: (0..rng.between(1, 3)).map(required).collect(),
+        missing_policy: rng.pick(&policies).unwrap_or_default(),
+    })
+}
+
+/// What a worker finds at its end: all of it, or each with a lack of its own.
+pub(crate) fn found(spec: &TaskSpec, all: bool, rng: &mut Rng) -> Vec<FoundFile> {
+    let mut found = Vec::new();
+    for wanted in spec.contract.iter().flat_map(|c| &c.artifacts) {
+        let mut file = FoundFile {
+            path: wanted.path.as_str().into(),
+            exists: true,
+            is_file: true,
+            size: LEAST,
+            ..FoundFile::default()
+        };
+        if !all {
+            match rng.below(6) {
+                0 => file.exists = false,
+                1 => file.is_file = false,
+                2 => file.size = LEAST - 1,
+                3 => file.problem = Some("it leads out of the workspace".into()),
+                4 => continue,
+                _ => {}
+            }
+        }
+        found.push(file);
+    }
+    found
+}
+
+/// Nothing in it but what the receipts say, one by one.
+pub(crate) fn is_met(spec: &TaskSpec, found: &[FoundFile]) -> bool {
+    let mut wanted = spec.contract.iter().flat_map(|c| &c.artifacts);
+    wanted.all(|wanted| {
+        let file = found.iter().find(|file| *file.path == *wanted.path);
+        file.is_some_and(|f| f.exists && f.is_file && f.size >= LEAST && f.problem.is_none())
+    })
+}
+
+/// What is completed has its files; what failed or waits for want of them was asked to.
+pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
+    let policy = spec.contract.as_ref().map(|c| c.missing_policy);
+    let asked = spec.contract.as_ref().map_or(0, |c| c.artifacts.len());
+    let (id, seen) = (is.id, &is.artifacts);
+    match &is.state {
+        State::Ended(end) if was.state.end().is_none_or(|old| old.state != end.state) => {
+            let good = |a: &&baton_core::record::Artifact| {
+                a.exists && a.is_file && a.size >= LEAST && a.problem.is_none()
+            };
+            let met = seen.iter().filter(good).count() == asked;
+            assert!(
+                end.state != EndState::Completed || met,
+                "contract: {id} is completed, and the relay saw {seen:?}"
+            );
+        }
+        State::Parked(parked) if was.state.is_leased() => {
+            let unmet = parked.cause == baton_core::record::ParkCause::ReceiptsMissing;
+            assert!(
+                !unmet || policy == Some(MissingPolicy::Park),
+                "contract: {id} is parked, and its policy is {policy:?}"
+            );
+        }
+        _ => {}
+    }
+}
+
+impl World {
+    /// The result of a worker, with what it finds.
+    pub(crate) fn result(&mut self, index: usize, attempt: AttemptId, all: bool) -> FrameBody {
+        let all = all || self.healing;
+        let held = self.daemons[index].held.get(&attempt);
+        let artifacts = held.map_or_else(Vec::new, |held| {
+            found(&Arc::clone(&held.spec), all, &mut self.rng)
+        });
+        match completed(gone()) {
+            FrameBody::Completed(body) => FrameBody::Completed(Completed { artifacts, ..body }),
+            other => other,
+        }
+    }
+
+    /// Refused for want of files: every one of them is named, only where the task asks for that, and the worker tries again
+    /// or gives up.
+    pub(crate) fn completion_refused(
+        &mut self,
+        index: usize,
+        attempt: AttemptId,
+        control_seq: u64,
+        unmet: &[Unmet],
+    ) {
+        let Some(held) = self.daemons[index].held.get(&attempt) else {
+            return;
+        };
+        let spec = Arc::clone(&held.spec);
+        let contract = spec.contract.as_ref();
+        let policy = contract.map(|contract| contract.missing_policy);
+        assert_eq!(
+            policy,
+            Some(MissingPolicy::Reject),
+            "contract: the result of {attempt} was refused"
+        );
+        let last = held.outbox.last_control_seq() == control_seq && held.is_folded();
+        if !held.ended || !last || held.fenced || held.unwanted {
+            return;
+        }
+        assert!(
+            !unmet.is_empty(),
+            "contract: nothing is missing of {attempt}"
+        );
+        // Its processes may still be there.
+        let termination = if held.alive {
+            Termination::default()
+        } else {
+            gone()
+        };
+        self.counts.refused_results += 1;
+        let body = if self.rng.chance(60) {
+            with_end(self.result(index, attempt, true), termination)
+        } else {
+            FrameBody::Errored(errored(FailureCode::ReceiptsMissing, termination))
+        };
+        self.say(index, attempt, body);
+    }
+}
