@@ -7,6 +7,7 @@ use baton_proto::v1::{
 use baton_proto::{ShortName, short_name_of};
 
 use crate::duration;
+use crate::required;
 use crate::sanitize::one_line;
 use crate::style::Style;
 use crate::task_view;
@@ -25,6 +26,7 @@ pub(crate) fn lines(task: &Task, insight: &Insight, now_ms: u64, style: Style) -
     limits(&mut page, task);
     for attempt in &task.attempts {
         attempt_lines(&mut page, attempt, now_ms);
+        file_lines(&mut page, task, attempt);
     }
     for timer in &insight.timers {
         page.field("timer", &timer_text(timer));
@@ -180,6 +182,32 @@ fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
         "output",
         &attempt.output.as_ref().map(output_text).unwrap_or_default(),
     );
+}
+
+/// What was found of the files that it has to leave, and what of that does not do.
+fn file_lines(page: &mut Page, task: &Task, attempt: &Attempt) {
+    let contract = task.spec.as_ref().and_then(|spec| spec.contract.as_ref());
+    let asked = contract.filter(|_| !attempt.artifacts.is_empty());
+    let unmet = asked.map_or_else(Vec::new, |contract| {
+        required::unmet(contract, &attempt.artifacts)
+    });
+    for found in &attempt.artifacts {
+        if unmet.iter().all(|unmet| unmet.path != found.path) {
+            let (path, size) = (&found.path, found.size);
+            let led = match found.resolved_path.as_str() {
+                resolved if resolved.is_empty() || resolved == path => String::new(),
+                resolved => format!(", at {resolved}"),
+            };
+            let hash = match found.sha256.as_str() {
+                "" => String::new(),
+                hash => format!(", sha256 {hash}"),
+            };
+            page.sub("file", &format!("{path}: {size} bytes{led}{hash}"));
+        }
+    }
+    for unmet in unmet {
+        page.sub("lacks", &unmet.to_string());
+    }
 }
 
 /// Where its work is, so that the work of a lost run can be found.

@@ -24,6 +24,7 @@ mod output_reader;
 mod pairs;
 mod progress;
 mod prompting;
+mod required;
 mod rules;
 mod sanitize;
 #[cfg(test)]

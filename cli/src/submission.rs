@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use baton_proto::v1::{
-    AgentOptions, CommandSpec, ContextRef, DeadlineProfile, DispatchPolicy, OnInputTimeout,
-    Placement, RetryPolicy, TaskSpec, TurnKind, WhenUnsafe, WorkspaceMode, WorkspaceSpec,
+    AgentOptions, CommandSpec, CompletionContract, ContextRef, DeadlineProfile, DispatchPolicy,
+    MissingPolicy, OnInputTimeout, Placement, RetryPolicy, TaskSpec, TurnKind, WhenUnsafe,
+    WorkspaceMode, WorkspaceSpec,
 };
 
 use crate::duration;
@@ -13,7 +14,8 @@ use crate::errors::CliError;
 use crate::pairs::DeadlineName;
 use crate::rules;
 use crate::task_flags::{
-    DeadlineArgs, OptionArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs, WorkspaceArgs,
+    ContractArgs, DeadlineArgs, OptionArgs, PlacementArgs, RetryPolicyArgs, SubmissionArgs,
+    WorkspaceArgs,
 };
 
 impl SubmissionArgs {
@@ -30,6 +32,7 @@ impl SubmissionArgs {
             command: (!command.is_empty()).then_some(CommandSpec { argv: command }),
             cwd: self.task.cwd,
             workspace: self.workspace.workspace(),
+            contract: self.contract.contract(),
             turn_kind: self
                 .task
                 .turn_kind
@@ -117,6 +120,16 @@ impl WorkspaceArgs {
             keep: self.workspace_keep,
         };
         (wanted != WorkspaceSpec::default()).then_some(wanted)
+    }
+}
+
+impl ContractArgs {
+    fn contract(self) -> Option<CompletionContract> {
+        let policy = self.if_missing.map(MissingPolicy::from);
+        (!self.require.is_empty()).then(|| CompletionContract {
+            required_artifacts: self.require,
+            missing_policy: policy.unwrap_or(MissingPolicy::Unspecified).into(),
+        })
     }
 }
 
@@ -294,6 +307,18 @@ mod tests {
             .map(|c| c.kind.as_str())
             .collect();
         assert_eq!(kinds, ["folder", "file"]);
+    }
+
+    #[test]
+    fn required_files_make_a_contract_and_nothing_else_does() {
+        assert_eq!(spec(&["--", "true"]).contract, None);
+        let line = "--require out/a --require b,min=1KiB --if-missing park -- true";
+        let contract = spec(&line.split_whitespace().collect::<Vec<_>>()).contract;
+        let contract = contract.expect("a contract");
+        assert_eq!(contract.missing_policy(), MissingPolicy::Park);
+        let files = contract.required_artifacts.iter();
+        let files: Vec<_> = files.map(|file| (&*file.path, file.min_size)).collect();
+        assert_eq!(files, [("out/a", None), ("b", Some(1024))]);
     }
 
     #[test]

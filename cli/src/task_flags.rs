@@ -3,11 +3,14 @@
 
 use std::time::Duration;
 
-use baton_proto::v1::{OnInputTimeout, TurnKind, WhenUnsafe, WorkspaceMode};
+use baton_proto::v1::{
+    MissingPolicy, OnInputTimeout, RequiredArtifact, TurnKind, WhenUnsafe, WorkspaceMode,
+};
 use clap::{Args, ValueEnum};
 
 use crate::duration;
 use crate::pairs::{self, Deadline};
+use crate::required;
 use crate::rules::{self, ToolPattern};
 
 /// What the task is.
@@ -202,6 +205,38 @@ impl From<WorkspaceModeName> for WorkspaceMode {
     }
 }
 
+/// What it has to leave.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Required files")]
+pub(crate) struct ContractArgs {
+    /// File that must be there at the end, by its path in the workspace directory; with a least size, or the SHA-256 that it
+    /// must have. Without it the task does not complete. May be repeated, up to 64 times.
+    #[arg(long, value_name = "PATH[,min=SIZE][,sha256=HEX]", value_parser = required::parse)]
+    pub require: Vec<RequiredArtifact>,
+
+    /// What becomes of a result without its files: it is refused, and an agent that still runs may complete again; the
+    /// attempt fails; or the task waits for a person. The default is reject.
+    #[arg(long, value_enum, value_name = "CHOICE", requires = "require")]
+    pub if_missing: Option<MissingPolicyName>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MissingPolicyName {
+    Reject,
+    Fail,
+    Park,
+}
+
+impl From<MissingPolicyName> for MissingPolicy {
+    fn from(name: MissingPolicyName) -> Self {
+        match name {
+            MissingPolicyName::Reject => MissingPolicy::Reject,
+            MissingPolicyName::Fail => MissingPolicy::Fail,
+            MissingPolicyName::Park => MissingPolicy::Park,
+        }
+    }
+}
+
 /// How long things may take.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Deadlines")]
@@ -282,6 +317,8 @@ pub(crate) struct SubmissionArgs {
     pub asking: AskingArgs,
     #[command(flatten)]
     pub workspace: WorkspaceArgs,
+    #[command(flatten)]
+    pub contract: ContractArgs,
     #[command(flatten)]
     pub placement: PlacementArgs,
     #[command(flatten)]

@@ -10,6 +10,7 @@ mod broken_streams;
 mod cancel;
 mod clocks;
 mod command_line;
+mod contracts;
 mod conversations;
 mod damage;
 mod damaged_exports;

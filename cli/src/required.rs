@@ -1,0 +1,85 @@
+//! `--require PATH[,min=SIZE][,sha256=HEX]`: a file that a task has to leave. Refused here for what the relay would refuse
+//! it for, so that a typing error costs no round trip.
+
+use baton_contract::{Found, Required, Unmet, check_path, judge};
+use baton_proto::v1::{ArtifactReceipt, CompletionContract, RequiredArtifact};
+
+use crate::size;
+
+/// Conditions stand behind the path, each after a comma; a comma in the path itself is one of its characters.
+pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
+    let mut required = RequiredArtifact::default();
+    let mut path = text;
+    while let Some((before, condition)) = path.rsplit_once(',') {
+        if let Some(least) = condition.strip_prefix("min=") {
+            required.min_size = Some(size::parse(least)?);
+        } else if let Some(hash) = condition.strip_prefix("sha256=") {
+            required.sha256 = sha256(hash)?;
+        } else {
+            break;
+        }
+        path = before;
+    }
+    check_path(path).map_err(|fault| fault.to_string())?;
+    path.clone_into(&mut required.path);
+    Ok(required)
+}
+
+/// What of a contract these receipts leave open, as the relay judges it.
+pub(crate) fn unmet(contract: &CompletionContract, seen: &[ArtifactReceipt]) -> Vec<Unmet> {
+    judge(
+        contract.required_artifacts.iter().map(|wanted| Required {
+            path: &wanted.path,
+            min_size: wanted.min_size,
+            sha256: given(&wanted.sha256),
+        }),
+        seen.iter().map(|found| Found {
+            path: &found.path,
+            exists: found.exists,
+            is_file: found.is_file,
+            size: found.size,
+            sha256: given(&found.sha256),
+            problem: given(&found.problem),
+        }),
+    )
+}
+
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn sha256(text: &str) -> Result<String, String> {
+    let hash = text.to_ascii_lowercase();
+    let good = hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit());
+    good.then_some(hash)
+        .ok_or_else(|| "give the SHA-256 as 64 hex digits".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_may_have_conditions_and_commas() {
+        let hash = "AB".repeat(32);
+        let text = format!("out/a,min=1KiB,sha256={hash}");
+        let expected = RequiredArtifact {
+            path: "out/a".to_owned(),
+            min_size: Some(1024),
+            sha256: hash.to_lowercase(),
+        };
+        assert_eq!(parse(&text), Ok(expected));
+        let plain = RequiredArtifact {
+            path: "a, b".to_owned(),
+            ..RequiredArtifact::default()
+        };
+        assert_eq!(parse("a, b"), Ok(plain));
+    }
+
+    #[test]
+    fn what_the_relay_would_refuse_is_refused_here() {
+        for bad in ["", "/a", "../a", ".", "a,min=x", "a,sha256=12", ",min=1B"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Completion contracts with real processes: what is missing is named at once, what leads out is never followed, and a
+//! result counts when its files are there.
+
+use baton_proto::codes::refusals;
+use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{
+    ArtifactReceipt, AttentionCause, CompletionContract, ErrorDetail, FrameRejected, MissingPolicy,
+    RelayFrame, RequiredArtifact, Role, TaskComplete, TaskEventKind, TaskSpec, TaskState,
+    relay_frame,
+};
+use baton_tests::{
+    DaemonProcess, Relay, RelayProcess, Said, ScriptedAttempt, ScriptedDaemon, for_agent, hello,
+};
+use serde_json::Value;
+
+use crate::BATON;
+
+struct Fleet {
+    relay: RelayProcess,
+    _daemon: DaemonProcess,
+    _dir: tempfile::TempDir,
+}
+
+impl Fleet {
+    async fn start() -> Self {
+        let relay = RelayProcess::start(BATON).await;
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let url = relay.admin().url().to_owned();
+        let daemon = DaemonProcess::start(BATON, dir.path(), "one", &url, &secret).await;
+        Self {
+            relay,
+            _daemon: daemon,
+            _dir: dir,
+        }
+    }
+
+    /// Runs a shell script as a task that has to leave these files.
+    async fn submit(&self, flags: &[&str], script: &str) -> Said {
+        let mut arguments = vec!["submit", "--json", "--wait", "--max-attempts", "1"];
+        arguments.extend(flags);
+        arguments.extend(["--", "sh", "-c", script]);
+        BATON.run(self.relay.data(), &arguments).await
+    }
+}
+
+/// Everything that may stand where a file should, made by the task itself.
+const MAKES_TROUBLE: &str = "mkdir -p trouble/dir && cd trouble && mkfifo pipe && ln -s /etc/passwd away \
+    && ln -s .. up && ln -s /proc/self/root magic && printf abc > small && printf x > other && printf good > good";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_without_its_files_fails_naming_each_and_with_them_completes() {
+    let fleet = Fleet::start().await;
+    let zeros = format!("trouble/other,sha256={}", "0".repeat(64));
+    let flags = [
+        "--require",
+        "trouble/gone",
+        "--require",
+        "trouble/dir",
+        "--require",
+        "trouble/pipe",
+        "--require",
+        "trouble/away",
+        "--require",
+        "trouble/up/up/etc/passwd",
+        "--require",
+        "trouble/magic/etc/passwd",
+        "--require",
+        "trouble/small,min=4B",
+        "--require",
+        &zeros,
+        "--require",
+        "trouble/good",
+    ];
+    let refused = fleet.submit(&flags, MAKES_TROUBLE).await;
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    let task = refused.json();
+    assert_eq!(task["state"], "failed");
+    let attempt = &task["attempts"][0];
+    assert_eq!(attempt["failureCode"], "receipts_missing", "{attempt}");
+    let message = attempt["message"].as_str().expect("a message");
+    for named in [
+        "8 required files",
+        "trouble/gone: missing",
+        "trouble/dir: it is a directory, not a regular file",
+        "trouble/pipe: it is a pipe, not a regular file",
+        "trouble/away: it leads out of the workspace",
+        "trouble/up/up/etc/passwd: it leads out of the workspace",
+        "trouble/small: 3 bytes, at least 4 are required",
+        "trouble/other: another SHA-256: ",
+    ] {
+        assert!(message.contains(named), "{named:?} is not in {message:?}");
+    }
+    assert!(!message.contains("trouble/good"), "{message:?}");
+    let receipts = attempt["artifacts"].as_array().expect("receipts");
+    assert_eq!(receipts.len(), 9);
+    let of = |path: &str| {
+        let found = receipts.iter().find(|receipt| receipt["path"] == path);
+        found.expect("a receipt").clone()
+    };
+    // What is outside was never read: not even its size is known.
+    let away = of("trouble/away");
+    assert!(
+        away["size"].as_str().is_none_or(|size| size == "0"),
+        "{away}"
+    );
+    assert!(away["sha256"].as_str().is_none_or(str::is_empty), "{away}");
+    assert_eq!(of("trouble/good")["size"], "4");
+
+    let made = "mkdir -p out && printf hello > out/a && ln -sf a out/link";
+    let hello =
+        "out/a,min=5B,sha256=2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+    let done = fleet
+        .submit(&["--require", hello, "--require", "out/link"], made)
+        .await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let task = done.json();
+    assert_eq!(task["attempts"][0]["artifacts"][1]["resolvedPath"], "out/a");
+    let id = task["taskId"].as_str().expect("an id");
+    let shown = BATON.run(fleet.relay.data(), &["show", id]).await;
+    assert!(
+        shown.stdout.contains("out/link: 5 bytes"),
+        "{}",
+        shown.stdout
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_contract_that_parks_waits_for_a_person_and_says_for_what() {
+    let fleet = Fleet::start().await;
+    let flags = ["--require", "never/made", "--if-missing", "park"];
+    let parked = fleet.submit(&flags, "true").await;
+    assert_eq!(parked.code, Some(4), "{parked:?}");
+    let task: Value = parked.json();
+    assert_eq!(task["state"], "needs_attention");
+    assert_eq!(task["attention"]["cause"], "receipts_missing");
+    let reason = task["attention"]["reason"].as_str().expect("a reason");
+    assert!(reason.contains("never/made: missing"), "{reason}");
+
+    let failed = fleet
+        .submit(&["--require", "never/made", "--if-missing", "fail"], "true")
+        .await;
+    assert_eq!(
+        failed.json()["attempts"][0]["failureCode"],
+        "receipts_missing"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_that_could_lead_out_are_refused_at_submit() {
+    let fleet = Fleet::start().await;
+    for bad in [
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        ".",
+        "C:/x",
+        "a\\b",
+        "a//b",
+        " ",
+    ] {
+        let refused = fleet.submit(&["--require", bad], "true").await;
+        assert_eq!(refused.code, Some(2), "{bad:?}: {refused:?}");
+    }
+}
+
+fn contract(policy: MissingPolicy) -> Option<CompletionContract> {
+    let required = |path: &str| RequiredArtifact {
+        path: path.to_owned(),
+        ..RequiredArtifact::default()
+    };
+    Some(CompletionContract {
+        required_artifacts: ["out/a", "out/b"].map(required).into(),
+        missing_policy: policy.into(),
+    })
+}
+
+fn result(attempt: &ScriptedAttempt, paths: &[&str]) -> Body {
+    let Body::Complete(result) = attempt.completion("done") else {
+        unreachable!("a completion");
+    };
+    let file = |path: &&str| ArtifactReceipt {
+        path: (*path).to_owned(),
+        exists: true,
+        is_file: true,
+        ..ArtifactReceipt::default()
+    };
+    Body::Complete(TaskComplete {
+        artifacts: paths.iter().map(file).collect(),
+        ..result
+    })
+}
+
+async fn refusal(daemon: &mut ScriptedDaemon) -> ErrorDetail {
+    let pick = |frame: &RelayFrame| match &frame.frame {
+        Some(relay_frame::Frame::Rejected(FrameRejected { error, .. })) => error.clone(),
+        _ => None,
+    };
+    daemon.expect("a refusal", pick).await
+}
+
+/// The same attempt: refused, still leased, and completed once the files are there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_completion_names_every_path_and_counts_once_the_files_exist() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let token = relay.daemon_token().await;
+    let worker = client.with_token(&token);
+    let mut daemon = ScriptedDaemon::connect(&worker, hello(&["scripted"])).await;
+    let spec = TaskSpec {
+        contract: contract(MissingPolicy::Reject),
+        ..for_agent("scripted")
+    };
+    let task = client.submit(spec).await;
+    let mut attempt = daemon.running().await;
+    let body = result(&attempt, &[]);
+    attempt.send(body).await;
+    let refused = refusal(&mut daemon).await;
+    assert_eq!(refused.code, refusals::CONTRACT_UNMET);
+    assert_eq!(refused.missing, ["out/a", "out/b"]);
+    assert!(
+        refused
+            .message
+            .contains("out/a: no receipt; out/b: no receipt")
+    );
+    let body = result(&attempt, &["out/b"]);
+    attempt.send(body).await;
+    assert_eq!(refusal(&mut daemon).await.missing, ["out/a"]);
+    let running = client.get(&task.task_id).await;
+    assert_eq!(running.state(), TaskState::Running);
+    assert!(
+        running.attempts[0]
+            .lease
+            .as_ref()
+            .is_some_and(|lease| lease.live)
+    );
+
+    let body = result(&attempt, &["out/a", "out/b"]);
+    attempt.send(body).await;
+    daemon.acked(&attempt).await;
+    let events = client.watch(&task.task_id).await.to_end().await;
+    let refused = events
+        .iter()
+        .filter(|event| event.kind() == TaskEventKind::CompletionRefused);
+    let missing: Vec<usize> = refused.map(|event| event.missing.len()).collect();
+    assert_eq!(missing, [2, 1]);
+    let done = client.get(&task.task_id).await;
+    assert_eq!(done.state(), TaskState::Completed);
+    assert_eq!(done.attempts[0].artifacts.len(), 2);
+    assert_eq!(
+        AttentionCause::Unspecified as i32,
+        done.attention.map_or(0, |a| a.cause)
+    );
+}
+
+/// Output before a result is missing: the result is refused, the stream goes on, and what never comes is a recorded cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_before_its_output_is_refused_and_the_stream_goes_on() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let token = relay.daemon_token().await;
+    let worker = client.with_token(&token);
+    let mut daemon = ScriptedDaemon::connect(&worker, hello(&["scripted"])).await;
+    let task = client.submit(for_agent("scripted")).await;
+    let mut attempt = daemon.running().await;
+    attempt.say("first").await;
+    let seq = attempt.control_seq + 1;
+    attempt.offset += 10;
+    let early = attempt.frame(seq, attempt.completion("done"));
+    attempt.send_frame(early.clone()).await;
+    assert_eq!(refusal(&mut daemon).await.code, refusals::OUTPUT_GAP);
+    assert_eq!(client.get(&task.task_id).await.state(), TaskState::Running);
+    // Under the same number; nobody has the ten bytes, so they are said to be missing.
+    attempt.complete("done").await;
+    daemon.acked(&attempt).await;
+    assert_eq!(
+        client.get(&task.task_id).await.state(),
+        TaskState::Completed
+    );
+    let (cut, end) = client.last_pieces(&task.task_id, 0).await;
+    assert_eq!(cut.map(|cut| (cut.offset, cut.length)), Some((5, 10)));
+    assert_eq!(end.offset, 15);
+}
