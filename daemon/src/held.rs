@@ -143,7 +143,10 @@ impl Held {
         let now = clock.now();
         let cleanup_term = plan.cleanup_term;
         let exclusive = plan.workspace.exclusive().map(Path::to_owned);
-        let voice = plan.tools.clone().map(Voice::new);
+        let voice = plan
+            .tools
+            .clone()
+            .map(|granted| Voice::new(granted, plan.files.clone()));
         let stage = Stage::Accepted {
             plan: Box::new(plan),
             accepted_at: now,

@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_proto::v1::{RetryPolicy, Role, Task, TaskSpec, TaskState};
+use baton_proto::v1::{
+    CompletionContract, RequiredArtifact, RetryPolicy, Role, Task, TaskSpec, TaskState,
+};
 use baton_tests::{
     CODING_AGENTS, Collector, DaemonProcess, Handed, RelayProcess, Tools, coding_agents_file,
     command, played,
@@ -325,5 +327,52 @@ async fn what_an_agent_says_of_its_end_counts_whatever_its_process_does() {
             let attempt = ended.attempts.last().expect("an attempt");
             assert_eq!(attempt.failure_code, "agent_reported");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completing_without_required_files_names_all_of_them_and_the_attempt_goes_on() {
+    let fleet = Fleet::start().await;
+    let names = ["a.txt", "b/c.txt"];
+    let contract = CompletionContract {
+        required_artifacts: names.map(required).to_vec(),
+        ..CompletionContract::default()
+    };
+    let place = fleet.dir.path().join("one/work");
+    let file = fleet.dir.path().join("files");
+    let script = format!("while [ ! -e {} ]; do sleep 0.05; done", file.display());
+    let spec = TaskSpec {
+        contract: Some(contract),
+        ..command("sh", &["-c", &script], "files")
+    };
+    let task = fleet.submit(spec).await;
+    let tools = fleet
+        .tools(&Handed::to(&task.attempts[0].attempt_id).await)
+        .await;
+    let finish = json!({"outcome": "completed", "summary": "done"});
+    for (written, missing) in [(None, json!(names)), (Some("a.txt"), json!(["b/c.txt"]))] {
+        if let Some(name) = written {
+            std::fs::write(place.join(name), "x").expect("a file can be written");
+        }
+        let told = tools.call("task_complete", finish.clone()).await;
+        assert_eq!(told.error("code"), "contract_unmet");
+        assert_eq!(told.said["error"]["missing"], missing);
+    }
+    std::fs::create_dir(place.join("b")).expect("a directory can be made");
+    std::fs::write(place.join("b/c.txt"), "x").expect("a file can be written");
+    tools.call("task_complete", finish).await;
+    let late = tools
+        .call("task_progress", json!({"summary": "late"}))
+        .await;
+    assert_eq!(late.error("code"), "outcome_fixed");
+    fleet.let_go("files");
+    let ended = fleet.ended(&task).await;
+    assert_eq!(ended.state(), TaskState::Completed, "{ended:?}");
+}
+
+fn required(path: &str) -> RequiredArtifact {
+    RequiredArtifact {
+        path: path.to_owned(),
+        ..RequiredArtifact::default()
     }
 }

@@ -1,5 +1,7 @@
 //! `baton mcp`: the flags of the server that agents speak to.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::discovery::RelayArgs;
@@ -10,11 +12,15 @@ use crate::servers::Clocks;
 
 #[derive(Args, Debug)]
 pub(crate) struct McpArgs {
+    /// Where the files are that a task asks for; nothing outside of it is looked at. Standing alone only.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+
     #[command(flatten)]
     relay: RelayArgs,
 }
 
 pub(crate) async fn run(args: McpArgs, clocks: &Clocks) -> Result<Exit, CliError> {
-    mcp::serve(args.relay, &clocks.daemon).await?;
+    mcp::serve(args.relay, args.root, &clocks.daemon).await?;
     Ok(Exit::Done)
 }

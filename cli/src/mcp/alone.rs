@@ -1,12 +1,15 @@
 //! A server that stands alone: asks the relay with a token, and holds at most one task. One loop owns what it holds and
 //! answers one call after the other; the lease is renewed beside it.
 
+use std::path::PathBuf;
+
 use baton_daemon::Clock;
+use baton_daemon::receipts::{LOOK, WantedFiles};
 use baton_proto::to_json;
 use baton_proto::v1::{
     AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
-    AgentFailRequest, AgentGrant, AgentProgressRequest, AgentReleaseRequest, ClaimRequest,
-    GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
+    AgentFailRequest, AgentGrant, AgentProgressRequest, AgentReleaseRequest, ArtifactReceipt,
+    ClaimRequest, GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
 };
 use baton_proto::verbs::Call;
 use baton_proto::worker::FinishOutcome;
@@ -25,14 +28,17 @@ use crate::discovery::RelayArgs;
 pub(super) struct Alone {
     line: Line,
     clock: Clock,
+    /// Beneath it required files are looked for.
+    root: Option<PathBuf>,
     held: watch::Sender<Option<Lease>>,
 }
 
 impl Alone {
-    pub(super) fn new(args: RelayArgs, clock: Clock) -> Self {
+    pub(super) fn new(args: RelayArgs, root: Option<PathBuf>, clock: Clock) -> Self {
         Self {
             line: Line::new(args),
             clock,
+            root,
             held: watch::Sender::new(None),
         }
     }
@@ -285,13 +291,34 @@ impl Alone {
         let _ = self.release_for(&lease, reason.to_owned()).await;
     }
 
+    /// What is there of the files that the task asks for.
+    async fn receipts(&self, lease: &Lease) -> Result<Vec<ArtifactReceipt>, Refusal> {
+        let wanted = lease.contract.as_ref();
+        if wanted.is_none_or(|contract| contract.required_artifacts.is_empty()) {
+            return Ok(Vec::new());
+        }
+        let Some(root) = &self.root else {
+            let next = "start `baton mcp` with --root DIR, the directory that the files are in";
+            let what = "the task asks for files, and nobody said where they are";
+            return Err(Refusal::new(PRECONDITION, "root_missing", what, next));
+        };
+        let wanted = WantedFiles::new(root, wanted).map_err(|error| {
+            let next = "block the task and say so";
+            Refusal::new(PRECONDITION, "bad_contract", &error.to_string(), next)
+        })?;
+        match wanted {
+            Some(wanted) => Ok(wanted.look(LOOK).await),
+            None => Ok(Vec::new()),
+        }
+    }
+
     async fn complete(&mut self, args: &Args) -> Answer {
         let lease = self.lease(args)?;
         let finish = inputs::finish(args);
         let ended = match finish.outcome() {
             FinishOutcome::Unspecified | FinishOutcome::Completed => {
                 let request = AgentCompleteRequest {
-                    artifacts: Vec::new(),
+                    artifacts: self.receipts(&lease).await?,
                     lease: Some(lease.proof()),
                     result: finish.result.into(),
                     usage: None,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use baton_daemon::{Clock, Moment};
-use baton_proto::v1::{AgentGrant, AgentLease, LeaseToken, RenewRequest};
+use baton_proto::v1::{AgentGrant, AgentLease, CompletionContract, LeaseToken, RenewRequest};
 use tokio::sync::watch;
 
 use super::answer::{PRECONDITION, Refusal};
@@ -21,6 +21,7 @@ pub(super) struct Lease {
     pub(super) task_id: String,
     pub(super) attempt_id: String,
     token: LeaseToken,
+    pub(super) contract: Option<CompletionContract>,
     /// Nothing may be done under it from here on.
     limit: Moment,
     renew_at: Moment,
@@ -37,7 +38,9 @@ impl Lease {
         let attempt = grant.r#ref.clone().unwrap_or_default();
         let every = Some(Duration::from_millis(grant.renew_ms)).filter(|every| !every.is_zero());
         let every = every.unwrap_or(RENEW_EVERY);
+        let spec = grant.task.as_ref().and_then(|task| task.spec.as_ref());
         Self {
+            contract: spec.and_then(|spec| spec.contract.clone()),
             task_id: attempt.task_id,
             attempt_id: attempt.attempt_id,
             token: grant.token.clone().unwrap_or_default(),

@@ -11,6 +11,8 @@ mod lease;
 mod line;
 mod server;
 
+use std::path::PathBuf;
+
 use baton_daemon::{Clock, tools};
 use rmcp::ServiceExt;
 use tokio::sync::mpsc;
@@ -22,7 +24,11 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 
 /// Serves until the client closes its end.
-pub(crate) async fn serve(relay: RelayArgs, clock: &Clock) -> Result<(), CliError> {
+pub(crate) async fn serve(
+    relay: RelayArgs,
+    root: Option<PathBuf>,
+    clock: &Clock,
+) -> Result<(), CliError> {
     if let Some(place) = tools::find() {
         return run(Standing::Inside, |calls| inside::serve(place, calls)).await;
     }
@@ -30,7 +36,7 @@ pub(crate) async fn serve(relay: RelayArgs, clock: &Clock) -> Result<(), CliErro
     if let Err(error) = relay.token() {
         return run(Standing::Unconfigured(error.to_string()), nobody).await;
     }
-    let alone = Alone::new(relay, clock.clone());
+    let alone = Alone::new(relay, root, clock.clone());
     run(Standing::Alone, |calls| alone.serve(calls)).await
 }
 

@@ -103,7 +103,10 @@ impl Held {
             conversing,
             exclusive: workspace.and_then(|plan| Some(plan.exclusive()?.to_owned())),
             stopping: StopWhy::restored(&snapshot),
-            voice: meta.tools.clone().map(Voice::new),
+            voice: meta
+                .tools
+                .clone()
+                .map(|granted| Voice::new(granted, meta.files.clone())),
             finish: snapshot.finish.clone(),
             snapshot: outbox.progress().snapshot.clone(),
             outbox,

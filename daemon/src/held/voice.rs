@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use super::{Held, Reach, Stage, StopWhy};
 use crate::clock::{Clock, Moment};
 use crate::outbox::Progress;
+use crate::receipts::WantedFiles;
 use crate::tools::{Granted, detail, noted, refused};
 
 /// Calls that wait for the relay, of one attempt. More: the oldest is told that the daemon has it.
@@ -20,6 +21,7 @@ const WAITING: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Voice {
     granted: Granted,
+    files: Option<WantedFiles>,
     waiting: Vec<Waiting>,
 }
 
@@ -31,9 +33,10 @@ struct Waiting {
 }
 
 impl Voice {
-    pub(super) fn new(granted: Granted) -> Self {
+    pub(super) fn new(granted: Granted, files: Option<WantedFiles>) -> Self {
         Self {
             granted,
+            files,
             waiting: Vec::new(),
         }
     }
@@ -53,6 +56,11 @@ impl Held {
         let leased = self.lease.is_some_and(|lease| !lease.is_over(now));
         let fits = |voice: &Voice| voice.granted.hash.fits(secret);
         runs && heard && leased && self.voice.as_ref().is_some_and(fits)
+    }
+
+    /// What it has to leave.
+    pub(crate) fn files(&self) -> Option<WantedFiles> {
+        self.voice.as_ref()?.files.clone()
     }
 
     /// What is known here of the attempt's own task.

@@ -4,16 +4,12 @@ use baton_proto::v1::attempt_frame::Body;
 use baton_proto::worker::{ToolAnswer, tool_answer, tool_call};
 
 use super::Supervisor;
-use crate::tools::{Asked, CapabilityHash, detail, refused};
+use crate::tools::{Asked, CapabilityHash, Step, detail, refused};
 
 impl Supervisor {
     /// A secret that fits no running attempt learns nothing: not whether there was one.
     pub(super) fn on_tool(&mut self, asked: Asked) {
-        let Asked {
-            secret,
-            verb,
-            reply,
-        } = asked;
+        let Asked { secret, step } = asked;
         let now = self.clock.now();
         let id = CapabilityHash::attempt_of(&secret)
             .unwrap_or_default()
@@ -22,6 +18,14 @@ impl Supervisor {
             .held
             .get_mut(&id)
             .filter(|held| held.hears(&secret, now));
+        let (verb, reply) = match step {
+            Step::Files(reply) => {
+                // Whoever asked may have gone; so below.
+                let _ = reply.send(held.and_then(|held| held.files()));
+                return;
+            }
+            Step::Say { verb, reply } => (verb, reply),
+        };
         let Some(held) = held else {
             // Whoever asked may have gone.
             let _ = reply.send(no_such_capability());

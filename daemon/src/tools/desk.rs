@@ -19,6 +19,7 @@ use tracing::debug;
 
 use super::SOCKET_FILE;
 use crate::private_socket;
+use crate::receipts::{LOOK, WantedFiles};
 use crate::shim::framing::{Decoder, encode};
 
 /// Connections at one time. Full: the next waits in the listener's backlog.
@@ -35,8 +36,17 @@ const BACKOFF: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct Asked {
     pub(crate) secret: String,
-    pub(crate) verb: tool_call::Verb,
-    pub(crate) reply: oneshot::Sender<ToolAnswer>,
+    pub(crate) step: Step,
+}
+
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Which files the attempt has to leave. They are looked at here, where waiting harms nobody.
+    Files(oneshot::Sender<Option<WantedFiles>>),
+    Say {
+        verb: tool_call::Verb,
+        reply: oneshot::Sender<ToolAnswer>,
+    },
 }
 
 /// Bound, not yet answering.
@@ -110,11 +120,14 @@ async fn serve(call: ToolCall, calls: &mpsc::Sender<Asked>) -> ToolAnswer {
     if let Some(wrong) = wrong(&verb) {
         return refused("invalid_argument", wrong);
     }
+    let secret = call.capability.unwrap_or_default().value;
+    if let Some(unmet) = unmet(&secret, &verb, calls).await {
+        return unmet;
+    }
     let (reply, answer) = oneshot::channel();
     let asked = Asked {
-        secret: call.capability.unwrap_or_default().value,
-        verb,
-        reply,
+        secret,
+        step: Step::Say { verb, reply },
     };
     if calls.send(asked).await.is_err() {
         return over();
@@ -124,6 +137,38 @@ async fn serve(call: ToolCall, calls: &mpsc::Sender<Asked>) -> ToolAnswer {
         Ok(Err(_)) => over(),
         Err(_) => noted(false),
     }
+}
+
+/// What a completion would be refused for: all of it, and the attempt goes on.
+async fn unmet(
+    secret: &str,
+    verb: &tool_call::Verb,
+    calls: &mpsc::Sender<Asked>,
+) -> Option<ToolAnswer> {
+    let tool_call::Verb::Finish(finish) = verb else {
+        return None;
+    };
+    if finish.outcome() != FinishOutcome::Completed {
+        return None;
+    }
+    let (reply, files) = oneshot::channel();
+    let asked = Asked {
+        secret: secret.to_owned(),
+        step: Step::Files(reply),
+    };
+    calls.send(asked).await.ok()?;
+    // Whoever may not speak has no files either, and is refused with what he says.
+    let files = files.await.ok()??;
+    let unmet = files.unmet(LOOK).await;
+    if unmet.is_empty() || !files.may_try_again() {
+        return None;
+    }
+    let hint = "write them, then call task_complete again; or call task_block";
+    let missing = ErrorDetail {
+        missing: unmet.iter().map(|unmet| unmet.path.clone()).collect(),
+        ..detail("contract_unmet", "required files are missing", hint, "")
+    };
+    Some(refused("failed_precondition", missing))
 }
 
 /// Shape alone: a blank reason is refused whoever asks, and about whatever.

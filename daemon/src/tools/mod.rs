@@ -9,7 +9,7 @@ mod granted;
 
 pub(crate) use capability::{Capability, CapabilityHash};
 pub use client::{Place, ask, find};
-pub(crate) use desk::{Asked, CALLS, Desk, detail, noted, refused};
+pub(crate) use desk::{Asked, CALLS, Desk, Step, detail, noted, refused};
 pub use granted::own_program;
 pub(crate) use granted::{Granted, Handed, Tooling};
 
