@@ -16,6 +16,7 @@ mod duration;
 mod errors;
 pub mod exit;
 mod follow;
+mod hints;
 mod input_view;
 mod inspect;
 mod logging;

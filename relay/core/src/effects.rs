@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use crate::diagnose::Diagnosis;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::{LeaseToken, MachineLoad};
 use crate::record::{
     AttemptState, DaemonRecord, Decision, FenceRecord, ForgottenRecord, IdempotencyRecord,
-    InputKind, Phase, SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
+    InputKind, Pause, PauseChange, PausesRecord, Phase, SchedulerRecord, TaskRecord, TimelineEvent,
+    TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -52,6 +54,7 @@ pub enum Write {
     /// Retention: a daemon that stayed away.
     DropDaemon(Arc<DaemonRecord>),
     PutForgotten(ForgottenRecord),
+    PutPauses(PausesRecord),
 }
 
 impl Write {
@@ -67,6 +70,7 @@ impl Write {
             Write::PutDaemon(_)
             | Write::PutScheduler(_)
             | Write::PutForgotten(_)
+            | Write::PutPauses(_)
             | Write::DropFence(_)
             | Write::DropDaemon(_) => None,
         }
@@ -150,6 +154,9 @@ pub enum Reply {
     /// How many daemons retention forgot.
     Forgotten(usize),
     Done,
+    /// It was so before; nothing was changed.
+    Already,
+    Scheduler(Box<SchedulerView>),
 }
 
 /// A lease for an agent that holds it itself. The token is told here and never again.
@@ -178,6 +185,38 @@ pub struct TaskView {
     pub waits_ms: Option<u64>,
     /// A need that no connected daemon meets, in words; none where some daemon could take it, now or later.
     pub unmet: Option<String>,
+    /// The pause that keeps it from being dispatched, and whose it is.
+    pub pause: Option<(Paused, Pause)>,
+    pub diagnoses: Vec<Diagnosis>,
+}
+
+/// What a pause is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paused {
+    Task,
+    Tenant,
+    Scheduler,
+}
+
+/// Counts and ages of what a caller may see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerView {
+    pub paused: Option<Pause>,
+    pub tenants: Vec<(TenantId, Pause)>,
+    /// Oldest first.
+    pub changes: Vec<PauseChange>,
+    pub open: u64,
+    pub open_limit: u64,
+    pub queued: u64,
+    pub running: u64,
+    pub pending: u64,
+    pub needs_attention: u64,
+    pub paused_tasks: u64,
+    pub pending_inputs: u64,
+    pub oldest_queued_ms: u64,
+    pub daemons_online: u64,
+    pub free_slots: u64,
+    pub inherited: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,6 +224,7 @@ pub struct DeadlineView {
     pub timer: TimerKind,
     pub tool: Option<Arc<str>>,
     pub input: Option<InputId>,
+    pub limit_ms: u64,
     pub remaining_ms: u64,
     /// For display; none while it is paused.
     pub at: Option<Wall>,
@@ -405,6 +445,8 @@ pub enum CloseReason {
     TooManyDaemons,
     /// It goes on sending and has not heard two answers.
     Deaf,
+    /// An operator's word; it may come back at once.
+    Disconnected,
 }
 
 /// Things worth a metric that no record tells.

@@ -51,12 +51,6 @@ impl Core {
                 finished,
                 ..
             }
-            | Input::Retry {
-                tenant,
-                task,
-                finished,
-                ..
-            }
             | Input::Answer {
                 tenant,
                 task,
@@ -65,6 +59,11 @@ impl Core {
             } => {
                 if !self.is_live(*task) {
                     *finished = shelf.finished(tenant, *task);
+                }
+            }
+            Input::Operate(operate) => {
+                if !self.is_live(operate.task) {
+                    operate.finished = shelf.finished(&operate.tenant, operate.task);
                 }
             }
             Input::Frame(frame) => {
@@ -89,10 +88,10 @@ impl Core {
                 let over = tasks.iter().filter(|(_, task)| !self.is_live(*task));
                 finished.extend(over.filter_map(|(tenant, task)| shelf.removable(tenant, *task)));
             }
-            Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
-            | Input::PauseScheduler { .. }
+            Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }
@@ -127,9 +126,8 @@ impl Input {
     /// Tasks whose stored record it may need.
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
-            Input::Cancel { task, .. } | Input::Retry { task, .. } | Input::Answer { task, .. } => {
-                vec![*task]
-            }
+            Input::Cancel { task, .. } | Input::Answer { task, .. } => vec![*task],
+            Input::Operate(operate) => vec![operate.task],
             Input::Claim { task, .. } => task.iter().copied().collect(),
             Input::Held(call) => vec![call.task],
             Input::Frame(frame) => vec![frame.re.task],
@@ -140,10 +138,10 @@ impl Input {
             // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
             Input::Submit(_)
             | Input::Start { .. }
-            | Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }

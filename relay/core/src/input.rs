@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::force::Operate;
 use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
     TenantScope, TokenId,
@@ -44,15 +45,8 @@ pub enum Input {
         reason: Option<Arc<str>>,
         finished: Option<Finished>,
     },
-    /// Another attempt for a task that ended failed, timed_out or lost, or that needs attention.
-    Retry {
-        request: RequestId,
-        tenant: TenantId,
-        task: TaskId,
-        by: Actor,
-        reason: Option<Arc<str>>,
-        finished: Option<Finished>,
-    },
+    /// An operator's word on one task: limited in number, and on record with what it found and left.
+    Operate(Box<Operate>),
     /// Answers a permission request or question of a live attempt.
     Answer {
         request: RequestId,
@@ -64,28 +58,23 @@ pub enum Input {
         payload: Arc<[u8]>,
         finished: Option<Finished>,
     },
-    PauseTask {
-        request: RequestId,
-        tenant: TenantId,
-        task: TaskId,
-        by: Actor,
-        reason: Arc<str>,
-    },
-    UnpauseTask {
-        request: RequestId,
-        tenant: TenantId,
-        task: TaskId,
-        by: Actor,
-    },
-    /// Stops new dispatch; what runs goes on.
+    /// Stops new dispatch for all or for one tenant; what runs goes on.
     PauseScheduler {
         request: RequestId,
+        scope: TenantScope,
         by: Actor,
         reason: Arc<str>,
     },
     UnpauseScheduler {
         request: RequestId,
+        scope: TenantScope,
         by: Actor,
+        reason: Option<Arc<str>>,
+    },
+    /// Counts and ages of what the caller may see.
+    SchedulerStatus {
+        request: RequestId,
+        scope: TenantScope,
     },
     /// After an import or an accepted loss: the old fleet is down, so what was inherited may be leased now.
     ReleaseInherited {
@@ -106,6 +95,12 @@ pub enum Input {
         scope: TenantScope,
         daemon: DaemonId,
         by: Actor,
+    },
+    /// Closes a daemon's stream. It dials again, and its attempts go on under their leases.
+    DisconnectDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        daemon: DaemonId,
     },
     /// The daemon is gone for good: nothing of it stays on record but this word. Refused while it could come back to what
     /// it holds.
@@ -182,6 +177,8 @@ pub enum Input {
 pub struct Actor {
     /// Name of the credential.
     pub name: Arc<str>,
+    /// The credential itself: names need not be unique.
+    pub token: TokenId,
     pub operator: bool,
 }
 

@@ -5,9 +5,11 @@
 
 mod ask;
 mod attempt;
+mod audit;
 mod code;
 mod end;
 mod fleet;
+mod pauses;
 mod timeline;
 
 use std::sync::Arc;
@@ -19,12 +21,14 @@ pub use attempt::{
     AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, DaemonHolder, Holder, Lease,
     OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
 };
+pub use audit::{Audit, Operation, PauseChange};
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{
     AgentRecord, DaemonRecord, DrainMark, FenceRecord, Forgotten, ForgottenRecord,
     IdempotencyRecord, InheritedHold, Pause, Platform, Release, Runner, SchedulerRecord,
 };
+pub use pauses::{PausesRecord, TenantPause};
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};

@@ -50,6 +50,18 @@ pub enum Rejection {
     UnknownTool,
     ContractUnmet,
     Unimplemented,
+    /// An operator's verb without a reason.
+    ReasonMissing,
+    /// Ten of an operator's verbs within a minute, on one target.
+    RateLimited,
+    /// Nobody holds a lease that could be taken away.
+    NotHeld,
+    /// The newest attempt has ended.
+    NotOpen,
+    /// Nobody has worked on it yet.
+    NotBegun,
+    /// Something may have happened already, and nobody said that this is fine.
+    UnsafeRetry,
 }
 
 impl Rejection {
@@ -91,6 +103,12 @@ impl Rejection {
             Rejection::UnknownTool => "unknown_tool",
             Rejection::ContractUnmet => "contract_unmet",
             Rejection::Unimplemented => "unimplemented",
+            Rejection::ReasonMissing => "reason_missing",
+            Rejection::RateLimited => "rate_limited",
+            Rejection::NotHeld => "not_held",
+            Rejection::NotOpen => "not_open",
+            Rejection::NotBegun => "not_begun",
+            Rejection::UnsafeRetry => "unsafe_retry",
         }
     }
 
@@ -151,6 +169,16 @@ impl Rejection {
                 "required artifacts are missing; complete again once they exist"
             }
             Rejection::Unimplemented => "this relay does not support that yet",
+            Rejection::ReasonMissing => "operators' verbs need a reason; say why",
+            Rejection::RateLimited => {
+                "ten operators' verbs within a minute on this target are as many as may be; wait a minute"
+            }
+            Rejection::NotHeld => "nobody holds the task now, so there is nothing to take away",
+            Rejection::NotOpen => "the task's last attempt has ended; retry or cancel the task",
+            Rejection::NotBegun => {
+                "the task waits and nobody has worked on it; cancel it if it is not needed"
+            }
+            Rejection::UnsafeRetry => "the last attempt may have had effects",
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 
 use baton_core::id::{AttemptId, InputId};
-use baton_core::record::{AttemptState, EventKind, Phase, TaskRecord, TimelineEvent};
+use baton_core::record::{AttemptState, Audit, EventKind, Phase, TaskRecord, TimelineEvent};
 use baton_core::time::Wall;
 use baton_proto::{ShortName, v1};
 
@@ -54,7 +54,9 @@ fn phase_of(event: &TimelineEvent) -> Option<Phase> {
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::ReceiptArrived
-        | EventKind::LateTerminal => None,
+        | EventKind::LateTerminal
+        | EventKind::Forced(_)
+        | EventKind::PhaseRegression(_) => None,
     }
 }
 
@@ -139,6 +141,8 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
             let due = Wall(event.at.0.saturating_add(*after_ms));
             shown.deadline_at = Some(timestamp(due));
         }
+        EventKind::Forced(audit) => add_audit(shown, audit, event),
+        EventKind::PhaseRegression(phase) => phase.as_str().clone_into(&mut shown.detail),
         EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
         EventKind::Submitted
         | EventKind::Queued
@@ -153,6 +157,20 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         | EventKind::ReceiptArrived
         | EventKind::LateTerminal => {}
     }
+}
+
+/// `force_release attempt=streaming->released task=running->queued`: what was found and what was left.
+fn add_audit(shown: &mut v1::TaskEvent, audit: &Audit, event: &TimelineEvent) {
+    shown.principal = audit.by.to_string();
+    shown.reason = std::mem::take(&mut shown.message);
+    shown.detail = format!(
+        "{} attempt={}->{} task={}->{}",
+        audit.operation.as_str(),
+        audit.attempt_before.as_str(),
+        audit.attempt_after.as_str(),
+        audit.task_before.as_str(),
+        event.task_state.as_str(),
+    );
 }
 
 fn add_cancel(shown: &mut v1::TaskEvent, record: &TaskRecord) {
@@ -225,5 +243,7 @@ fn kind(event: &EventKind) -> v1::TaskEventKind {
         EventKind::ReceiptArrived => Kind::ReceiptArrived,
         EventKind::LateTerminal => Kind::LateTerminal,
         EventKind::AdoptedLate => Kind::AdoptedLate,
+        EventKind::Forced(_) => Kind::Forced,
+        EventKind::PhaseRegression(_) => Kind::PhaseRegression,
     }
 }

@@ -21,7 +21,6 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::AnsweredOtherwise { .. } => refusal(Rejection::AnswerConflict),
         Fault::TakenBy { .. } => refusal(Rejection::AlreadyTaken),
         Fault::StaleAnswer => "list the open inputs and answer what is shown now",
-        Fault::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
         Fault::NotBuilt { .. } => "leave it out, or use a later version",
         Fault::UnknownRpc => "reflection lists the calls there are",
         Fault::MessageTooLarge => "send at most 2 MiB; put larger bodies into files",
@@ -160,5 +159,11 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::UnknownTool => "send tool_started first",
         Rejection::ContractUnmet => "make the missing files, then complete again",
         Rejection::Unimplemented => "use a later version",
+        Rejection::ReasonMissing => "say why; whoever looks at the task later reads it",
+        Rejection::RateLimited => "wait a minute, or look at why this is repeated",
+        Rejection::NotHeld | Rejection::NotOpen | Rejection::NotBegun => {
+            "`baton inspect TASK` says how it stands and what can be done"
+        }
+        Rejection::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
     }
 }

@@ -78,6 +78,9 @@ pub const RULE_TOOL: Size = Size::Bytes(256);
 pub const RULE_PATTERN: Size = Size::Bytes(1024);
 pub const ANSWER_LABELS: usize = 64;
 pub const SUBMIT_MANY: usize = 500;
+pub const BULK_FORCE: usize = 50;
+/// A result that an operator gives by hand.
+pub const RESULT_BYTES: usize = 64 * 1024;
 pub const FILTER_STATES: usize = 32;
 pub const PROFILES: usize = 1000;
 

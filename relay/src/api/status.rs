@@ -53,15 +53,18 @@ enum Retry {
     Never,
     /// Nothing has happened, and it may work later.
     Later,
+    /// The same, when what was asked before is a minute ago.
+    NextMinute,
 }
 
-use Retry::{Later, Never};
+use Retry::{Later, Never, NextMinute};
 
 fn explain(fault: &Fault) -> (Code, ErrorDetail) {
     let (code, machine, retry) = row(fault);
     let (retryable, retry_after_ms) = match retry {
         Never => (false, None),
         Later => (true, Some(RETRY_AFTER_MS)),
+        NextMinute => (true, Some(60_000)),
     };
     let detail = ErrorDetail {
         code: machine.to_owned(),
@@ -109,7 +112,6 @@ fn row(fault: &Fault) -> Row {
         Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
         Fault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
         Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
-        Fault::UnsafeRetry => (FailedPrecondition, "unsafe_retry", Never),
         Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
         Fault::UnknownRpc => (Unimplemented, "unknown_rpc", Never),
         Fault::MessageTooLarge => (ResourceExhausted, "message_too_large", Never),
@@ -202,7 +204,7 @@ fn frame_code(fault: &FrameFault) -> Code {
 
 /// The core's refusals have their machine codes in the core; frames use the same ones.
 fn rejection_row(rejection: Rejection) -> Row {
-    use Code::{Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange};
+    use Code::{Aborted, AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
     use Code::{PermissionDenied, ResourceExhausted, Unavailable, Unimplemented};
     let (code, retry) = match rejection {
         Rejection::UnknownTask
@@ -225,6 +227,8 @@ fn rejection_row(rejection: Rejection) -> Row {
         Rejection::BadProof => (PermissionDenied, Never),
         Rejection::Gap => (OutOfRange, Never),
         Rejection::Unimplemented => (Unimplemented, Never),
+        Rejection::ReasonMissing => (InvalidArgument, Never),
+        Rejection::RateLimited => (ResourceExhausted, NextMinute),
         Rejection::AlreadyFinished
         | Rejection::NotFinished
         | Rejection::BeingCanceled
@@ -238,6 +242,10 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::LeaseExpired
         | Rejection::TaskTerminal
         | Rejection::WrongOrder
+        | Rejection::NotHeld
+        | Rejection::NotOpen
+        | Rejection::NotBegun
+        | Rejection::UnsafeRetry
         | Rejection::ContractUnmet => (FailedPrecondition, Never),
     };
     (code, rejection.as_str(), retry)
@@ -254,7 +262,13 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 36] = [
+    const EVERY_REJECTION: [Rejection; 42] = [
+        Rejection::ReasonMissing,
+        Rejection::RateLimited,
+        Rejection::NotHeld,
+        Rejection::NotOpen,
+        Rejection::NotBegun,
+        Rejection::UnsafeRetry,
         Rejection::DaemonConnected,
         Rejection::DaemonHolds,
         Rejection::UnknownTask,
@@ -351,7 +365,6 @@ mod tests {
             Fault::TooManyProfiles { limit: 1 },
             Fault::StaleAnswer,
             Fault::NotBuilt { what: "spec.mcp" },
-            Fault::UnsafeRetry,
             Fault::OutcomeUnknown,
             Fault::Link(LinkFault::HelloTimeout(10)),
             Fault::Link(LinkFault::HelloNotFirst),

@@ -43,6 +43,7 @@ fn newest_records(writes: &[Write]) -> HashMap<TaskId, usize> {
         | Write::DropFence(_)
         | Write::RemoveTask { .. }
         | Write::PutForgotten(_)
+        | Write::PutPauses(_)
         | Write::DropDaemon(_) => None,
     };
     writes.iter().enumerate().filter_map(record).collect()

@@ -40,6 +40,7 @@ fn place(kind: &EventKind) -> Place {
         }
         EventKind::DeadlineExpired { .. }
         | EventKind::Rejected { .. }
+        | EventKind::PhaseRegression(_)
         | EventKind::Phase(Phase::FirstVisibleEventSeen) => Place::Attempt,
         EventKind::RetryScheduled { .. }
         | EventKind::RetryStopped
@@ -49,6 +50,7 @@ fn place(kind: &EventKind) -> Place {
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::LateTerminal
+        | EventKind::Forced(_)
         | EventKind::AdoptedLate => Place::Task,
         EventKind::Submitted
         | EventKind::Queued
@@ -74,6 +76,7 @@ fn event(event: &TimelineEvent) -> Event {
         }
         EventKind::Rejected { code } => Some(KeyValue::new(names::REJECT_CODE, code.clone())),
         EventKind::Attention(cause) => Some(KeyValue::new(names::ATTENTION_CAUSE, cause.as_str())),
+        EventKind::Forced(audit) => Some(KeyValue::new(names::OPERATION, audit.operation.as_str())),
         EventKind::RetryScheduled { after_ms } => Some(number(names::RETRY_AFTER_MS, *after_ms)),
         EventKind::CancelRequested
         | EventKind::CancelDelivered
@@ -97,6 +100,7 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::InputReceived { .. }
         | EventKind::InputClosed { .. }
         | EventKind::Ended { .. }
+        | EventKind::PhaseRegression(_)
         | EventKind::ReceiptArrived => None,
     };
     Event::new(name, time(event.at), attribute.into_iter().collect(), 0)

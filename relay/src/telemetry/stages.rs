@@ -126,6 +126,8 @@ pub(super) fn append(
             | EventKind::Unpaused
             | EventKind::ReceiptArrived
             | EventKind::LateTerminal
+            | EventKind::Forced(_)
+            | EventKind::PhaseRegression(_)
             | EventKind::AdoptedLate => None,
         };
         spans.extend(inner);

@@ -79,6 +79,7 @@ pub(crate) fn write(before: &State, write: &Write) {
         }
         Write::PutIdempotency { .. }
         | Write::PutForgotten(_)
+        | Write::PutPauses(_)
         | Write::DropDaemon(_)
         | Write::PutDaemon(_)
         | Write::PutScheduler(_)

@@ -12,6 +12,7 @@ use crate::checks;
 use crate::ghosts::FORGED;
 use crate::late::LateWord;
 use crate::links::Conn;
+use crate::operators;
 use crate::world::World;
 
 /// What was true before an input was handled.
@@ -21,6 +22,7 @@ pub(crate) struct Before {
     hello: Option<Greeting>,
     late: Option<LateWord>,
     beats: Vec<AttemptId>,
+    pub(crate) operated: Option<operators::Word>,
 }
 
 /// A frame or a sign of life of one attempt, and its task.
@@ -76,6 +78,10 @@ impl World {
                 hello: Some(self.greeting(*session, hello)),
                 ..Before::default()
             },
+            Input::Operate(operate) => Before {
+                operated: Some(operators::Word::of(operate)),
+                ..Before::default()
+            },
             Input::Heartbeat { heartbeat, .. } => Before {
                 beats: heartbeat.renewals.iter().map(|(a, _)| *a).collect(),
                 ..Before::default()
@@ -85,12 +91,11 @@ impl World {
             | Input::Claim { .. }
             | Input::Held(_)
             | Input::Cancel { .. }
-            | Input::Retry { .. }
             | Input::Answer { .. }
-            | Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }

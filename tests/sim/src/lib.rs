@@ -24,6 +24,7 @@ mod imports;
 mod judges;
 mod late;
 mod links;
+mod operators;
 mod options;
 mod outputs;
 mod relay;

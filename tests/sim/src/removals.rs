@@ -22,6 +22,7 @@ impl World {
                 | Write::PutDaemon(_)
                 | Write::PutScheduler(_)
                 | Write::PutForgotten(_)
+                | Write::PutPauses(_)
                 | Write::PutFence(_)
                 | Write::DropFence(_) => {}
             }

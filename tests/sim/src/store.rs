@@ -7,8 +7,8 @@ use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    AttemptRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord,
-    TaskRecord,
+    AttemptRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
+    SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -27,6 +27,7 @@ pub(crate) struct State {
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
     forgotten: ForgottenRecord,
+    pub(crate) pauses: PausesRecord,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +105,7 @@ impl State {
                 }
             }
             Write::PutForgotten(record) => self.forgotten = record.clone(),
+            Write::PutPauses(record) => self.pauses = record.clone(),
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }
@@ -116,6 +118,7 @@ impl State {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             ..Recovered::default()
         };

@@ -15,6 +15,7 @@ impl Machine<'_> {
             Event::Offer { holder, lease } => self.offer(holder, lease),
             Event::Claim { holder, lease } => self.claim(holder, lease),
             Event::CancelAsked { operator } => self.cancel_unstarted(operator),
+            Event::Forced(forced) => self.forced(forced),
             Event::Withdraw => {
                 self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
             }
@@ -55,6 +56,7 @@ impl Machine<'_> {
             Event::Receipt(termination) => self.gone(&termination),
             Event::CancelAsked { operator } if !self.confirmed() => self.cancel_unstarted(operator),
             Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
+            Event::Forced(forced) => self.forced(forced),
             Event::Expired(TimerKey::Accept) => self.lose(FailureCode::NotAccepted),
             Event::Expired(TimerKey::Lease) => self.expire_lease(),
             Event::DeliveryFailed => self.lose(FailureCode::DeliveryFailed),
@@ -82,6 +84,7 @@ impl Machine<'_> {
     pub(super) fn in_parked(&mut self, event: Event) -> Outcome {
         match event {
             Event::CancelAsked { operator } => self.cancel_unstarted(operator),
+            Event::Forced(forced) => self.forced(forced),
             Event::HandOff { successor } => {
                 self.attempt.successor = Some(successor);
                 self.finish(

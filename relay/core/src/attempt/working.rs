@@ -37,6 +37,7 @@ impl Machine<'_> {
             | Event::Released { .. }
             | Event::Receipt(_)
             | Event::CancelAsked { .. }
+            | Event::Forced(_)
             | Event::Answered(..)
             | Event::Expired(_)
             | Event::Missing
@@ -67,6 +68,7 @@ impl Machine<'_> {
             } => self.release(reason, &termination),
             Event::Receipt(termination) => self.gone(&termination),
             Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
+            Event::Forced(forced) => self.forced(forced),
             Event::Expired(key) => self.expired(key),
             Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
             Event::Rebooted => self.rebooted(),

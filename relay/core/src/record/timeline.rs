@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::AttemptState;
+use super::audit::Audit;
 use super::code::FailureCode;
 use super::{AttentionCause, TaskState};
 use crate::id::{AttemptId, InputId};
@@ -113,6 +114,10 @@ pub enum EventKind {
     LateTerminal,
     /// A late result became the task's result.
     AdoptedLate,
+    /// An operator's verb; what follows from it is in the next events.
+    Forced(Audit),
+    /// A phase came twice or backwards; the first time in an attempt.
+    PhaseRegression(Phase),
 }
 
 impl EventKind {
@@ -146,6 +151,8 @@ impl EventKind {
             EventKind::ReceiptArrived => "receipt_arrived",
             EventKind::LateTerminal => "late_terminal",
             EventKind::AdoptedLate => "adopted_late",
+            EventKind::Forced(_) => "forced",
+            EventKind::PhaseRegression(_) => "phase_regression",
         }
     }
 }

@@ -8,7 +8,8 @@ use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
 use crate::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, TaskRecord,
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord, SchedulerRecord,
+    TaskRecord,
 };
 use crate::spec::TaskSpec;
 
@@ -22,6 +23,7 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenRecord,
+    pub(in crate::tests) pauses: PausesRecord,
 }
 
 impl Store {
@@ -34,6 +36,7 @@ impl Store {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             idempotency: self
                 .keys
@@ -114,6 +117,7 @@ impl Store {
                 }
             }
             Write::PutForgotten(record) => self.forgotten = record,
+            Write::PutPauses(record) => self.pauses = record,
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }
