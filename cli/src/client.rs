@@ -26,10 +26,11 @@ const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
 pub(crate) type Transport = InterceptedService<Channel, Credential>;
 
-/// Adds the token to every request.
+/// Adds the token to every request, and the tenant that it is about where one was named.
 #[derive(Clone, Debug)]
 pub(crate) struct Credential {
     header: MetadataValue<Ascii>,
+    tenant: Option<MetadataValue<Ascii>>,
 }
 
 impl Credential {
@@ -41,7 +42,26 @@ impl Credential {
             )
         })?;
         header.set_sensitive(true);
-        Ok(Self { header })
+        Ok(Self {
+            header,
+            tenant: None,
+        })
+    }
+}
+
+impl Credential {
+    /// Every request is about this tenant.
+    fn within(self, tenant: &str) -> Result<Self, CliError> {
+        let tenant = tenant.parse().map_err(|_| {
+            CliError::usage(
+                format!("{tenant:?} is not the name of a tenant"),
+                "use 1 to 63 of a-z, 0-9, - and _",
+            )
+        })?;
+        Ok(Self {
+            tenant: Some(tenant),
+            ..self
+        })
     }
 }
 
@@ -50,6 +70,11 @@ impl Interceptor for Credential {
         request
             .metadata_mut()
             .insert("authorization", self.header.clone());
+        if let Some(tenant) = &self.tenant {
+            request
+                .metadata_mut()
+                .insert("baton-tenant", tenant.clone());
+        }
         Ok(request)
     }
 }
@@ -96,7 +121,13 @@ impl Relay {
                 )
             })
         });
-        Self::connect(&url, &args.token()?, ca.transpose()?.as_deref()).await
+        let ca = ca.transpose()?;
+        let credential = Credential::new(&args.token()?)?;
+        let credential = match args.in_tenant.as_deref().filter(|name| !name.is_empty()) {
+            Some(tenant) => credential.within(tenant)?,
+            None => credential,
+        };
+        Self::dial(endpoint(&url, ca.as_deref())?, &url, credential).await
     }
 
     pub(crate) async fn connect(
@@ -104,7 +135,7 @@ impl Relay {
         token: &str,
         ca: Option<&[u8]>,
     ) -> Result<Self, CliError> {
-        Self::dial(endpoint(url, ca)?, url, token).await
+        Self::dial(endpoint(url, ca)?, url, Credential::new(token)?).await
     }
 
     /// From a chosen address of this machine.
@@ -114,15 +145,15 @@ impl Relay {
         from: IpAddr,
     ) -> Result<Self, CliError> {
         let endpoint = endpoint(url, None)?.local_address(Some(from));
-        Self::dial(endpoint, url, token).await
+        Self::dial(endpoint, url, Credential::new(token)?).await
     }
 
-    async fn dial(endpoint: Endpoint, url: &str, token: &str) -> Result<Self, CliError> {
+    async fn dial(endpoint: Endpoint, url: &str, credential: Credential) -> Result<Self, CliError> {
         let channel = endpoint
             .connect()
             .await
             .map_err(|error| unreachable(url, &error))?;
-        let transport = InterceptedService::new(channel, Credential::new(token)?);
+        let transport = InterceptedService::new(channel, credential);
         Ok(Self { transport })
     }
 }

@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal, Stderr, Stdout, Write};
 
 use crate::errors::CliError;
-use crate::sanitize::Sanitizer;
+use crate::sanitize::{self, Sanitizer};
 use crate::style::Style;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Console {
     /// One JSON object on a line of its own, flushed: a reader at the other end of a pipe acts on it now.
     pub(crate) fn json(&self, value: &serde_json::Value) -> Result<(), CliError> {
         let mut stdout = self.stdout.lock();
-        writeln!(stdout, "{value}")?;
+        writeln!(stdout, "{}", sanitize::escaped_json(value))?;
         stdout.flush()?;
         Ok(())
     }

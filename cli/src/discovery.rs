@@ -59,6 +59,15 @@ pub(crate) struct RelayArgs {
         help_heading = "Connection"
     )]
     pub ca: Option<PathBuf>,
+
+    /// Tenant that the command is about, for tokens that reach all tenants. Without it, theirs is the tenant `default`.
+    #[arg(
+        long,
+        env = "BATON_TENANT",
+        value_name = "NAME",
+        help_heading = "Connection"
+    )]
+    pub in_tenant: Option<String>,
 }
 
 impl RelayArgs {

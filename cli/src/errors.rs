@@ -9,6 +9,7 @@ use prost::Message as _;
 use tonic::{Code, Status};
 
 use crate::exit::Exit;
+use crate::hints;
 use crate::sanitize::one_line;
 
 /// Everything a command may end with besides success.
@@ -135,7 +136,7 @@ fn refused(code: Code, detail: ErrorDetail) -> CliError {
     let story = Story {
         what,
         why: String::new(),
-        hint: detail.hint,
+        hint: hints::in_flags(&detail.code, detail.hint),
     };
     CliError::Refused(Box::new(Refusal {
         code,

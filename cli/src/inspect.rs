@@ -1,8 +1,8 @@
 //! One task in full, for `show`: what was asked for, each attempt, what is armed, and what to do next.
 
 use baton_proto::v1::{
-    ArmedTimer, Attempt, AttemptState, DeadlineProfile, EndedBy, LifecyclePhase, OutputView, Task,
-    Termination, TimerKind, WorkspaceMode, WorkspaceReport,
+    ArmedTimer, Attempt, AttemptState, DeadlineProfile, DiagnosticCode, EndedBy, InspectResponse,
+    LifecyclePhase, OutputView, Task, Termination, TimerKind, WorkspaceMode, WorkspaceReport,
 };
 use baton_proto::{ShortName, short_name_of};
 
@@ -35,6 +35,45 @@ pub(crate) fn lines(task: &Task, insight: &Insight, now_ms: u64, style: Style) -
         page.field("looks wrong", diagnostic);
     }
     page.field("next", &insight.next_action);
+    page.lines
+}
+
+/// How it stands: the task, its newest attempt, and what is armed.
+pub(crate) fn standing(
+    task: &Task,
+    found: &InspectResponse,
+    now_ms: u64,
+    style: Style,
+) -> Vec<String> {
+    let mut page = Page::default();
+    head(&mut page, task, now_ms, style);
+    if task.paused {
+        page.field("paused", &task.pause_reason);
+    }
+    if let Some(newest) = task.attempts.last() {
+        attempt_lines(&mut page, newest, now_ms);
+    }
+    for timer in &found.timers {
+        page.field("timer", &timer_text(timer));
+    }
+    if let Some(left_ms) = found.fence_remaining_ms {
+        let left = duration::short(left_ms);
+        page.field(
+            "fence",
+            &format!("no attempt is leased for {left}, unless what ran before is proved gone"),
+        );
+    }
+    page.lines
+}
+
+/// What looks wrong, and what to do.
+pub(crate) fn advice(found: &InspectResponse) -> Vec<String> {
+    let mut page = Page::default();
+    for one in &found.diagnostics {
+        let code = short_name_of::<DiagnosticCode>(one.code);
+        page.field("looks wrong", &format!("{code}: {}", one.message));
+    }
+    page.field("next", &found.next_action_text);
     page.lines
 }
 

@@ -17,6 +17,7 @@ mod errors;
 pub mod exit;
 mod follow;
 mod goal_view;
+mod hints;
 mod input_view;
 mod inspect;
 mod logging;

@@ -110,6 +110,25 @@ pub(crate) fn spelled_out(bytes: &[u8]) -> String {
     out
 }
 
+/// JSON in which no terminal finds anything to obey or to turn around. It means the same: beyond ASCII there are only texts in
+/// it, and a text may spell any character by its number.
+pub(crate) fn escaped_json(value: &serde_json::Value) -> String {
+    let text = value.to_string();
+    let harmful = |c: char| (c.is_control() && c > '\u{1f}') || is_bidi_control(c);
+    if !text.contains(harmful) {
+        return text;
+    }
+    let mut out = String::with_capacity(text.len() + 64);
+    for c in text.chars() {
+        if harmful(c) {
+            out.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// Characters without a width that can hide a difference.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{200b}'..='\u{200d}' | '\u{2028}' | '\u{2029}' | '\u{2060}'..='\u{2064}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
@@ -235,6 +254,21 @@ mod tests {
         for (bytes, expected) in corpus {
             assert_eq!(whole(bytes), *expected, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn json_spells_out_what_a_terminal_would_obey_and_means_the_same() {
+        let value = serde_json::json!({
+            "a\u{9b}31m": ["\u{1b}[2J", "\u{7f}", "safe\u{202e}txt.exe\u{2069}", "plain €"],
+        });
+        let text = escaped_json(&value);
+        assert!(
+            !text.chars().any(|c| c.is_control() || is_bidi_control(c)),
+            "{text:?}"
+        );
+        assert!(text.contains("plain €"));
+        let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, value);
     }
 
     #[test]

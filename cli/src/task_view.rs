@@ -80,6 +80,9 @@ fn event_details(event: &TaskEvent) -> Vec<String> {
         .filter(|text| !text.is_empty())
         .map(|text| one_line(text))
         .collect();
+    if event.kind() == TaskEventKind::Forced {
+        details.push(format!("by {}", one_line(&event.principal)));
+    }
     if let Some(cut) = &event.cut {
         details.push(format!("{} bytes", cut.length));
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    CheckpointRecord, DaemonRecord, ForgottenRecord, IdempotencyRecord, ProgressRecord,
-    SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
+    ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -238,6 +238,14 @@ impl Reader {
         }
         found.next = if scan.more { last } else { None };
         found
+    }
+
+    /// Which tenants are paused, and who paused what.
+    pub(crate) fn pauses(&self) -> PausesRecord {
+        let stored = self.bytes(&records::pauses_key());
+        let read =
+            stored.and_then(|(key, bytes)| self.readable(&key, records::decode_pauses(&bytes)));
+        read.unwrap_or_default()
     }
 
     /// Which daemons operators had forgotten.

@@ -12,7 +12,7 @@ use baton_core::effects::Write;
 use baton_core::goal::CHECKPOINTS_KEPT;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::record::{
-    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
     ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
@@ -28,6 +28,7 @@ const SHARED: &str = "*";
 const FENCE_PREFIX: &str = "fence/";
 const SCHEDULER: &str = "scheduler";
 const FORGOTTEN: &str = "forgotten-daemons";
+const PAUSES: &str = "pauses";
 
 /// A stored value that this version cannot read.
 #[derive(Debug, thiserror::Error)]
@@ -123,6 +124,7 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
             into.extend(body.map(|hash| Change::Delete(body_key(BodyHash(hash), *task))));
         }
         Write::PutForgotten(record) => into.push(Change::Put(forgotten_key(), encode(record))),
+        Write::PutPauses(record) => into.push(Change::Put(pauses_key(), encode(record))),
         Write::DropDaemon(record) => {
             into.push(Change::Delete(daemon_key(&record.scope, record.daemon)));
         }
@@ -204,6 +206,8 @@ pub(crate) fn decode_control(
         into.scheduler = decode_scheduler(bytes)?;
     } else if name == FORGOTTEN {
         into.forgotten = decode_forgotten(bytes)?;
+    } else if name == PAUSES {
+        into.pauses = decode_pauses(bytes)?;
     } else if name.starts_with(FENCE_PREFIX) {
         into.fences.push(decode::<FenceRecord>("fence", bytes)?);
     }
@@ -310,10 +314,21 @@ pub(crate) fn scheduler_key() -> Key {
     }
 }
 
+pub(crate) fn decode_pauses(bytes: &[u8]) -> Result<PausesRecord, Undecodable> {
+    decode("list of pauses", bytes)
+}
+
 pub(crate) fn forgotten_key() -> Key {
     Key::Control {
         tenant: None,
         name: text(FORGOTTEN),
+    }
+}
+
+pub(crate) fn pauses_key() -> Key {
+    Key::Control {
+        tenant: None,
+        name: text(PAUSES),
     }
 }
 

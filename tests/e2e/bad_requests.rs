@@ -228,6 +228,7 @@ fn cancel(id: &str, reason: &str) -> CancelTaskRequest {
 fn retry(id: &str) -> RetryTaskRequest {
     RetryTaskRequest {
         task_id: id.to_owned(),
+        reason: "look".to_owned(),
         ..RetryTaskRequest::default()
     }
 }
@@ -364,7 +365,7 @@ async fn what_is_not_built_answers_unimplemented() {
     };
     let client = agent.with_token(&secret);
     let body = Bytes::new();
-    let status = raw_unary(&client, "/baton.v1.Agents/Claim", body)
+    let status = raw_unary(&client, "/baton.v1.Tasks/WatchMany", body)
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);

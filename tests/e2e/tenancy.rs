@@ -18,6 +18,7 @@ async fn every_refusal(client: &Client, task_id: &str) -> Vec<Status> {
     });
     let retry = operator.retry_task(baton_proto::v1::RetryTaskRequest {
         task_id: task_id.to_owned(),
+        reason: "look".to_owned(),
         ..Default::default()
     });
     vec![

@@ -1,17 +1,21 @@
 //! The verbs of `baton`: one file each, which holds the flags, the call and the printing, and nothing that decides.
 
 pub(crate) mod answer;
+pub(crate) mod attempts;
 pub(crate) mod bench;
 pub(crate) mod block;
 pub(crate) mod blocked;
 pub(crate) mod cancel;
 pub(crate) mod checkpoints;
+pub(crate) mod complete;
 pub(crate) mod daemon;
 pub(crate) mod daemons;
 pub(crate) mod demo;
 pub(crate) mod demo_agent;
+pub(crate) mod disconnect;
 pub(crate) mod drain;
 pub(crate) mod export;
+pub(crate) mod force;
 pub(crate) mod forget;
 pub(crate) mod health;
 pub(crate) mod import;
@@ -19,13 +23,16 @@ pub(crate) mod inbox;
 pub(crate) mod info;
 pub(crate) mod lease;
 pub(crate) mod mcp;
+pub(crate) mod inspect;
 pub(crate) mod output;
+pub(crate) mod pause;
 pub(crate) mod profile;
 pub(crate) mod progress;
 pub(crate) mod relay;
 pub(crate) mod release_inherited;
 pub(crate) mod resume;
 pub(crate) mod retry;
+pub(crate) mod scheduler;
 pub(crate) mod show;
 pub(crate) mod submit;
 pub(crate) mod tasks;
@@ -62,12 +69,15 @@ pub(crate) enum Command {
     Output(output::OutputArgs),
     Tasks(tasks::TasksArgs),
     Show(show::ShowArgs),
+    /// Say how one task stands: what is armed, what looks wrong, and what to do next.
+    Inspect(inspect::InspectArgs),
+    /// List attempts, of all tasks or of one.
+    Attempts(attempts::AttemptsArgs),
     /// List what agents ask and nobody has answered yet.
     Inbox(inbox::InboxArgs),
     /// Answer a permission request or a question of an agent.
     Answer(answer::AnswerArgs),
     Cancel(cancel::CancelArgs),
-    Retry(retry::RetryArgs),
     /// List what waits for a person, newest first.
     Blocked(blocked::BlockedArgs),
     /// Park a task for a person; what runs of it is stopped.
@@ -86,10 +96,26 @@ pub(crate) enum Command {
     Renew(lease::RenewArgs),
     /// Give a claimed or picked up task back.
     Release(lease::ReleaseArgs),
+    /// Try failed, timed out or lost tasks again.
+    Retry(retry::RetryArgs),
+    /// Take running attempts away from their daemons; the tasks are queued again.
+    ForceRelease(force::ForceArgs),
+    /// End open tasks as failed.
+    ForceFail(force::ForceArgs),
+    /// Complete a task by hand, because its work is done.
+    Complete(complete::CompleteArgs),
+    /// Stop new dispatch for tasks, a tenant or all; what runs goes on.
+    Pause(pause::PauseArgs),
+    /// Let what was paused go on.
+    Unpause(pause::UnpauseArgs),
+    /// Show how much waits and runs, and what is paused.
+    Scheduler(scheduler::SchedulerArgs),
     /// List daemons.
     Daemons(daemons::DaemonsArgs),
     /// Stop offering work to a daemon; what it has goes on.
     Drain(drain::DrainArgs),
+    /// Close a daemon's stream; it connects again by itself.
+    Disconnect(disconnect::DisconnectArgs),
     /// Take a daemon that is gone for good off the record.
     Forget(forget::ForgetArgs),
     /// After an import or an accepted loss: say that the old fleet is down, so that inherited tasks are dispatched now.
@@ -139,6 +165,8 @@ impl Command {
             Command::Output(args) => output::run(args, console).await,
             Command::Tasks(args) => tasks::run(args, console).await,
             Command::Show(args) => show::run(args, console).await,
+            Command::Inspect(args) => inspect::run(args, console).await,
+            Command::Attempts(args) => attempts::run(args, console).await,
             Command::Inbox(args) => inbox::run(args, console).await,
             Command::Answer(args) => answer::run(args, console).await,
             Command::Cancel(args) => cancel::run(args, console).await,
@@ -152,8 +180,15 @@ impl Command {
             Command::PickUp(args) => lease::pick_up(args, console).await,
             Command::Renew(args) => lease::renew(args, console).await,
             Command::Release(args) => lease::release(args, console).await,
+            Command::ForceRelease(args) => force::release(args, console).await,
+            Command::ForceFail(args) => force::fail(args, console).await,
+            Command::Complete(args) => complete::run(args, console).await,
+            Command::Pause(args) => pause::pause(args, console).await,
+            Command::Unpause(args) => pause::unpause(args, console).await,
+            Command::Scheduler(args) => scheduler::run(args, console).await,
             Command::Daemons(args) => daemons::run(args, console).await,
             Command::Drain(args) => drain::run(args, console).await,
+            Command::Disconnect(args) => disconnect::run(args, console).await,
             Command::Forget(args) => forget::run(args, console).await,
             Command::ReleaseInherited(args) => release_inherited::run(args, console).await,
             Command::Mcp(args) => mcp::run(args, clocks).await,

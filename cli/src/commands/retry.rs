@@ -1,10 +1,11 @@
 //! `baton retry`: one more attempt at a task that failed, timed out or was lost.
 
 use baton_proto::to_json;
-use baton_proto::v1::RetryTaskRequest;
+use baton_proto::v1::{BulkForceRequest, ForceVerb, RetryTaskRequest};
 use clap::Args;
 
 use crate::client::Relay;
+use crate::commands::force;
 use crate::commands::watch::{self, Show};
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -14,17 +15,12 @@ use crate::follow::no_task;
 
 #[derive(Args, Debug)]
 pub(crate) struct RetryArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    /// Ids of tasks: one, or up to 50.
+    #[arg(value_name = "TASK", required = true)]
+    task_ids: Vec<String>,
 
-    /// Why, for those who read the task later.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
+    /// Why, for those who read the task later; it stands in the task's events.
+    #[arg(long, value_name = "TEXT")]
     reason: String,
 
     /// Retry although the earlier attempt may already have had effects.
@@ -35,7 +31,8 @@ pub(crate) struct RetryArgs {
     #[arg(long)]
     wait: bool,
 
-    /// Print the task as one JSON object: at once, or as it ended with --wait.
+    /// Print the task as one JSON object: at once, or as it ended with --wait. Of several tasks, one object with a row for
+    /// each.
     #[arg(long)]
     json: bool,
 
@@ -45,14 +42,20 @@ pub(crate) struct RetryArgs {
 
 pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let [task_id] = &args.task_ids[..] else {
+        return many(&relay, args, console).await;
+    };
     let request = RetryTaskRequest {
-        task_id: args.task_id.clone(),
+        task_id: task_id.clone(),
         reason: args.reason,
         allow_unsafe: args.allow_unsafe,
     };
     let response = relay.operator().retry_task(request).await?.into_inner();
     if args.wait {
-        let end = watch::until_settled(&relay, &args.task_id, Show::Progress, console).await?;
+        let task = response.task.ok_or_else(no_task)?;
+        // What was before the retry is an old story.
+        let from = task.revision;
+        let end = watch::until_settled_from(&relay, task_id, from, Show::Progress, console).await?;
         if let (true, Some(task)) = (args.json, &end.task) {
             console.json(&to_json(task))?;
         }
@@ -62,7 +65,23 @@ pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliE
         console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
     } else {
         console.line(&response.attempt_id)?;
-        console.note(&format!("follow it with: baton watch {}", args.task_id));
+        console.note(&format!("follow it with: baton watch {task_id}"));
     }
     Ok(Exit::Done)
+}
+
+async fn many(relay: &Relay, args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
+    if args.wait {
+        return Err(CliError::usage(
+            "--wait waits for one task, and several were given",
+            "leave it out, and follow each with `baton watch TASK`",
+        ));
+    }
+    let request = BulkForceRequest {
+        verb: ForceVerb::Retry.into(),
+        task_ids: args.task_ids,
+        reason: args.reason,
+        allow_unsafe: args.allow_unsafe,
+    };
+    force::rows(relay, request, args.json, console).await
 }

@@ -99,9 +99,25 @@ pub(crate) async fn until_settled(
     show: Show,
     console: &Console,
 ) -> Result<Settled, CliError> {
+    until_settled_from(relay, task_id, 0, show, console).await
+}
+
+/// The same without what was before this revision: it may have ended then, too.
+pub(crate) async fn until_settled_from(
+    relay: &Relay,
+    task_id: &str,
+    from_revision: u64,
+    show: Show,
+    console: &Console,
+) -> Result<Settled, CliError> {
     let mut interrupt = Interrupt::listen()?;
+    let request = WatchTaskRequest {
+        task_id: task_id.to_owned(),
+        from_revision,
+        ..WatchTaskRequest::default()
+    };
     let task = tokio::select! {
-        task = settle(relay, task_id, show, console) => task?,
+        task = settle_from(relay, request, show, console) => task?,
         () = interrupt.pressed() => {
             return Ok(Settled { exit: detached(task_id, console), task: None });
         }
@@ -127,6 +143,16 @@ pub(crate) async fn settle(
         task_id: task_id.to_owned(),
         ..WatchTaskRequest::default()
     };
+    settle_from(relay, request, show, console).await
+}
+
+async fn settle_from(
+    relay: &Relay,
+    request: WatchTaskRequest,
+    show: Show,
+    console: &Console,
+) -> Result<Task, CliError> {
+    let task_id = request.task_id.clone();
     let mut follow = Follow::new(relay, request);
     if matches!(show, Show::Output | Show::Unattended) {
         follow = follow.with_output();
@@ -171,7 +197,7 @@ pub(crate) async fn settle(
         }
     }
     printer.finish(follow.unread()).await?;
-    let task = follow::get(relay, task_id).await?;
+    let task = follow::get(relay, &task_id).await?;
     console.note(&task_view::ending(&task, console.note_style()));
     Ok(task)
 }

@@ -95,6 +95,23 @@ impl Refusal {
     }
 }
 
+/// Said when it is noticed, and once: why an agent gets no work must not be a riddle.
+fn tell_changes(known: &BTreeMap<String, Found>, found: &BTreeMap<String, Found>) {
+    for (agent, now) in found {
+        let before = known.get(agent).and_then(|found| found.problem);
+        match (before, now.problem) {
+            (None, Some(problem)) => tracing::warn!(
+                %agent, problem,
+                "the program of this agent is not found, so it gets no work; mend its `program` or the PATH"
+            ),
+            (Some(_), None) => {
+                tracing::info!(%agent, "the program of this agent is there, so it gets work");
+            }
+            (None, None) | (Some(_), Some(_)) => {}
+        }
+    }
+}
+
 impl Agents {
     pub(crate) fn new(by_name: BTreeMap<String, AgentConfig>, roots: Roots) -> Self {
         Self {
@@ -110,6 +127,7 @@ impl Agents {
 
     /// Somebody has looked whether the programs are there.
     pub(crate) fn on_look(&self, found: BTreeMap<String, Found>) {
+        tell_changes(&self.found.borrow(), &found);
         self.found.send_replace(found);
     }
 
@@ -123,6 +141,7 @@ impl Agents {
                     let told = known.get(name).map(|told| told.version.clone());
                     found.version = told.unwrap_or_default();
                 }
+                tell_changes(known, &found);
                 *known = found;
             });
         }

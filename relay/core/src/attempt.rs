@@ -5,6 +5,7 @@
 //!
 //! | state | left by |
 //! |---|---|
+//! | any that is open | an operator's word → failed or completed; from a holder also → released |
 //! | queued | offer → offered; an agent's claim → accepted; queue timer, park → parked; cancel → canceled; a late result of its predecessor → released |
 //! | offered | accepted → accepted; rejected → released; accept timer, failed delivery, missing → lost; cancel → canceled at once, for no process may exist (after a relay restart: cleaning_up); park → parked |
 //! | accepted | started and later phases → starting … waiting_input; rejected → released |
@@ -18,6 +19,7 @@
 mod asking;
 mod cleaning;
 mod ending;
+mod forcing;
 #[cfg(test)]
 mod matrix;
 #[cfg(test)]
@@ -41,6 +43,7 @@ use crate::timers::{Fact, Limits, TimerKey, TimerSet};
 
 pub(crate) use asking::Ruled;
 pub(crate) use ending::is_loss;
+pub(crate) use forcing::{Forced, ForcedEnd};
 
 /// Everything that can happen to an attempt.
 #[derive(Clone, Debug)]
@@ -101,6 +104,8 @@ pub(crate) enum Event {
     CancelAsked {
         operator: bool,
     },
+    /// An operator ends it.
+    Forced(Forced),
     Answered(InputId, Answer),
 
     Expired(TimerKey),
@@ -193,6 +198,7 @@ fn in_ended(event: &Event) -> Outcome {
         | Event::HandOff { .. }
         | Event::Kept
         | Event::CancelAsked { .. }
+        | Event::Forced(_)
         | Event::Expired(_)
         | Event::Missing
         | Event::Rebooted => Outcome::Ignored,

@@ -27,7 +27,7 @@ const INPUTS_KEPT: usize = 16;
 const INPUTS_OF_EARLIER: usize = 4;
 const ARTIFACTS: usize = 64;
 
-const NAME_BYTES: usize = 128;
+pub(crate) const NAME_BYTES: usize = 128;
 const ID_BYTES: usize = 256;
 pub(crate) const NOTE_BYTES: usize = 256;
 pub(crate) const WORDS_BYTES: usize = 4096;

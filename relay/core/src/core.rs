@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::conversation::Affinity;
 use crate::effects::{After, Downstream, Effects, Outgoing, Reply, Send, Write};
 use crate::fences::Fences;
+use crate::force_limit::ForceLimit;
 use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::Input;
 use crate::live::{Live, Scene};
@@ -17,8 +18,8 @@ use crate::open::Open;
 use crate::parked::{ParkedTasks, Wanted};
 use crate::queue::Queue;
 use crate::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, SchedulerRecord, State,
-    TaskRecord, TimelineEvent,
+    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord, SchedulerRecord,
+    State, TaskRecord, TimelineEvent,
 };
 use crate::reject::Rejection;
 use crate::roster::Roster;
@@ -33,6 +34,7 @@ pub struct Recovered {
     pub tasks: Vec<(Arc<TaskSpec>, Arc<TaskRecord>)>,
     pub daemons: Vec<Arc<DaemonRecord>>,
     pub scheduler: SchedulerRecord,
+    pub pauses: PausesRecord,
     pub forgotten: ForgottenRecord,
     pub fences: Vec<FenceRecord>,
     /// Of live tasks; the store is asked for the others.
@@ -56,7 +58,10 @@ pub struct Core {
     pub(crate) deadlines: Deadlines<TaskId>,
     pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
     pub(crate) scheduler: SchedulerRecord,
+    pub(crate) pauses: PausesRecord,
     pub(crate) forgotten: ForgottenRecord,
+    /// How often operators have spoken of late.
+    pub(crate) forced: ForceLimit,
     /// Nothing is leased for now; what is leased goes on.
     pub(crate) dispatch_held: bool,
     /// When this run began, and the uptime that earlier runs had.
@@ -206,16 +211,7 @@ impl Core {
             } => {
                 self.cancel(request, &tenant, task, by, reason, finished, turn);
             }
-            Input::Retry {
-                request,
-                tenant,
-                task,
-                by,
-                reason,
-                finished,
-            } => {
-                self.retry(request, &tenant, task, by, reason, finished, turn);
-            }
+            Input::Operate(operate) => self.operate(*operate, turn),
             Input::Answer {
                 request,
                 tenant,
@@ -266,27 +262,26 @@ impl Core {
             } => {
                 self.resume(request, (&tenant, task), resume, attempt, finished, turn);
             }
-            Input::PauseTask {
-                request,
-                tenant,
-                task,
-                by,
-                reason,
-            } => {
-                self.pause_task(request, &tenant, task, by, reason, turn);
-            }
-            Input::UnpauseTask {
-                request,
-                tenant,
-                task,
-                by: _,
-            } => self.unpause_task(request, &tenant, task, turn),
             Input::PauseScheduler {
                 request,
+                scope,
                 by,
                 reason,
-            } => self.pause_scheduler(request, by, reason, turn),
-            Input::UnpauseScheduler { request, by: _ } => self.unpause_scheduler(request, turn),
+            } => self.pause_scheduler(request, scope, by, reason, turn),
+            Input::UnpauseScheduler {
+                request,
+                scope,
+                by,
+                reason,
+            } => self.unpause_scheduler(request, &scope, by, reason, turn),
+            Input::SchedulerStatus { request, scope } => {
+                self.scheduler_status(request, &scope, turn);
+            }
+            Input::DisconnectDaemon {
+                request,
+                scope,
+                daemon,
+            } => self.disconnect(request, &scope, daemon, turn),
             Input::ReleaseInherited {
                 request,
                 by,
@@ -445,7 +440,7 @@ impl Core {
     fn budget_clock_ms(&self, live: &Live, now: Now) -> u64 {
         let uptime_ms = self.uptime_ms(now);
         if live.newest().state == State::Queued {
-            self.scheduler.queue_clock_of(live.id(), uptime_ms)
+            self.queue_clock_of(&live.spec.tenant, live.id(), uptime_ms)
         } else {
             uptime_ms
         }

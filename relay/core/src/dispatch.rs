@@ -42,14 +42,17 @@ impl Core {
     }
 
     pub(crate) fn could_place(&self, spec: &TaskSpec, _now: Moment) -> bool {
-        self.scheduler.paused.is_none()
+        self.pause_of(&spec.tenant).is_none()
             && !self.dispatch_held
             && placement::could_any_take(&Requirements::of(spec), &self.roster)
     }
 
-    /// Puts the newest, queued attempt in line, unless its task is paused.
+    /// Puts the newest, queued attempt in line, unless its task or tenant is paused.
     pub(crate) fn line_up(&mut self, live: &Live) {
         if live.record().paused.is_some() && !mutant!(PauseIgnored) {
+            return;
+        }
+        if self.pauses.of(&live.spec.tenant).is_some() && !mutant!(TenantPauseIgnored) {
             return;
         }
         let earlier = live.record().attempts.iter().rev().skip(1);

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::contract::Unmet;
+use crate::diagnose::Diagnosis;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::{LeaseToken, MachineLoad};
 use crate::record::{
     AttemptState, CheckpointKind, CheckpointRecord, DaemonRecord, Decision, FenceRecord,
-    ForgottenRecord, IdempotencyRecord, InputKind, Phase, ProgressRecord, Resume, SchedulerRecord,
-    TaskRecord, TimelineEvent, TimerKind,
+    ForgottenRecord, IdempotencyRecord, InputKind, Pause, PauseChange, PausesRecord, Phase,
+    ProgressRecord, Resume, SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -64,6 +65,7 @@ pub enum Write {
     /// Retention: a daemon that stayed away.
     DropDaemon(Arc<DaemonRecord>),
     PutForgotten(ForgottenRecord),
+    PutPauses(PausesRecord),
 }
 
 impl Write {
@@ -106,6 +108,7 @@ impl Write {
             Write::PutDaemon(_)
             | Write::PutScheduler(_)
             | Write::PutForgotten(_)
+            | Write::PutPauses(_)
             | Write::DropFence(_)
             | Write::DropDaemon(_) => None,
         }
@@ -201,6 +204,9 @@ pub enum Reply {
     /// How many daemons retention forgot.
     Forgotten(usize),
     Done,
+    /// It was so before; nothing was changed.
+    Already,
+    Scheduler(Box<SchedulerView>),
 }
 
 /// A lease for an agent that holds it itself. The token is told here and never again.
@@ -229,6 +235,38 @@ pub struct TaskView {
     pub waits_ms: Option<u64>,
     /// A need that no connected daemon meets, in words; none where some daemon could take it, now or later.
     pub unmet: Option<String>,
+    /// The pause that keeps it from being dispatched, and whose it is.
+    pub pause: Option<(Paused, Pause)>,
+    pub diagnoses: Vec<Diagnosis>,
+}
+
+/// What a pause is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paused {
+    Task,
+    Tenant,
+    Scheduler,
+}
+
+/// Counts and ages of what a caller may see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerView {
+    pub paused: Option<Pause>,
+    pub tenants: Vec<(TenantId, Pause)>,
+    /// Oldest first.
+    pub changes: Vec<PauseChange>,
+    pub open: u64,
+    pub open_limit: u64,
+    pub queued: u64,
+    pub running: u64,
+    pub pending: u64,
+    pub needs_attention: u64,
+    pub paused_tasks: u64,
+    pub pending_inputs: u64,
+    pub oldest_queued_ms: u64,
+    pub daemons_online: u64,
+    pub free_slots: u64,
+    pub inherited: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,6 +274,7 @@ pub struct DeadlineView {
     pub timer: TimerKind,
     pub tool: Option<Arc<str>>,
     pub input: Option<InputId>,
+    pub limit_ms: u64,
     pub remaining_ms: u64,
     /// For display; none while it is paused.
     pub at: Option<Wall>,
@@ -462,6 +501,8 @@ pub enum CloseReason {
     TooManyDaemons,
     /// It goes on sending and has not heard two answers.
     Deaf,
+    /// An operator's word; it may come back at once.
+    Disconnected,
 }
 
 /// Things worth a metric that no record tells.

@@ -51,6 +51,9 @@ impl Core {
             cleaning: is_pending_cleanup(live.newest()),
             lease_ends: live.lease_ends(),
         };
+        if control_seq.is_some() || matches!(event, Event::Output { .. }) {
+            live.heard_at = Some(turn.now.at);
+        }
         let outcome = live.apply(event, &self.scene(live, turn.now, observed));
         if outcome == Outcome::Applied {
             if let Some(seq) = control_seq {
@@ -179,6 +182,7 @@ impl Core {
         self.note_health(live, now);
         confirm_cancel(live, receipt, turn.now.wall);
         live.confirmed_at = None;
+        (live.heard_at, live.renewed_at) = (None, None);
         live.missed = 0;
     }
 
@@ -234,6 +238,10 @@ impl Core {
         let (Some(daemon), Some(end)) = (holder_of(attempt), attempt.state.end()) else {
             return;
         };
+        if end.by == EndedBy::Operator {
+            // It tells of a person's decision, and nothing of the daemon's health.
+            return self.roster.place_freed(daemon);
+        }
         if let EndState::Completed | EndState::Failed | EndState::TimedOut = end.state {
             self.roster.note_work(daemon, now);
         }

@@ -70,12 +70,6 @@ impl Core {
                 finished,
                 ..
             }
-            | Input::Retry {
-                tenant,
-                task,
-                finished,
-                ..
-            }
             | Input::Answer {
                 tenant,
                 task,
@@ -112,6 +106,11 @@ impl Core {
                     *finished = shelf.finished(tenant, *task);
                 }
             }
+            Input::Operate(operate) => {
+                if !self.is_live(operate.task) {
+                    operate.finished = shelf.finished(&operate.tenant, operate.task);
+                }
+            }
             Input::Frame(frame) => self.load_for_frame(frame, shelf),
             Input::SessionOpened { hello, .. } => {
                 for active in &mut hello.active {
@@ -127,10 +126,10 @@ impl Core {
                 let over = tasks.iter().filter(|(_, task)| !self.is_live(*task));
                 finished.extend(over.filter_map(|(tenant, task)| shelf.removable(tenant, *task)));
             }
-            Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
-            | Input::PauseScheduler { .. }
+            Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }
@@ -224,12 +223,12 @@ impl Input {
     pub fn named_tasks(&self) -> Vec<TaskId> {
         match self {
             Input::Cancel { task, .. }
-            | Input::Retry { task, .. }
             | Input::Answer { task, .. }
             | Input::UpdateProgress { task, .. }
             | Input::Block { task, .. }
             | Input::Resume { task, .. }
             | Input::PickUp { task, .. } => vec![*task],
+            Input::Operate(operate) => vec![operate.task],
             Input::Claim { task, .. } => task.iter().copied().collect(),
             Input::Held(call) => vec![call.task],
             Input::Frame(frame) => vec![frame.re.task],
@@ -240,10 +239,10 @@ impl Input {
             // The core knows the keys of live tasks; one that ended in this very turn is answered as it was before.
             Input::Submit(_)
             | Input::Start { .. }
-            | Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }

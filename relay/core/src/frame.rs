@@ -14,12 +14,12 @@ use crate::bounds;
 use crate::contract::{self, Unmet};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
-use crate::id::{DaemonId, InputId, SessionId};
+use crate::id::{AttemptId, DaemonId, InputId, SessionId};
 use crate::input::{Activity, Completed, Frame, FrameBody, FrameRef, LeaseToken};
 use crate::live::{Live, wall_of};
 use crate::record::{
     AttemptRecord, EventKind, InputKind, InputRecord, InputState, OpenTool, Phase, State,
-    Workspace,
+    TaskRecord, Workspace,
 };
 use crate::reject::Rejection;
 use crate::rules;
@@ -141,6 +141,11 @@ impl Core {
             }
         };
         let cancels = matches!(event, Event::Phase(Phase::CleanupStarted));
+        let regressed = if let Event::Phase(phase) = &event {
+            Some(*phase)
+        } else {
+            None
+        };
         let ruled = if let Event::InputAsked(input, Some(ruled)) = &event {
             Some((input.id, Arc::clone(&ruled.words)))
         } else {
@@ -173,6 +178,7 @@ impl Core {
             Outcome::Regressed => {
                 turn.fx.counts.push(Count::PhaseRegression);
                 live.use_up(from.control_seq);
+                note_regression(live, regressed);
             }
             Outcome::Refused(Rejection::ContractUnmet) => {
                 live.use_up(from.control_seq);
@@ -415,6 +421,22 @@ fn input_record(
         asked,
         digest: Sha256::digest(shown).into(),
     }
+}
+
+/// On record the first time, for whoever wonders about the attempt; a daemon that says it again and again writes nothing.
+fn note_regression(live: &mut Live, phase: Option<Phase>) {
+    let Some(phase) = phase.filter(|_| !has_regressed(live.record(), live.newest().id)) else {
+        return;
+    };
+    live.note(EventKind::PhaseRegression(phase), None);
+}
+
+/// Whether a phase of this attempt came twice or backwards, as far as the timeline goes.
+pub(crate) fn has_regressed(record: &TaskRecord, attempt: AttemptId) -> bool {
+    let mut events = record.timeline.events.iter();
+    events.any(|event| {
+        event.attempt == Some(attempt) && matches!(event.kind, EventKind::PhaseRegression(_))
+    })
 }
 
 pub(crate) fn note_delivered(live: &mut Live, now: Wall) {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::contract::FoundFile;
+use crate::force::Operate;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
     AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
@@ -57,15 +58,8 @@ pub enum Input {
         reason: Option<Arc<str>>,
         finished: Option<Finished>,
     },
-    /// Another attempt for a task that ended failed, timed_out or lost, or that needs attention.
-    Retry {
-        request: RequestId,
-        tenant: TenantId,
-        task: TaskId,
-        by: Actor,
-        reason: Option<Arc<str>>,
-        finished: Option<Finished>,
-    },
+    /// An operator's word on one task: limited in number, and on record with what it found and left.
+    Operate(Box<Operate>),
     /// Answers a permission request or question of a live attempt.
     Answer {
         request: RequestId,
@@ -105,28 +99,23 @@ pub enum Input {
         attempt: Option<AttemptId>,
         finished: Option<Finished>,
     },
-    PauseTask {
-        request: RequestId,
-        tenant: TenantId,
-        task: TaskId,
-        by: Actor,
-        reason: Arc<str>,
-    },
-    UnpauseTask {
-        request: RequestId,
-        tenant: TenantId,
-        task: TaskId,
-        by: Actor,
-    },
-    /// Stops new dispatch; what runs goes on.
+    /// Stops new dispatch for all or for one tenant; what runs goes on.
     PauseScheduler {
         request: RequestId,
+        scope: TenantScope,
         by: Actor,
         reason: Arc<str>,
     },
     UnpauseScheduler {
         request: RequestId,
+        scope: TenantScope,
         by: Actor,
+        reason: Option<Arc<str>>,
+    },
+    /// Counts and ages of what the caller may see.
+    SchedulerStatus {
+        request: RequestId,
+        scope: TenantScope,
     },
     /// After an import or an accepted loss: the old fleet is down, so what was inherited may be leased now.
     ReleaseInherited {
@@ -147,6 +136,12 @@ pub enum Input {
         scope: TenantScope,
         daemon: DaemonId,
         by: Actor,
+    },
+    /// Closes a daemon's stream. It dials again, and its attempts go on under their leases.
+    DisconnectDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        daemon: DaemonId,
     },
     /// The daemon is gone for good: nothing of it stays on record but this word. Refused while it could come back to what
     /// it holds.
@@ -233,6 +228,8 @@ pub enum Input {
 pub struct Actor {
     /// Name of the credential.
     pub name: Arc<str>,
+    /// The credential itself: names need not be unique.
+    pub token: TokenId,
     pub operator: bool,
 }
 

@@ -31,6 +31,9 @@ pub(crate) struct Live {
     /// When the newest attempt was confirmed, and in how many heartbeats since it was not named.
     pub(crate) confirmed_at: Option<Moment>,
     pub(crate) missed: u8,
+    /// When its worker last said something about it, and when it was last renewed.
+    pub(crate) heard_at: Option<Moment>,
+    pub(crate) renewed_at: Option<Moment>,
     /// Stall credit given since the last renewal.
     pub(crate) credit_ms: u64,
     /// It was finished and is live again, which the store has not been told yet.
@@ -65,6 +68,8 @@ impl Live {
             written_seq,
             confirmed_at: None,
             missed: 0,
+            heard_at: None,
+            renewed_at: None,
             credit_ms: 0,
             reopened: false,
             dirty: false,
@@ -249,6 +254,7 @@ impl Live {
         let limits = Self::limits(&self.spec, config);
         self.timers.on_fact(&Fact::Renewed { until }, now, &limits);
         self.missed = 0;
+        self.renewed_at = Some(now);
         self.credit_ms = 0;
         if self
             .newest()

@@ -111,6 +111,10 @@ mod active {
         StaleResumed = "a fallback goes on with the conversation that is gone",
         KeyIgnored = "the same idempotency key makes another task",
         ConflictIgnored = "an idempotency key is taken for something else",
+        ForceTakenForReceipt = "an operator's word counts as proof of death",
+        ForceLimitIgnored = "operators' verbs are not limited",
+        OverrideUnrecorded = "a contract that was overridden is not on record",
+        TenantPauseIgnored = "a paused tenant's work is dispatched",
         BoundIgnored = "more tasks are taken than there is room for",
     }
 

@@ -1,161 +1,26 @@
-//! Operators' verbs: pausing tasks and the scheduler, draining daemons, and looking at what is in no record.
+//! What operators do to daemons, and how they look at what is in no record. Verbs on tasks are in `force.rs`.
 
 use std::sync::Arc;
 
 use crate::conversation::ConversationKey;
 use crate::core::{Core, Turn};
+use crate::diagnose::{self, Diagnosis, Facts};
 use crate::effects::{
-    After, Connected, DaemonView, DeadlineView, Downstream, HeldView, Reply, TaskView, WaitsFor,
-    Write,
+    After, CloseReason, Connected, DaemonView, DeadlineView, Downstream, HeldView, Paused, Reply,
+    TaskView, WaitsFor, Write,
 };
 use crate::fences::{Fence, Guard};
 use crate::id::{AttemptId, DaemonId, RequestId, TaskId, TenantId, TenantScope};
 use crate::input::Actor;
 use crate::live::{Live, wall_of};
-use crate::record::{DrainMark, EventKind, Pause, State};
+use crate::record::{DrainMark, Pause, State};
 use crate::reject::Rejection;
 use crate::requirements::Requirements;
 use crate::roster::{Daemon, Presence};
 use crate::time::{Moment, Now, Wall};
-use crate::timers::{Armed, Fact, TimerKey};
+use crate::timers::{Armed, TimerKey};
 
 impl Core {
-    /// Stops its next dispatch; what runs goes on.
-    pub(crate) fn pause_task(
-        &mut self,
-        request: RequestId,
-        tenant: &TenantId,
-        task: TaskId,
-        by: Actor,
-        reason: Arc<str>,
-        turn: &mut Turn<'_>,
-    ) {
-        let Some(mut live) = self.take(tenant, task) else {
-            return turn.refuse(request, Rejection::UnknownTask);
-        };
-        if live.record().paused.is_none() {
-            let pause = Pause {
-                by: by.name,
-                reason: Arc::clone(&reason),
-                since: turn.now.wall,
-            };
-            live.record_mut().paused = Some(pause);
-            if !mutant!(PauseIgnored) {
-                self.queue.remove(task);
-            }
-            self.tell_queued(&mut live, &Fact::Paused, turn.now.at);
-            live.note(EventKind::Paused, Some(reason));
-        }
-        let record = self.keep(live, turn);
-        turn.reply(request, After::Task(task), Reply::Task(record));
-    }
-
-    pub(crate) fn unpause_task(
-        &mut self,
-        request: RequestId,
-        tenant: &TenantId,
-        task: TaskId,
-        turn: &mut Turn<'_>,
-    ) {
-        let Some(mut live) = self.take(tenant, task) else {
-            return turn.refuse(request, Rejection::UnknownTask);
-        };
-        if live.record().paused.is_none() {
-            self.keep(live, turn);
-            return turn.refuse(request, Rejection::NotPaused);
-        }
-        live.record_mut().paused = None;
-        if !self.queue_stands_still(&live) {
-            self.tell_queued(&mut live, &Fact::Unpaused, turn.now.at);
-        }
-        if live.newest().state == State::Queued {
-            self.line_up(&live);
-        }
-        live.note(EventKind::Unpaused, None);
-        let record = self.keep(live, turn);
-        turn.reply(request, After::Task(task), Reply::Task(record));
-    }
-
-    /// Only the queue timer stands still while paused, and only a queued attempt has one.
-    fn tell_queued(&self, live: &mut Live, fact: &Fact, now: Moment) {
-        if live.newest().state == State::Queued {
-            let limits = Live::limits(&live.spec, &self.config);
-            live.timers.on_fact(fact, now, &limits);
-        }
-    }
-
-    pub(crate) fn is_paused(&self, live: &Live) -> bool {
-        self.scheduler.paused.is_some() || live.record().paused.is_some()
-    }
-
-    /// Whether waiting for a daemon counts against nobody now: a pause, or the hold after an import.
-    pub(crate) fn queue_stands_still(&self, live: &Live) -> bool {
-        self.is_paused(live) || self.scheduler.hold_of(live.id()).is_some()
-    }
-
-    pub(crate) fn pause_scheduler(
-        &mut self,
-        request: RequestId,
-        by: Actor,
-        reason: Arc<str>,
-        turn: &mut Turn<'_>,
-    ) {
-        if self.scheduler.paused.is_none() {
-            self.scheduler.paused = Some(Pause {
-                by: by.name,
-                reason,
-                since: turn.now.wall,
-            });
-            self.scheduler.paused_at_ms = Some(self.uptime_ms(turn.now));
-            self.store_scheduler(turn);
-            self.tell_all_queued(&Fact::Paused, turn.now.at);
-        }
-        turn.reply(request, After::Everything, Reply::Done);
-    }
-
-    pub(crate) fn unpause_scheduler(&mut self, request: RequestId, turn: &mut Turn<'_>) {
-        if self.scheduler.paused.take().is_some() {
-            let uptime_ms = self.uptime_ms(turn.now);
-            let since = self.scheduler.paused_at_ms.take().unwrap_or(uptime_ms);
-            self.scheduler.paused_ms += uptime_ms.saturating_sub(since);
-            self.store_scheduler(turn);
-            self.tell_all_queued(&Fact::Unpaused, turn.now.at);
-        }
-        turn.reply(request, After::Everything, Reply::Done);
-    }
-
-    pub(crate) fn store_scheduler(&mut self, turn: &mut Turn<'_>) {
-        self.scheduler.uptime_ms = self.uptime_ms(turn.now);
-        self.uptime_written = turn.now.at;
-        turn.write(Write::PutScheduler(self.scheduler.clone()));
-    }
-
-    fn tell_all_queued(&mut self, fact: &Fact, now: Moment) {
-        let mut ids: Vec<TaskId> = self.tasks.keys().copied().collect();
-        ids.sort_unstable();
-        for id in ids {
-            let own_pause = self
-                .tasks
-                .get(&id)
-                .is_some_and(|live| live.record().paused.is_some());
-            if !own_pause && self.scheduler.hold_of(id).is_none() {
-                self.tell_task(id, fact, now);
-            }
-        }
-    }
-
-    /// Tells a waiting task that its queue timer stands still or goes on. Not stored: a boot works it out.
-    pub(crate) fn tell_task(&mut self, task: TaskId, fact: &Fact, now: Moment) {
-        let Some(mut live) = self.tasks.remove(&task) else {
-            return;
-        };
-        self.tell_queued(&mut live, fact, now);
-        if let Some(at) = live.next_due() {
-            self.deadlines.arm(task, at);
-        }
-        self.tasks.insert(task, live);
-    }
-
     pub(crate) fn drain(
         &mut self,
         request: RequestId,
@@ -205,6 +70,23 @@ impl Core {
                 session,
                 Downstream::Drain { withdrawn: true },
             );
+        }
+        self.reply_daemon(request, daemon, turn);
+    }
+
+    /// Its attempts go on under their leases; it comes back by itself.
+    pub(crate) fn disconnect(
+        &mut self,
+        request: RequestId,
+        scope: &TenantScope,
+        daemon: DaemonId,
+        turn: &mut Turn<'_>,
+    ) {
+        if !self.may_run(scope, daemon) {
+            return turn.refuse(request, Rejection::UnknownDaemon);
+        }
+        if let Some(session) = self.roster.session_of(daemon) {
+            self.hang_up(session, CloseReason::Disconnected, turn);
         }
         self.reply_daemon(request, daemon, turn);
     }
@@ -311,22 +193,47 @@ impl Core {
                 .collect(),
             waits_for: waits.map(|(waits, _)| waits),
             waits_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.at))),
-            unmet: self.unmet(live),
+            unmet: self.unmet(live, |daemon| self.roster.session_of(daemon.id).is_some()),
+            pause: self.waits_for_pause(live),
+            diagnoses: self.diagnose(live, turn.now.at),
         };
         turn.reply(request, After::Task(task), Reply::Inspected(Box::new(view)));
     }
 
-    /// The first need that keeps every connected daemon out, counting only those that met the needs before it.
-    fn unmet(&self, live: &Live) -> Option<String> {
+    /// The narrowest pause that it waits for.
+    fn waits_for_pause(&self, live: &Live) -> Option<(Paused, Pause)> {
+        let tenant = self.pauses.of(&live.spec.tenant);
+        let own = live.record().paused.as_ref().map(|own| (Paused::Task, own));
+        let wider = tenant.map(|pause| (Paused::Tenant, pause));
+        let all = self.scheduler.paused.as_ref();
+        let found = own.or(wider).or(all.map(|all| (Paused::Scheduler, all)));
+        found.map(|(paused, pause)| (paused, pause.clone()))
+    }
+
+    fn diagnose(&self, live: &Live, now: Moment) -> Vec<Diagnosis> {
+        let nobody = self.unmet(live, |_| true);
+        let since = |at: Option<Moment>| at.or(live.confirmed_at).map(|at| now.since(at));
+        let facts = Facts {
+            away: self.session_of(live).is_none(),
+            quiet_ms: since(live.heard_at),
+            unrenewed_ms: since(live.renewed_at),
+            heartbeat_ms: self.config.heartbeat_for(live.spec.lease_ttl_ms),
+            nobody: nobody.as_deref(),
+            durable: None,
+        };
+        diagnose::diagnose(live.record(), &facts)
+    }
+
+    /// The first need that keeps every such daemon out, counting only those that met the needs before it.
+    fn unmet(&self, live: &Live, among: impl Fn(&Daemon) -> bool) -> Option<String> {
         if live.spec.agent_held {
             return None;
         }
         let requirements = Requirements::of(&live.spec);
-        let mut left: Vec<&Daemon> = self
-            .daemons
-            .keys()
-            .filter(|daemon| self.roster.session_of(**daemon).is_some())
+        let known = self.daemons.keys();
+        let mut left: Vec<&Daemon> = known
             .filter_map(|daemon| self.roster.get(*daemon))
+            .filter(|daemon| among(daemon))
             .collect();
         for need in requirements.needs() {
             left.retain(|daemon| requirements.has(daemon, need));
@@ -382,11 +289,21 @@ fn connected(presence: &Presence, now: Now) -> Option<Connected> {
 }
 
 fn deadline_view(armed: Armed, now: Now) -> DeadlineView {
-    let (key, remaining_ms, at) = match armed {
-        Armed::Running { key, limit_at, .. } => {
-            (key, limit_at.since(now.at), Some(wall_of(limit_at, now)))
+    let (key, limit_ms, remaining_ms, at) = match armed {
+        Armed::Running {
+            key,
+            limit_ms,
+            limit_at,
+            ..
+        } => {
+            let at = wall_of(limit_at, now);
+            (key, limit_ms, limit_at.since(now.at), Some(at))
         }
-        Armed::Paused { key, left_ms, .. } => (key, left_ms, None),
+        Armed::Paused {
+            key,
+            limit_ms,
+            left_ms,
+        } => (key, limit_ms, left_ms, None),
     };
     let timer = key.kind();
     let (tool, input) = match key {
@@ -407,6 +324,7 @@ fn deadline_view(armed: Armed, now: Now) -> DeadlineView {
         timer,
         tool,
         input,
+        limit_ms,
         remaining_ms,
         at,
     }

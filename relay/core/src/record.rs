@@ -5,10 +5,12 @@
 
 mod ask;
 mod attempt;
+mod audit;
 mod code;
 mod end;
 mod fleet;
 mod goal;
+mod pauses;
 mod timeline;
 
 use std::sync::Arc;
@@ -20,6 +22,7 @@ pub use attempt::{
     AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, DaemonHolder, Holder, Lease,
     OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
 };
+pub use audit::{Audit, Operation, PauseChange};
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{
@@ -27,6 +30,7 @@ pub use fleet::{
     IdempotencyRecord, InheritedHold, Pause, Platform, Release, Runner, SchedulerRecord,
 };
 pub use goal::{CheckpointKind, CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume};
+pub use pauses::{PausesRecord, TenantPause};
 pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
 
 use crate::id::{AttemptId, CheckpointId, DaemonId, TaskId, TenantId};

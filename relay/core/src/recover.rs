@@ -3,7 +3,7 @@
 //! The relay does not know how long it was away, so leases and fences are armed in full; but what a hard deadline had
 //! used up before counts for ever.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::config::Config;
@@ -11,7 +11,8 @@ use crate::conversation::Affinity;
 use crate::core::{Core, Recovered, Turn};
 use crate::effects::Effects;
 use crate::fences::Fences;
-use crate::id::TaskId;
+use crate::force_limit::ForceLimit;
+use crate::id::{TaskId, TenantId};
 use crate::live::Live;
 use crate::open::Open;
 use crate::parked::ParkedTasks;
@@ -55,6 +56,8 @@ impl Core {
         tasks.sort_by_key(|(_, record)| record.task);
         let ids: Vec<TaskId> = tasks.iter().map(|(_, record)| record.task).collect();
         core.hold_inherited(&ids, &mut turn);
+        let tenants: BTreeSet<&TenantId> = tasks.iter().map(|(_, record)| &record.tenant).collect();
+        core.pauses.forget(|tenant| tenants.contains(tenant));
         for (spec, record) in tasks {
             core.restore(spec, record, &mut turn);
         }
@@ -75,10 +78,12 @@ impl Core {
             deadlines: Deadlines::default(),
             daemons: BTreeMap::new(),
             scheduler: recovered.scheduler.clone(),
+            pauses: recovered.pauses.clone(),
             forgotten: recovered.forgotten.clone(),
             started: now.at,
             earlier_ms: recovered.scheduler.uptime_ms,
             dispatch_held: false,
+            forced: ForceLimit::default(),
             uptime_written: now.at,
             last: now.at,
             config,
@@ -141,7 +146,7 @@ impl Core {
     ) -> TimerSet {
         let limits = Live::limits_of(newest, spec, &self.config);
         let clock_ms = if newest.state == State::Queued {
-            self.scheduler.queue_clock_of(record.task, self.earlier_ms)
+            self.queue_clock_of(&spec.tenant, record.task, self.earlier_ms)
         } else {
             self.earlier_ms
         };
@@ -156,7 +161,7 @@ impl Core {
                 .collect(),
             inputs: open_inputs(newest),
             cleaning: matches!(newest.state, State::CleaningUp { .. }),
-            paused: self.scheduler.paused.is_some()
+            paused: self.pause_of(&spec.tenant).is_some()
                 || record.paused.is_some()
                 || self.scheduler.hold_of(record.task).is_some(),
             lease_ms: newest

@@ -59,6 +59,18 @@ pub enum Rejection {
     HandedOff,
     /// Output before a result is missing: replay it.
     OutputGap,
+    /// An operator's verb without a reason.
+    ReasonMissing,
+    /// Ten of an operator's verbs within a minute, on one target.
+    RateLimited,
+    /// Nobody holds a lease that could be taken away.
+    NotHeld,
+    /// The newest attempt has ended.
+    NotOpen,
+    /// Nobody has worked on it yet.
+    NotBegun,
+    /// Something may have happened already, and nobody said that this is fine.
+    UnsafeRetry,
 }
 
 impl Rejection {
@@ -104,6 +116,12 @@ impl Rejection {
             Rejection::NotParked => "not_parked",
             Rejection::HandedOff => "handed_off",
             Rejection::OutputGap => "output_gap",
+            Rejection::ReasonMissing => "reason_missing",
+            Rejection::RateLimited => "rate_limited",
+            Rejection::NotHeld => "not_held",
+            Rejection::NotOpen => "not_open",
+            Rejection::NotBegun => "not_begun",
+            Rejection::UnsafeRetry => "unsafe_retry",
         }
     }
 
@@ -174,6 +192,16 @@ impl Rejection {
             Rejection::OutputGap => {
                 "output before the result is missing; replay it from the last acknowledged byte"
             }
+            Rejection::ReasonMissing => "operators' verbs need a reason; say why",
+            Rejection::RateLimited => {
+                "ten operators' verbs within a minute on this target are as many as may be; wait a minute"
+            }
+            Rejection::NotHeld => "nobody holds the task now, so there is nothing to take away",
+            Rejection::NotOpen => "the task's last attempt has ended; retry or cancel the task",
+            Rejection::NotBegun => {
+                "the task waits and nobody has worked on it; cancel it if it is not needed"
+            }
+            Rejection::UnsafeRetry => "the last attempt may have had effects",
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What people ask of a task: cancel, retry, answer. Each is one write and one reply, and safe to ask twice.
+//! What people ask of a task: cancel, answer. Each is one write and one reply, and safe to ask twice. What operators do
+//! is in `force.rs`.
 
 use std::sync::Arc;
 
@@ -12,10 +13,8 @@ use crate::input::{Actor, Finished};
 use crate::live::Live;
 use crate::record::{
     Answer, AttemptRecord, CancelRecord, EventKind, InputRecord, InputState, Receipt, State,
-    TaskState,
 };
 use crate::reject::Rejection;
-use crate::timers::TimerSet;
 
 impl Core {
     /// Requested here; delivered and confirmed are the holder's words. A finished task answers unchanged.
@@ -88,73 +87,6 @@ impl Core {
         let task = live.id();
         let record = self.keep(live, turn);
         turn.reply(request, After::Task(task), Reply::Task(record));
-    }
-
-    /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the request's own fields, unpacked once"
-    )]
-    pub(crate) fn retry(
-        &mut self,
-        request: RequestId,
-        tenant: &TenantId,
-        task: TaskId,
-        by: Actor,
-        reason: Option<Arc<str>>,
-        finished: Option<Finished>,
-        turn: &mut Turn<'_>,
-    ) {
-        let live = self.take(tenant, task);
-        let known = finished.filter(|finished| finished.record.tenant == *tenant);
-        let Some(mut live) = live.or_else(|| known.map(|finished| Box::new(reopen(finished))))
-        else {
-            return turn.refuse(request, Rejection::UnknownTask);
-        };
-        if let Err(code) = self.check_retry(&live) {
-            if !live.is_reopened() {
-                self.keep(live, turn);
-            }
-            return turn.refuse(request, code);
-        }
-        if live.is_reopened() {
-            self.fence_inherited(&live, turn.now);
-            self.open.add(&live.spec);
-            if let Some(key) = &live.spec.idempotency_key {
-                // The store still knows the key; the core looks for live tasks there only.
-                self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
-            }
-        }
-        let message = reason.unwrap_or_else(|| Arc::clone(&by.name));
-        live.note(EventKind::RetryAsked, Some(message));
-        self.send_on(&mut live, by.name, turn);
-        self.keep_and_reply(live, request, turn);
-    }
-
-    fn check_retry(&self, live: &Live) -> Result<(), Rejection> {
-        let many = live.record().attempts.len() >= bounds::ATTEMPTS;
-        if many || live.record().counters.dispatches >= self.config.max_dispatches {
-            return Err(Rejection::DispatchLimit);
-        }
-        if live.is_reopened() && self.tasks.len() >= self.config.max_open {
-            return Err(Rejection::QueueFull);
-        }
-        match live.record().state {
-            TaskState::Failed
-            | TaskState::TimedOut
-            | TaskState::Lost
-            | TaskState::NeedsAttention => Ok(()),
-            TaskState::Pending if live.record().retry.is_some() => Ok(()),
-            TaskState::Pending | TaskState::Queued | TaskState::Running
-                if live.record().cancel.is_some() =>
-            {
-                Err(Rejection::BeingCanceled)
-            }
-            TaskState::Pending | TaskState::Queued | TaskState::Running => {
-                Err(Rejection::NotFinished)
-            }
-            TaskState::Completed | TaskState::Canceled => Err(Rejection::AlreadyFinished),
-        }
     }
 
     /// Stored once, then sent until the daemon says that it has it.
@@ -258,10 +190,4 @@ fn said_before(
         Some(_) => Err(Rejection::AnswerConflict),
         None => Err(Rejection::InputClosed),
     }
-}
-
-fn reopen(finished: Finished) -> Live {
-    let mut live = Live::new(finished.spec, finished.record, TimerSet::default());
-    live.reopen();
-    live
 }

@@ -115,6 +115,10 @@ impl Core {
 /// What retries care about. `None` where nothing follows by itself: a result, a cancel, a hand-off, or a successor
 /// that a late result made needless.
 fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
+    if end.by == EndedBy::Operator && end.state == EndState::Failed {
+        // A person's decision is nobody's failure, and stands.
+        return None;
+    }
     attempt.holder.as_ref()?;
     let daemon = holder_of(attempt);
     let retry_safe = attempt.retry_safe;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use baton_core::config::Config;
 use baton_core::profile;
 use baton_core::record::{
-    Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, Pending, Receipt,
-    SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage, Workspace,
+    Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, PausesRecord,
+    Pending, Receipt, SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage, Workspace,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
@@ -80,15 +80,19 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
     }
 }
 
-/// What is held after an import looks queued in its own record; the scheduler's record knows better.
+/// What is held after an import, or whose tenant is paused, looks queued in its own record; the scheduler's record knows
+/// better.
 pub(super) fn fill_hold(
     task: &mut v1::Task,
     record: &TaskRecord,
-    scheduler: &SchedulerRecord,
+    (scheduler, pauses): (&SchedulerRecord, &PausesRecord),
     now: Wall,
 ) {
     if record.state != TaskState::Queued {
         return;
+    }
+    if scheduler.paused.is_some() || pauses.of(&record.tenant).is_some() {
+        task.waits_for = v1::WaitsFor::Pause.into();
     }
     if let Some(hold) = scheduler.hold_of(record.task) {
         let left_ms = hold.until_ms.saturating_sub(scheduler.uptime_ms);

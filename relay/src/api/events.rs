@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use baton_core::contract;
 use baton_core::id::{AttemptId, InputId};
-use baton_core::record::{AttemptState, EventKind, Phase, TaskRecord, TimelineEvent};
+use baton_core::record::{AttemptState, Audit, EventKind, Phase, TaskRecord, TimelineEvent};
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use baton_proto::{ShortName, v1};
@@ -58,6 +58,8 @@ fn phase_of(event: &TimelineEvent) -> Option<Phase> {
         | EventKind::ReceiptArrived
         | EventKind::CompletionRefused { .. }
         | EventKind::LateTerminal
+        | EventKind::Forced(_)
+        | EventKind::PhaseRegression(_)
         | EventKind::Progress
         | EventKind::Checkpoint { .. }
         | EventKind::Resumed { .. }
@@ -150,6 +152,8 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
             let due = Wall(event.at.0.saturating_add(*after_ms));
             shown.deadline_at = Some(timestamp(due));
         }
+        EventKind::Forced(audit) => add_audit(shown, audit, event),
+        EventKind::PhaseRegression(phase) => phase.as_str().clone_into(&mut shown.detail),
         EventKind::Attention(cause) => shown.attention_cause = words::attention(*cause).into(),
         EventKind::Checkpoint { id } => shown.checkpoint_id = id.to_string(),
         EventKind::Resumed { by } | EventKind::PickedUp { by } => {
@@ -171,6 +175,20 @@ fn add_data(shown: &mut v1::TaskEvent, record: &TaskRecord, event: &TimelineEven
         | EventKind::CompletionRefused { .. }
         | EventKind::LateTerminal => {}
     }
+}
+
+/// `force_release attempt=streaming->released task=running->queued`: what was found and what was left.
+fn add_audit(shown: &mut v1::TaskEvent, audit: &Audit, event: &TimelineEvent) {
+    shown.principal = audit.by.to_string();
+    shown.reason = std::mem::take(&mut shown.message);
+    shown.detail = format!(
+        "{} attempt={}->{} task={}->{}",
+        audit.operation.as_str(),
+        audit.attempt_before.as_str(),
+        audit.attempt_after.as_str(),
+        audit.task_before.as_str(),
+        event.task_state.as_str(),
+    );
 }
 
 fn add_cancel(shown: &mut v1::TaskEvent, record: &TaskRecord) {
@@ -248,5 +266,7 @@ fn kind(event: &EventKind) -> v1::TaskEventKind {
         EventKind::Resumed { .. } => Kind::Resumed,
         EventKind::PickedUp { .. } => Kind::PickedUp,
         EventKind::CompletionRefused { .. } => Kind::CompletionRefused,
+        EventKind::Forced(_) => Kind::Forced,
+        EventKind::PhaseRegression(_) => Kind::PhaseRegression,
     }
 }

@@ -54,9 +54,6 @@ pub(crate) enum Fault {
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]
     NotBuilt { what: &'static str },
-    /// Something may have happened already, and nobody said that this is fine.
-    #[error("the last attempt may have had effects")]
-    UnsafeRetry,
     #[error("no such call in baton.v1")]
     UnknownRpc,
     #[error("the message is larger than the relay takes")]

@@ -54,6 +54,13 @@ impl Fleet for Api {
         unary(request, |who, request| self.undrain(who, request)).await
     }
 
+    async fn disconnect_daemon(
+        &self,
+        request: Request<v1::DisconnectDaemonRequest>,
+    ) -> Result<Response<v1::DisconnectDaemonResponse>, Status> {
+        unary(request, |who, request| self.disconnect(who, request)).await
+    }
+
     async fn forget_daemon(
         &self,
         request: Request<v1::ForgetDaemonRequest>,
@@ -185,6 +192,26 @@ impl Api {
         };
         Ok(v1::UndrainDaemonResponse {
             daemon: Some(self.daemon_after(ask).await?),
+        })
+    }
+
+    async fn disconnect(
+        &self,
+        who: Principal,
+        request: v1::DisconnectDaemonRequest,
+    ) -> Result<v1::DisconnectDaemonResponse, Fault> {
+        let reason = optional_reason(request.reason)?.unwrap_or_default();
+        let view = self.daemon_view(&who, &request.daemon).await?;
+        let (daemon, scope) = (view.record.daemon, drains(&who));
+        tracing::info!(daemon_id = %daemon, by = %who.name, %reason, "a daemon is to be disconnected");
+        let ask = move |request| Input::DisconnectDaemon {
+            request,
+            scope,
+            daemon,
+        };
+        Ok(v1::DisconnectDaemonResponse {
+            daemon: Some(self.daemon_after(ask).await?),
+            was_connected: view.connected.is_some(),
         })
     }
 

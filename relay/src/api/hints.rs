@@ -23,7 +23,6 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::TakenBy { .. } => refusal(Rejection::AlreadyTaken),
         Fault::SentOnBy { .. } => refusal(Rejection::HandedOff),
         Fault::StaleAnswer => "list the open inputs and answer what is shown now",
-        Fault::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
         Fault::NotBuilt { .. } => "leave it out, or use a later version",
         Fault::UnknownRpc => "reflection lists the calls there are",
         Fault::MessageTooLarge => "send at most 2 MiB; put larger bodies into files",
@@ -167,5 +166,11 @@ fn refusal(rejection: Rejection) -> &'static str {
             "`baton blocked` lists what waits for a person"
         }
         Rejection::NotParked => "look at the task; `baton show TASK`",
+        Rejection::ReasonMissing => "say why; whoever looks at the task later reads it",
+        Rejection::RateLimited => "wait a minute, or look at why this is repeated",
+        Rejection::NotHeld | Rejection::NotOpen | Rejection::NotBegun => {
+            "`baton inspect TASK` says how it stands and what can be done"
+        }
+        Rejection::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
     }
 }

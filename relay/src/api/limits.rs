@@ -97,6 +97,9 @@ pub const RESUME_ANSWERS: usize = 64;
 /// Bytes of all questions and answers of one resume together.
 pub const RESUME_ANSWERS_BYTES: usize = 32 * 1024;
 pub const SUBMIT_MANY: usize = 500;
+pub const BULK_FORCE: usize = 50;
+/// A result that an operator gives by hand.
+pub const RESULT_BYTES: usize = 64 * 1024;
 pub const FILTER_STATES: usize = 32;
 pub const PROFILES: usize = 1000;
 

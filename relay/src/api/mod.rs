@@ -6,24 +6,28 @@
 mod agents;
 mod answering;
 mod asked;
+mod attempts;
 mod batch;
 mod caller_trace;
 mod convert;
 mod events;
 pub(crate) mod fault;
 mod fleet;
+mod forcing;
 mod goals;
 mod held;
 mod hints;
 mod importing;
 mod info;
 mod inputs;
+mod inspecting;
 pub mod limits;
 mod link;
 mod listing;
 mod operator;
 mod output;
 mod paging;
+mod pausing;
 pub(crate) mod profiles;
 pub(crate) mod status;
 pub(crate) mod streams;
@@ -133,6 +137,7 @@ fn principal<Q>(request: &Request<Q>) -> Result<Principal, Status> {
 fn actor(principal: &Principal) -> Actor {
     Actor {
         name: principal.name.clone(),
+        token: principal.token,
         operator: matches!(principal.role, Role::Admin | Role::Operator),
     }
 }

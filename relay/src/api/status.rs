@@ -53,15 +53,18 @@ enum Retry {
     Never,
     /// Nothing has happened, and it may work later.
     Later,
+    /// The same, when what was asked before is a minute ago.
+    NextMinute,
 }
 
-use Retry::{Later, Never};
+use Retry::{Later, Never, NextMinute};
 
 fn explain(fault: &Fault) -> (Code, ErrorDetail) {
     let (code, machine, retry) = row(fault);
     let (retryable, retry_after_ms) = match retry {
         Never => (false, None),
         Later => (true, Some(RETRY_AFTER_MS)),
+        NextMinute => (true, Some(60_000)),
     };
     let detail = ErrorDetail {
         code: machine.to_owned(),
@@ -121,7 +124,6 @@ fn row(fault: &Fault) -> Row {
         Fault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
         Fault::SentOnBy { .. } => rejection_row(Rejection::HandedOff),
         Fault::StaleAnswer => (FailedPrecondition, "stale_answer", Never),
-        Fault::UnsafeRetry => (FailedPrecondition, "unsafe_retry", Never),
         Fault::NotBuilt { .. } => (Unimplemented, "unimplemented", Never),
         Fault::UnknownRpc => (Unimplemented, "unknown_rpc", Never),
         Fault::MessageTooLarge => (ResourceExhausted, "message_too_large", Never),
@@ -214,7 +216,7 @@ fn frame_code(fault: &FrameFault) -> Code {
 
 /// The core's refusals have their machine codes in the core; frames use the same ones.
 fn rejection_row(rejection: Rejection) -> Row {
-    use Code::{Aborted, AlreadyExists, FailedPrecondition, NotFound, OutOfRange};
+    use Code::{Aborted, AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, OutOfRange};
     use Code::{PermissionDenied, ResourceExhausted, Unavailable};
     let (code, retry) = match rejection {
         Rejection::UnknownTask
@@ -237,6 +239,8 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::HandedOff => (Aborted, Never),
         Rejection::BadProof => (PermissionDenied, Never),
         Rejection::Gap | Rejection::OutputGap => (OutOfRange, Never),
+        Rejection::ReasonMissing => (InvalidArgument, Never),
+        Rejection::RateLimited => (ResourceExhausted, NextMinute),
         Rejection::AlreadyFinished
         | Rejection::NotFinished
         | Rejection::BeingCanceled
@@ -253,6 +257,10 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::BeingEnded
         | Rejection::AlreadyParked
         | Rejection::NotParked
+        | Rejection::NotHeld
+        | Rejection::NotOpen
+        | Rejection::NotBegun
+        | Rejection::UnsafeRetry
         | Rejection::ContractUnmet => (FailedPrecondition, Never),
     };
     (code, rejection.as_str(), retry)
@@ -269,7 +277,13 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 40] = [
+    const EVERY_REJECTION: [Rejection; 46] = [
+        Rejection::ReasonMissing,
+        Rejection::RateLimited,
+        Rejection::NotHeld,
+        Rejection::NotOpen,
+        Rejection::NotBegun,
+        Rejection::UnsafeRetry,
         Rejection::DaemonConnected,
         Rejection::DaemonHolds,
         Rejection::UnknownTask,
@@ -372,7 +386,6 @@ mod tests {
             Fault::NotBuilt {
                 what: "spec.max_output_bytes",
             },
-            Fault::UnsafeRetry,
             Fault::OutcomeUnknown,
             Fault::Link(LinkFault::HelloTimeout(10)),
             Fault::Link(LinkFault::HelloNotFirst),

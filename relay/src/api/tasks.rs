@@ -258,22 +258,26 @@ impl Api {
         let mut task = convert::task(&spec, &record, &self.config, view);
         self.fill_output(&mut task);
         task.progress = self.progress_of(&record).await?;
-        let scheduler = self.read(Reader::scheduler).await?;
+        let paused = |reader: &Reader| (reader.scheduler(), reader.pauses());
+        let (scheduler, pauses) = self.read(paused).await?;
         let now = self.clock.now().wall;
-        convert::fill_hold(&mut task, &record, &scheduler, now);
+        convert::fill_hold(&mut task, &record, (&scheduler, &pauses), now);
         Ok(v1::GetTaskResponse { task: Some(task) })
     }
 
     /// What only the output log knows: how far output is durable, and how much of it was cut.
     pub(super) fn fill_output(&self, task: &mut v1::Task) {
         for attempt in &mut task.attempts {
-            let Ok(id) = attempt.attempt_id.parse::<AttemptId>() else {
-                continue;
-            };
-            if let (Some(view), Some(end)) = (attempt.output.as_mut(), self.output.end(id.0)) {
-                view.cut_bytes = end.cut_bytes;
-                view.durable_offset = end.durable;
-            }
+            self.fill_attempt(attempt);
+        }
+    }
+
+    pub(super) fn fill_attempt(&self, attempt: &mut v1::Attempt) {
+        let id = attempt.attempt_id.parse::<AttemptId>();
+        let end = id.ok().and_then(|id| self.output.end(id.0));
+        if let (Some(view), Some(end)) = (attempt.output.as_mut(), end) {
+            view.cut_bytes = end.cut_bytes;
+            view.durable_offset = end.durable;
         }
     }
 
@@ -302,13 +306,13 @@ impl Api {
         let tenant = who.tenant.clone();
         let page = move |reader: &Reader| {
             let found = filter.page(reader, &tenant, before, size);
-            (found, reader.scheduler())
+            (found, reader.scheduler(), reader.pauses())
         };
-        let (found, scheduler) = self.read(page).await?;
+        let (found, scheduler, pauses) = self.read(page).await?;
         let now = self.clock.now().wall;
         let task = |(spec, record): &StoredTask| {
             let mut task = convert::task(spec, record, &self.config, View::Newest);
-            convert::fill_hold(&mut task, record, &scheduler, now);
+            convert::fill_hold(&mut task, record, (&scheduler, &pauses), now);
             task
         };
         Ok(v1::ListTasksResponse {
@@ -325,7 +329,7 @@ impl Api {
         Paging::new(self.config.incarnation.0, &who.tenant, list, conditions)
     }
 
-    async fn cancel_task(
+    pub(super) async fn cancel_task(
         &self,
         who: Principal,
         request: v1::CancelTaskRequest,

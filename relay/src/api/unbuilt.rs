@@ -5,13 +5,6 @@
 
 const UNBUILT: &[&str] = &[
     "/baton.v1.Tasks/WatchMany",
-    "/baton.v1.Fleet/DisconnectDaemon",
-    "/baton.v1.Operator/ListAttempts",
-    "/baton.v1.Operator/ForceRelease",
-    "/baton.v1.Operator/ForceFail",
-    "/baton.v1.Operator/CompleteTask",
-    "/baton.v1.Operator/SchedulerStatus",
-    "/baton.v1.Operator/BulkForce",
 ];
 
 /// The RPC's path, if it is not built.

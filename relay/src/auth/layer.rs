@@ -6,6 +6,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use baton_core::id::TenantId;
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
@@ -16,6 +17,7 @@ use super::{AuthFault, Principal, Token, Tokens};
 use crate::api::fault::Fault;
 use crate::api::status;
 use crate::api::unbuilt::unbuilt;
+use crate::api::validate::{Why, invalid};
 
 #[derive(Clone, Debug)]
 pub struct AuthLayer {
@@ -46,10 +48,29 @@ impl AuthLayer {
         }
     }
 
-    fn principal(&self, headers: &HeaderMap) -> Result<Principal, AuthFault> {
-        bearer(headers)
+    fn principal(&self, headers: &HeaderMap) -> Result<Principal, Fault> {
+        let principal = bearer(headers)
             .and_then(|token| self.tokens.authenticate(&token))
-            .ok_or(AuthFault::Unauthenticated)
+            .ok_or(AuthFault::Unauthenticated)?;
+        match headers.get(TENANT_HEADER) {
+            None => Ok(principal),
+            Some(name) => within(principal, name.to_str().unwrap_or_default()),
+        }
+    }
+}
+
+/// Whoever reaches all tenants says with this which one a call is about; to others it can only name their own.
+const TENANT_HEADER: &str = "baton-tenant";
+
+fn within(mut principal: Principal, name: &str) -> Result<Principal, Fault> {
+    let rule = "use 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit";
+    let tenant = TenantId::new(name);
+    let tenant = tenant.ok_or_else(|| invalid(TENANT_HEADER, Why::MalformedName { rule }))?;
+    if principal.scope.covers(&tenant) {
+        principal.tenant = tenant;
+        Ok(principal)
+    } else {
+        Err(Fault::ForeignTenant)
     }
 }
 

@@ -53,6 +53,7 @@ fn newest_records(writes: &[Write]) -> HashMap<TaskId, usize> {
         | Write::PutProgress(_)
         | Write::PutCheckpoint(_)
         | Write::DropCheckpoint { .. }
+        | Write::PutPauses(_)
         | Write::DropDaemon(_) => None,
     };
     writes.iter().enumerate().filter_map(record).collect()

@@ -350,6 +350,10 @@ pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'sta
             "this credential has as many daemons as it may; start it in a data directory that it had before, forget \
              daemons that are gone (`baton forget`), or give it a credential of its own",
         )),
+        CloseReason::Disconnected => Some((
+            v1::GoodbyeCode::Disconnected,
+            "an operator closed this stream; connect again",
+        )),
         CloseReason::Silent => Some((
             v1::GoodbyeCode::IdleTimeout,
             "two heartbeats are missing; connect again",
@@ -445,6 +449,12 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::DuplicateTool
         | Rejection::UnknownTool
         | Rejection::ContractUnmet
+        | Rejection::ReasonMissing
+        | Rejection::RateLimited
+        | Rejection::NotHeld
+        | Rejection::NotOpen
+        | Rejection::NotBegun
+        | Rejection::UnsafeRetry
         | Rejection::OutputGap
         | Rejection::BeingEnded
         | Rejection::AlreadyParked

@@ -41,6 +41,7 @@ fn place(kind: &EventKind) -> Place {
         EventKind::DeadlineExpired { .. }
         | EventKind::Rejected { .. }
         | EventKind::CompletionRefused { .. }
+        | EventKind::PhaseRegression(_)
         | EventKind::Phase(Phase::FirstVisibleEventSeen) => Place::Attempt,
         EventKind::RetryScheduled { .. }
         | EventKind::RetryStopped
@@ -52,6 +53,7 @@ fn place(kind: &EventKind) -> Place {
         | EventKind::Paused
         | EventKind::Unpaused
         | EventKind::LateTerminal
+        | EventKind::Forced(_)
         | EventKind::AdoptedLate => Place::Task,
         EventKind::Checkpoint { .. } => Place::Both,
         EventKind::Submitted
@@ -81,6 +83,7 @@ fn event(event: &TimelineEvent) -> Event {
         EventKind::Rejected { code } => Some(KeyValue::new(names::REJECT_CODE, code.clone())),
         EventKind::Attention(cause) => Some(KeyValue::new(names::ATTENTION_CAUSE, cause.as_str())),
         EventKind::Checkpoint { id } => Some(KeyValue::new(names::CHECKPOINT_ID, id.to_string())),
+        EventKind::Forced(audit) => Some(KeyValue::new(names::OPERATION, audit.operation.as_str())),
         EventKind::RetryScheduled { after_ms } => Some(number(names::RETRY_AFTER_MS, *after_ms)),
         EventKind::CancelRequested
         | EventKind::CancelDelivered
@@ -108,6 +111,7 @@ fn event(event: &TimelineEvent) -> Event {
         | EventKind::Progress
         | EventKind::Resumed { .. }
         | EventKind::PickedUp { .. }
+        | EventKind::PhaseRegression(_)
         | EventKind::ReceiptArrived => None,
     };
     Event::new(name, time(event.at), attribute.into_iter().collect(), 0)

@@ -43,6 +43,7 @@ pub(super) const DEADLINE: &str = "baton.deadline";
 pub(super) const REJECT_CODE: &str = "baton.reject_code";
 pub(super) const ATTENTION_CAUSE: &str = "baton.attention.cause";
 pub(super) const CHECKPOINT_ID: &str = "baton.checkpoint.id";
+pub(super) const OPERATION: &str = "baton.operation";
 pub(super) const RETRY_AFTER_MS: &str = "baton.retry.after_ms";
 
 pub(super) const ERROR_TYPE: &str = "error.type";

@@ -131,6 +131,8 @@ pub(super) fn append(
             | EventKind::Resumed { .. }
             | EventKind::PickedUp { .. }
             | EventKind::CompletionRefused { .. }
+            | EventKind::Forced(_)
+            | EventKind::PhaseRegression(_)
             | EventKind::AdoptedLate => None,
         };
         spans.extend(inner);

@@ -85,9 +85,12 @@ fn answered(op: Op, outcome: Outcome, already: bool) -> &'static str {
         (Op::Submit, Outcome::Ok) => "submits acknowledged",
         (Op::Cancel, Outcome::Ok) if already => "cancels that came late",
         (Op::Cancel, Outcome::Ok) => "cancels acknowledged",
+        (Op::Force, Outcome::Ok) => "operators' verbs acknowledged",
         (Op::Get, Outcome::Ok) => "reads",
         (Op::Probe, _) => "probes of another tenant",
-        (Op::Submit | Op::Cancel | Op::Get, Outcome::Fail | Outcome::Info) => "refused calls",
+        (Op::Submit | Op::Cancel | Op::Force | Op::Get, Outcome::Fail | Outcome::Info) => {
+            "refused calls"
+        }
     }
 }
 

@@ -19,6 +19,8 @@ pub struct Line {
 pub enum Op {
     Submit,
     Cancel,
+    /// An operator's verb: it must be on record.
+    Force,
     Get,
     /// Asks for a task of another tenant, which must look like one that does not exist.
     Probe,

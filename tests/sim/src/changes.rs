@@ -53,7 +53,7 @@ fn counted(task: &TaskRecord) {
         .zip(next)
         .filter(|(was, is)| is.fresh && is_failure(was))
         .count();
-    let anew = u32::try_from(anew).unwrap_or(u32::MAX);
+    let anew = u32::try_from(anew).unwrap_or(u32::MAX) + u32::from(is_cut_short(task));
     let (failures, losses) = (ends(is_failure) - anew, ends(is_loss));
     let counters = &task.counters;
     assert_eq!(
@@ -80,10 +80,21 @@ fn begun_anew(task: &TaskRecord) {
     }
 }
 
+/// It would have begun anew, uncounted, had it not been offered as often as it may.
+fn is_cut_short(task: &TaskRecord) -> bool {
+    let spent = task.retry_stop.as_deref() == Some("dispatch_limit");
+    let newest = task.newest().filter(|newest| spent && !newest.fresh);
+    let end = newest.and_then(|newest| newest.state.end());
+    end.is_some_and(|end| end.failure_code == Some(FailureCode::ResumeFailed) && !end.adopted_late)
+}
+
 fn is_failure(attempt: &AttemptRecord) -> bool {
     let end = attempt.state.end();
     end.is_some_and(|end| match end.state {
-        EndState::Failed => end.failure_code != Some(FailureCode::DispatchLimit),
+        // What a person decided, and what only a limit made a failure, counts in no budget.
+        EndState::Failed => {
+            end.by != EndedBy::Operator && end.failure_code != Some(FailureCode::DispatchLimit)
+        }
         EndState::TimedOut => true,
         EndState::Completed
         | EndState::Canceled
@@ -116,7 +127,7 @@ fn within_budget(policy: &RetryPolicy, old: &TaskRecord, new: &TaskRecord) {
 fn offered(before: &Stored, task: &TaskRecord, attempt: &AttemptRecord) {
     assert!(task.paused.is_none(), "pause: {} was offered", attempt.id);
     assert!(
-        before.scheduler.paused.is_none(),
+        before.scheduler.paused.is_none() && before.pauses.of(&task.tenant).is_none(),
         "pause: {} was offered",
         attempt.id
     );

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use baton_core::effects::Reply;
-use baton_core::id::{InputId, RequestId, TaskId, TenantId, TenantScope};
+use baton_core::id::{InputId, RequestId, TaskId, TenantId, TenantScope, TokenId};
 use baton_core::input::{Actor, Input, Submit};
 use baton_core::record::{Decision, TaskRecord, TaskState};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
+use uuid::Uuid;
 
 use crate::store::State;
 use crate::submissions::digest;
@@ -37,6 +38,8 @@ pub(crate) enum Asked {
     /// Something about another tenant's task.
     Foreign,
     Cancel(TaskId),
+    /// An operator's verb.
+    Operated(TaskId),
     Answer(InputId, Decision),
     Daemons,
     Other,
@@ -69,6 +72,7 @@ impl Clients {
 pub(crate) fn actor() -> Actor {
     Actor {
         name: "alice".into(),
+        token: TokenId(Uuid::from_u128(0xa11ce)),
         operator: false,
     }
 }
@@ -84,6 +88,7 @@ impl World {
         let many = self.clients.submitted.len() >= self.options.tasks;
         match self.rng.below(100) {
             0..=44 if !many => self.submit_new(),
+            45..=47 if self.options.forces => self.force_some(),
             45..=52 => self.submit_again(),
             53..=54 => self.submit_other(),
             55..=69 if self.options.cancels => self.cancel_some(),
@@ -177,52 +182,6 @@ impl World {
             finished: None,
         });
         self.remember(request, Asked::Cancel(task));
-    }
-
-    fn retry_some(&mut self) {
-        let Some((tenant, task)) = self.some_task() else {
-            return;
-        };
-        let by = actor();
-        let request = self.ask(|request| Input::Retry {
-            request,
-            tenant,
-            task,
-            by,
-            reason: None,
-            finished: None,
-        });
-        self.remember(request, Asked::Other);
-    }
-
-    fn pause_some(&mut self) {
-        let Some((tenant, task)) = self.some_task() else {
-            return;
-        };
-        let (by, reason) = (actor(), Arc::from("look"));
-        let kind = self.rng.below(4);
-        let request = self.ask(|request| match kind {
-            0 => Input::PauseTask {
-                request,
-                tenant,
-                task,
-                by,
-                reason,
-            },
-            1 => Input::UnpauseTask {
-                request,
-                tenant,
-                task,
-                by,
-            },
-            2 => Input::PauseScheduler {
-                request,
-                by,
-                reason,
-            },
-            _ => Input::UnpauseScheduler { request, by },
-        });
-        self.remember(request, Asked::Other);
     }
 
     /// Often one that is away: people drain a machine before they look at it.
@@ -343,8 +302,7 @@ impl World {
     /// In healing nothing stays paused, drained or unanswered.
     pub(crate) fn settle_clients(&mut self) {
         self.answer_some();
-        let by = actor();
-        self.ask(|request| Input::UnpauseScheduler { request, by });
+        self.unpause_all();
         for index in 0..self.daemons.len() {
             self.daemons[index].draining = false;
             self.daemons[index].full_until = 0;
@@ -353,23 +311,6 @@ impl World {
                 request,
                 scope,
                 daemon,
-                by,
-            });
-        }
-        let paused = self
-            .relay
-            .store
-            .view
-            .live
-            .values()
-            .filter(|r| r.paused.is_some());
-        let paused: Vec<_> = paused.map(|r| (r.tenant.clone(), r.task)).collect();
-        for (tenant, task) in paused {
-            let by = actor();
-            self.ask(|request| Input::UnpauseTask {
-                request,
-                tenant,
-                task,
                 by,
             });
         }
@@ -407,6 +348,7 @@ impl World {
             (
                 Asked::Submit(_)
                 | Asked::Cancel(_)
+                | Asked::Operated(_)
                 | Asked::Answer(..)
                 | Asked::Daemons
                 | Asked::Other,

@@ -33,6 +33,7 @@ counts! {
     ghosts, disk_errors, one_way_cuts, conflicts, probes, imports, releases, fences, parked, settled_keep, settled_adopt,
     settled_kill, settled_unrenewed, credits, removals, full_disks, machine_refusals, place_refusals,
     suspends, muted, refused_results, kills, dials, images, output_bytes, output_cuts,
+    forced, pauses,
 }
 
 impl World {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use baton_core::input::{Actor, Input};
 
+use crate::clients::actor;
 use crate::world::World;
 
 impl World {
@@ -47,6 +48,7 @@ impl World {
         let by = Actor {
             name: "olga".into(),
             operator: true,
+            ..actor()
         };
         let reason = Arc::from("nothing of before runs");
         self.ask(|request| Input::ReleaseInherited {

@@ -12,6 +12,7 @@ use crate::checks;
 use crate::ghosts::FORGED;
 use crate::late::LateWord;
 use crate::links::Conn;
+use crate::operators;
 use crate::world::World;
 
 /// What was true before an input was handled.
@@ -21,6 +22,7 @@ pub(crate) struct Before {
     hello: Option<Greeting>,
     late: Option<LateWord>,
     beats: Vec<AttemptId>,
+    pub(crate) operated: Option<operators::Word>,
 }
 
 /// A frame or a sign of life of one attempt, and its task.
@@ -76,6 +78,10 @@ impl World {
                 hello: Some(self.greeting(*session, hello)),
                 ..Before::default()
             },
+            Input::Operate(operate) => Before {
+                operated: Some(operators::Word::of(operate)),
+                ..Before::default()
+            },
             Input::Heartbeat { heartbeat, .. } => Before {
                 beats: heartbeat.renewals.iter().map(|(a, _)| *a).collect(),
                 ..Before::default()
@@ -86,16 +92,15 @@ impl World {
             | Input::Held(_)
             | Input::PickUp { .. }
             | Input::Cancel { .. }
-            | Input::Retry { .. }
             | Input::Answer { .. }
             | Input::UpdateProgress { .. }
             | Input::Block { .. }
             | Input::Resume { .. }
             | Input::ListParked { .. }
-            | Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::ReleaseInherited { .. }
             | Input::DrainDaemon { .. }
             | Input::UndrainDaemon { .. }

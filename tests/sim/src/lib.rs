@@ -26,6 +26,7 @@ mod imports;
 mod judges;
 mod late;
 mod links;
+mod operators;
 mod options;
 mod outputs;
 mod relay;

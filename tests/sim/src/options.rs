@@ -74,6 +74,8 @@ pub struct Options {
     pub cancels: bool,
     pub retries: bool,
     pub pauses: bool,
+    /// Operators take attempts away, fail and complete tasks, and insist.
+    pub forces: bool,
     pub drains: bool,
     /// Workers' disks fill up for a while.
     pub full_disks: bool,
@@ -143,6 +145,7 @@ impl Options {
             conversations: on(60),
             short_ttl: on(50),
             contracts: on(40),
+            forces: on(40),
             daemons: usize::try_from(rng.between(1, 4)).unwrap_or(1),
             tasks: usize::try_from(rng.between(3, 30)).unwrap_or(3),
             storm_ms: rng.between(60_000, 400_000),

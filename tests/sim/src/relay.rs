@@ -49,6 +49,8 @@ pub(crate) struct Relay {
     /// Words that it has heard in this run, each in its turn.
     pub(crate) heard_words: BTreeSet<(AttemptId, u64)>,
     pub(crate) outputs: Outputs,
+    /// Operators' words of the last minute.
+    pub(crate) taken: Vec<crate::operators::Taken>,
     pub(crate) stalled_until: u64,
     /// Counts the times that the loop was away, and whether this turn is the first after one.
     pub(crate) stall: u64,
@@ -84,6 +86,7 @@ impl Relay {
             heard: BTreeMap::new(),
             heard_words: BTreeSet::new(),
             outputs: Outputs::default(),
+            taken: Vec::new(),
             stalled_until: 0,
             stall: 0,
             is_back: false,
@@ -400,6 +403,7 @@ impl World {
         let named = stream_of(&input);
         let effects = core.handle(input, now, &mut self.mint);
         self.note_streams(named, &effects);
+        self.judge_operated(&before, &effects);
         let welcome = welcome_of(&effects);
         self.collect(effects);
         self.judge(before, welcome);

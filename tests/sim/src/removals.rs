@@ -25,6 +25,7 @@ impl World {
                 | Write::PutProgress(_)
                 | Write::PutCheckpoint(_)
                 | Write::DropCheckpoint { .. }
+                | Write::PutPauses(_)
                 | Write::PutFence(_)
                 | Write::DropFence(_) => {}
             }

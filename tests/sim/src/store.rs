@@ -8,7 +8,7 @@ use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
     AttemptRecord, CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
-    ProgressRecord, SchedulerRecord, TaskRecord,
+    PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -29,6 +29,7 @@ pub(crate) struct State {
     forgotten: ForgottenRecord,
     pub(crate) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(crate) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
+    pub(crate) pauses: PausesRecord,
 }
 
 #[derive(Debug, Default)]
@@ -119,6 +120,7 @@ impl State {
                 self.checkpoints.remove(&(*task, *number));
             }
             Write::PutForgotten(record) => self.forgotten = record.clone(),
+            Write::PutPauses(record) => self.pauses = record.clone(),
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }
@@ -131,6 +133,7 @@ impl State {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             ..Recovered::default()
         };

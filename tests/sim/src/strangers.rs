@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use baton_core::effects::Reply;
+use baton_core::force::Verb;
 use baton_core::id::{InputId, RequestId, TaskId, TenantId};
 use baton_core::input::Input;
 use baton_core::record::Decision;
@@ -11,6 +12,7 @@ use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 
 use crate::clients::{Asked, actor};
+use crate::operators::operate;
 use crate::world::World;
 
 impl World {
@@ -59,14 +61,7 @@ fn foreign(kind: u64, request: RequestId, tenant: TenantId, task: TaskId, input:
             reason: None,
             finished: None,
         },
-        1 => Input::Retry {
-            request,
-            tenant,
-            task,
-            by,
-            reason: None,
-            finished: None,
-        },
+        1 => operate(tenant, task, by, Verb::Retry { allow_unsafe: true })(request),
         2 => Input::Answer {
             request,
             tenant,
@@ -77,19 +72,8 @@ fn foreign(kind: u64, request: RequestId, tenant: TenantId, task: TaskId, input:
             payload: Arc::from(*b"ok"),
             finished: None,
         },
-        3 => Input::PauseTask {
-            request,
-            tenant,
-            task,
-            by,
-            reason: Arc::from("look"),
-        },
-        4 => Input::UnpauseTask {
-            request,
-            tenant,
-            task,
-            by,
-        },
+        3 => operate(tenant, task, by, Verb::ForceFail { attempt: None })(request),
+        4 => operate(tenant, task, by, Verb::Pause)(request),
         _ => Input::Inspect {
             request,
             tenant,

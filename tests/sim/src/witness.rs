@@ -55,6 +55,7 @@ impl World {
         let (op, task) = match asked {
             Asked::Submit(_) | Asked::Conflict(_) => (Op::Submit, None),
             Asked::Cancel(task) => (Op::Cancel, Some(task.to_string())),
+            Asked::Operated(task) => (Op::Force, Some(task.to_string())),
             Asked::Foreign | Asked::Answer(..) | Asked::Daemons | Asked::Other => return,
         };
         let spec = match asked {
@@ -63,7 +64,7 @@ impl World {
         };
         let tenant = match (spec, asked) {
             (Some(spec), _) => Some(spec.tenant.clone()),
-            (None, Asked::Cancel(task)) => self
+            (None, Asked::Cancel(task) | Asked::Operated(task)) => self
                 .relay
                 .store
                 .view
@@ -92,13 +93,16 @@ impl World {
             (Asked::Submit(_) | Asked::Conflict(_), Ok(Reply::Submitted { record, created })) => {
                 (Outcome::Ok, Some(record), !created, None)
             }
-            (Asked::Cancel(_), Ok(Reply::Task(record))) => (Outcome::Ok, Some(record), false, None),
+            (Asked::Cancel(_) | Asked::Operated(_), Ok(Reply::Task(record))) => {
+                (Outcome::Ok, Some(record), false, None)
+            }
             (Asked::Cancel(_), Ok(Reply::Finished(record))) => {
                 (Outcome::Ok, Some(record), true, None)
             }
-            (Asked::Submit(_) | Asked::Conflict(_) | Asked::Cancel(_), Err(code)) => {
-                (Outcome::Fail, None, false, Some(code.as_str().to_owned()))
-            }
+            (
+                Asked::Submit(_) | Asked::Conflict(_) | Asked::Cancel(_) | Asked::Operated(_),
+                Err(code),
+            ) => (Outcome::Fail, None, false, Some(code.as_str().to_owned())),
             _ => return,
         };
         let answer = Saw::Answer {

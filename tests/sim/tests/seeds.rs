@@ -6,7 +6,7 @@ use baton_sim::{Counts, history, run, trace};
 const SEEDS: u64 = 2_000;
 
 /// Fewer of any of these, and the run has shown nothing about it.
-fn least(counts: &Counts) -> [(&'static str, u64, u64); 39] {
+fn least(counts: &Counts) -> [(&'static str, u64, u64); 41] {
     [
         ("submits", counts.submits, 10_000),
         ("resubmits", counts.resubmits, 2_000),
@@ -51,6 +51,12 @@ fn least(counts: &Counts) -> [(&'static str, u64, u64); 39] {
         ("outboxes written anew", counts.images, 1_000),
         ("bytes of output", counts.output_bytes, 2_000_000),
         ("cuts of output", counts.output_cuts, 8),
+        (
+            "attempts and tasks that operators ended",
+            counts.forced,
+            1_000,
+        ),
+        ("pauses of tenants and everything", counts.pauses, 500),
     ]
 }
 

@@ -29,6 +29,7 @@ impl Machine<'_> {
                 ..Termination::default()
             }),
             Event::CancelAsked { operator } => self.cancel_in_cleanup(operator),
+            Event::Forced(forced) => self.forced(forced),
             Event::Expired(TimerKey::CleanupTerm) => self.cleanup_expired(),
             Event::Expired(TimerKey::Lease) => self.lease_expired_in_cleanup(),
             Event::Expired(TimerKey::Total) => self.total_in_cleanup(),

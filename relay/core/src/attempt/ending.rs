@@ -104,7 +104,7 @@ impl Machine<'_> {
         self.tell(&Fact::Ended);
     }
 
-    fn end_mut(&mut self) -> Option<&mut End> {
+    pub(super) fn end_mut(&mut self) -> Option<&mut End> {
         if let State::Ended(end) = &mut self.attempt.state {
             Some(end)
         } else {
@@ -279,7 +279,7 @@ impl Machine<'_> {
         self.finish(EndState::Lost, Some(code), EndedBy::Relay, receipt)
     }
 
-    fn judge_loss(&mut self) {
+    pub(super) fn judge_loss(&mut self) {
         self.attempt.retry_safe &=
             retry::loss_is_safe(self.confirmed(), self.attempt.prompt_written);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use super::Event;
+use super::{Event, Forced, ForcedEnd};
 use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
 use crate::input::{CanceledBody, Completed, Errored, Termination};
 use crate::record::{
@@ -195,6 +195,11 @@ fn named(list: Vec<(&str, Event)>) -> Vec<(String, Event)> {
         .collect()
 }
 
+fn forced(into: ForcedEnd) -> Event {
+    let reason = "r".into();
+    Event::Forced(Forced { into, reason })
+}
+
 fn relay_events() -> Vec<(String, Event)> {
     let answer = Answer {
         by: "p".into(),
@@ -203,6 +208,7 @@ fn relay_events() -> Vec<(String, Event)> {
         rule: None,
         payload: Arc::from([]),
     };
+    let by_hand = forced(ForcedEnd::Completed { result: None });
     named(vec![
         (
             "offer",
@@ -238,6 +244,9 @@ fn relay_events() -> Vec<(String, Event)> {
             },
         ),
         ("cancel asked", Event::CancelAsked { operator: false }),
+        ("forced to be released", forced(ForcedEnd::Released)),
+        ("forced to fail", forced(ForcedEnd::Failed)),
+        ("completed by hand", by_hand),
         ("input answered", Event::Answered(input_id(), answer)),
     ])
 }

@@ -15,6 +15,7 @@ impl Machine<'_> {
             Event::Offer { holder, lease } => self.offer(holder, lease),
             Event::Claim { holder, lease } => self.claim(holder, lease),
             Event::CancelAsked { operator } => self.cancel_unstarted(operator),
+            Event::Forced(forced) => self.forced(forced),
             Event::Withdraw => {
                 self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
             }
@@ -57,6 +58,7 @@ impl Machine<'_> {
             Event::Receipt(termination) => self.gone(&termination),
             Event::CancelAsked { operator } if !self.confirmed() => self.cancel_unstarted(operator),
             Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
+            Event::Forced(forced) => self.forced(forced),
             Event::Expired(TimerKey::Accept) => self.lose(FailureCode::NotAccepted),
             Event::Expired(TimerKey::Lease) => self.expire_lease(),
             Event::DeliveryFailed => self.lose(FailureCode::DeliveryFailed),
@@ -90,6 +92,7 @@ impl Machine<'_> {
                 let receipt = self.parked_receipt();
                 self.finish(EndState::Canceled, Some(code), by, receipt)
             }
+            Event::Forced(forced) => self.forced(forced),
             Event::HandOff { successor, to } => {
                 self.attempt.successor = Some(successor);
                 self.attempt.handed_to = Some(to);

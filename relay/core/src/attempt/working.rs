@@ -39,6 +39,7 @@ impl Machine<'_> {
             | Event::Receipt(_)
             | Event::CancelAsked { .. }
             | Event::Park { .. }
+            | Event::Forced(_)
             | Event::Answered(..)
             | Event::Expired(_)
             | Event::Missing
@@ -71,6 +72,7 @@ impl Machine<'_> {
             Event::Receipt(termination) => self.gone(&termination),
             Event::CancelAsked { operator } => self.begin_cleanup(Pending::Cancel { operator }),
             Event::Park { cause, termination } => self.park_held(cause, termination.as_ref()),
+            Event::Forced(forced) => self.forced(forced),
             Event::Expired(key) => self.expired(key),
             Event::Missing => self.lose(FailureCode::DaemonLostAttempt),
             Event::Rebooted => self.rebooted(),

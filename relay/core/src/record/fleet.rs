@@ -221,7 +221,7 @@ impl SchedulerRecord {
     }
 
     /// Stands still while the scheduler is paused.
-    fn queue_clock_ms(&self, uptime_ms: u64) -> u64 {
+    pub(crate) fn queue_clock_ms(&self, uptime_ms: u64) -> u64 {
         let standing = self
             .paused_at_ms
             .map_or(0, |since| uptime_ms.saturating_sub(since));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::AttemptState;
+use super::audit::Audit;
 use super::code::FailureCode;
 use super::{AttentionCause, TaskState};
 use crate::id::{AttemptId, CheckpointId, InputId};
@@ -130,6 +131,10 @@ pub enum EventKind {
     PickedUp {
         by: Arc<str>,
     },
+    /// An operator's verb; what follows from it is in the next events.
+    Forced(Audit),
+    /// A phase came twice or backwards; the first time in an attempt.
+    PhaseRegression(Phase),
 }
 
 impl EventKind {
@@ -168,6 +173,8 @@ impl EventKind {
             EventKind::Checkpoint { .. } => "checkpoint",
             EventKind::Resumed { .. } => "resumed",
             EventKind::PickedUp { .. } => "picked_up",
+            EventKind::Forced(_) => "forced",
+            EventKind::PhaseRegression(_) => "phase_regression",
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::world::{Machine, TTL, World, agent, for_agents, spec};
 use crate::effects::WaitsFor;
-use crate::id::{RequestId, TaskId, TenantId};
+use crate::force::Verb;
+use crate::id::{RequestId, TaskId, TenantScope};
 use crate::input::{Agent, HeldVerb, Input};
 use crate::record::{AttemptState, EndedBy, Receipt, TaskState};
 use crate::reject::Rejection;
@@ -152,6 +153,7 @@ fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
     let by = super::world::actor();
     let pause = |request: RequestId| Input::PauseScheduler {
         request,
+        scope: TenantScope::All,
         by: by.clone(),
         reason: "r".into(),
     };
@@ -166,18 +168,12 @@ fn nothing_is_claimed_while_it_is_paused_or_everything_is() {
     );
     let unpause = |request: RequestId| Input::UnpauseScheduler {
         request,
+        scope: TenantScope::All,
         by: by.clone(),
+        reason: None,
     };
     world.ask(unpause).unwrap();
-    let tenant: TenantId = samples::tenant("acme");
-    let pause = |request: RequestId| Input::PauseTask {
-        request,
-        tenant,
-        task,
-        by: by.clone(),
-        reason: "r".into(),
-    };
-    world.ask(pause).unwrap();
+    world.operate(task, Verb::Pause).unwrap();
     assert!(world.claim(&agent(1), None).unwrap().is_none());
     let refused = world.claim(&agent(1), Some(task)).unwrap_err();
     assert_eq!(refused, Rejection::NotClaimable);

@@ -2,7 +2,7 @@
 
 use super::world::{GRACE, TTL, World, actor, completed, errored, spec};
 use crate::effects::{Reply, WaitsFor};
-use crate::id::TaskId;
+use crate::id::{TaskId, TenantScope};
 use crate::input::{ActiveState, FrameBody, Input};
 use crate::record::{AttemptState, FailureCode, TaskState};
 use crate::spec::TaskSpec;
@@ -174,6 +174,7 @@ fn a_pause_within_the_hold_is_not_counted_twice() {
     world
         .ask(|request| Input::PauseScheduler {
             request,
+            scope: TenantScope::All,
             by,
             reason,
         })
@@ -181,7 +182,12 @@ fn a_pause_within_the_hold_is_not_counted_twice() {
     world.pass(30_000);
     let by = actor();
     world
-        .ask(|request| Input::UnpauseScheduler { request, by })
+        .ask(|request| Input::UnpauseScheduler {
+            request,
+            scope: TenantScope::All,
+            by,
+            reason: None,
+        })
         .unwrap();
     world.pass(10_000);
     assert_eq!(world.attempt_state(old), AttemptState::Queued, "still held");

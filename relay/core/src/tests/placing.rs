@@ -2,6 +2,7 @@
 
 use super::world::{GRACE, TTL, World, actor, completed, spec};
 use crate::effects::{Downstream, Reply, WaitsFor};
+use crate::force::Verb;
 use crate::id::{TaskId, TenantScope};
 use crate::input::{FrameBody, Input};
 use crate::record::TaskState;
@@ -168,6 +169,7 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
     world
         .ask(|request| Input::PauseScheduler {
             request,
+            scope: TenantScope::All,
             by: actor(),
             reason: "upgrade".into(),
         })
@@ -196,31 +198,18 @@ fn a_paused_task_and_a_paused_scheduler_stop_new_dispatch_only() {
         world.dispatches().is_empty(),
         "the pause survives a restart"
     );
-    let (acme, by) = (tenant("acme"), actor());
-    let pause = |request| Input::PauseTask {
-        request,
-        tenant: acme.clone(),
-        task: waiting,
-        by,
-        reason: "wait".into(),
-    };
-    world.ask(pause).unwrap();
+    world.operate(waiting, Verb::Pause).unwrap();
     assert_eq!(world.state(waiting), TaskState::Pending);
     world
         .ask(|request| Input::UnpauseScheduler {
             request,
+            scope: TenantScope::All,
             by: actor(),
+            reason: None,
         })
         .unwrap();
     assert!(world.dispatches().is_empty());
-    world
-        .ask(|request| Input::UnpauseTask {
-            request,
-            tenant: acme.clone(),
-            task: waiting,
-            by: actor(),
-        })
-        .unwrap();
+    world.operate(waiting, Verb::Unpause).unwrap();
     assert_eq!(world.dispatch().re.task, waiting);
 }
 

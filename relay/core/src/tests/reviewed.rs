@@ -2,11 +2,11 @@
 
 use super::world::{TTL, World, actor, completed, gone, spec};
 use crate::effects::{Downstream, Verdict};
+use crate::force::Verb;
 use crate::id::{SessionId, TenantScope};
 use crate::input::{ActiveState, FrameBody, Input, Termination};
 use crate::record::{AttemptState, FailureCode, Phase, Receipt, TaskState};
 use crate::reject::Rejection;
-use crate::samples::tenant;
 use crate::spec::TaskSpec;
 use crate::time::Mint;
 
@@ -162,12 +162,7 @@ fn unpausing_what_is_not_paused_is_refused_and_writes_nothing() {
     let mut world = World::new();
     let task = world.submit(spec());
     let writes = world.writes;
-    let unpaused = world.ask(|request| Input::UnpauseTask {
-        request,
-        tenant: tenant("acme"),
-        task,
-        by: actor(),
-    });
+    let unpaused = world.operate(task, Verb::Unpause);
     assert_eq!(unpaused.unwrap_err(), Rejection::NotPaused);
     assert_eq!(world.writes, writes);
 }
@@ -175,6 +170,7 @@ fn unpausing_what_is_not_paused_is_refused_and_writes_nothing() {
 fn pause(world: &mut World) {
     let pause = |request| Input::PauseScheduler {
         request,
+        scope: TenantScope::All,
         by: actor(),
         reason: "x".into(),
     };
@@ -184,7 +180,12 @@ fn pause(world: &mut World) {
 fn unpause(world: &mut World) {
     let by = actor();
     world
-        .ask(|request| Input::UnpauseScheduler { request, by })
+        .ask(|request| Input::UnpauseScheduler {
+            request,
+            scope: TenantScope::All,
+            by,
+            reason: None,
+        })
         .unwrap();
 }
 

@@ -187,6 +187,7 @@ async fn another_tenants_task_looks_like_none_and_asking_for_it_commits_nothing(
         );
         let retry = v1::RetryTaskRequest {
             task_id: id.into(),
+            reason: "look".into(),
             ..Default::default()
         };
         assert_eq!(

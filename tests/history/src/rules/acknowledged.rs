@@ -10,6 +10,7 @@ use crate::verdict::Violation;
 
 pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     let mut found = calls(case);
+    found.extend(unrecorded(case));
     found.extend(ends(case));
     found.extend(going_back(case));
     found.extend(stuck(case));
@@ -45,6 +46,35 @@ fn calls(case: &Case<'_>) -> Vec<Violation> {
                 what,
                 &[asked.call, answer, record.seen],
             ));
+        }
+    }
+    found
+}
+
+/// An operator's verb is in the task's events, at the latest where its answer says how far they went.
+fn unrecorded(case: &Case<'_>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for asked in case.calls.iter().filter(|asked| asked.op == Op::Force) {
+        let Some(answer) = asked.answer else { continue };
+        let Saw::Answer {
+            outcome: Outcome::Ok,
+            task: Some(task),
+            revision: Some(revision),
+            ..
+        } = &answer.line.saw
+        else {
+            continue;
+        };
+        let Some(timeline) = case.timelines.get(task.as_str()) else {
+            continue;
+        };
+        // Of a long story the oldest events are not kept.
+        let cut = timeline.keys().next().is_none_or(|first| *first > 1);
+        let mut events = timeline.values().map(|(_, event)| event);
+        let told = events.any(|event| event.kind == "forced" && event.revision <= *revision);
+        if !told && !cut {
+            let what = "an operator's verb was acknowledged and is not on record";
+            found.push(Violation::new("S4", task, what, &[asked.call, answer]));
         }
     }
     found
@@ -195,6 +225,38 @@ mod tests {
         run.client
             .push(answer(9, Outcome::Ok, Some("t1"), 5, "running"));
         expect(&run, "S4", "t1", "client.jsonl");
+    }
+
+    #[test]
+    fn an_operators_verb_that_is_not_on_record_is_found() {
+        let mut run = samples::sound();
+        run.client.push(call(9, Op::Force, "acme", Some("t9")));
+        run.client
+            .push(answer(9, Outcome::Ok, Some("t9"), 2, "failed"));
+        run.relay.push(samples::record(
+            "acme",
+            "t9",
+            "failed",
+            &[("d1", 1, "failed")],
+        ));
+        let event =
+            |revision, kind| samples::timeline("t9", revision, kind, "d1", "failed", "failed");
+        run.relay.push(event(1, "submitted"));
+        run.relay.push(event(2, "ended"));
+        expect(&run, "S4", "t9", "client.jsonl");
+        let mut run = samples::sound();
+        run.client.push(call(9, Op::Force, "acme", Some("t9")));
+        run.client
+            .push(answer(9, Outcome::Ok, Some("t9"), 2, "failed"));
+        run.relay.push(samples::record(
+            "acme",
+            "t9",
+            "failed",
+            &[("d1", 1, "failed")],
+        ));
+        run.relay.push(event(1, "forced"));
+        run.relay.push(event(2, "ended"));
+        assert!(run.judged().holds(), "{}", run.judged());
     }
 
     #[test]

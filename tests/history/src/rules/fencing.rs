@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Case, ENDED, adopts};
 use crate::history::Seen;
-use crate::line::Saw;
+use crate::line::{Event, Saw};
 use crate::verdict::Violation;
 
 pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
@@ -73,7 +73,7 @@ fn results(case: &Case<'_>) -> Vec<Violation> {
             let own = sent
                 .iter()
                 .any(|seen| holders.contains(&(&one.attempt, &seen.line.who)));
-            if !own {
+            if !own && !by_hand(case, task, &one.attempt) {
                 let what = format!("{} is completed, and its holder never said so", one.attempt);
                 let lines: Vec<&Seen> = std::iter::once(record.seen).chain(sent.to_vec()).collect();
                 found.push(Violation::new("S3", task, what, &lines));
@@ -81,6 +81,20 @@ fn results(case: &Case<'_>) -> Vec<Violation> {
         }
     }
     found
+}
+
+/// An operator completed it: a verb is on record in the commit of its end, at most two events before.
+fn by_hand(case: &Case<'_>, task: &str, attempt: &str) -> bool {
+    let Some(timeline) = case.timelines.get(task) else {
+        return false;
+    };
+    let events = || timeline.values().map(|(_, event)| *event);
+    let ended = |event: &&Event| event.kind == "ended" && event.attempt == attempt;
+    let end = events().find(ended).map(|event| event.revision);
+    end.is_some_and(|end| {
+        let before = end.saturating_sub(2)..end;
+        events().any(|event| event.kind == "forced" && before.contains(&event.revision))
+    })
 }
 
 #[cfg(test)]

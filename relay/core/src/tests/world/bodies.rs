@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
+
+use crate::id::TokenId;
 use crate::input::{Actor, CanceledBody, Completed, Errored, FrameBody, Termination};
 use crate::record::{Exit, FailureCode};
 use crate::samples;
@@ -15,6 +18,7 @@ pub(super) fn digest(spec: &TaskSpec) -> [u8; 32] {
 pub(in crate::tests) fn actor() -> Actor {
     Actor {
         name: "alice".into(),
+        token: TokenId(Uuid::from_u128(77)),
         operator: false,
     }
 }

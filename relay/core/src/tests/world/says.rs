@@ -8,12 +8,13 @@ use uuid::Uuid;
 use super::bodies::{actor, digest};
 use super::{Machine, Work, World};
 use crate::effects::{Downstream, Renewal, Reply, Send, Settlement, TaskView, Verdict};
+use crate::force::{Operate, Verb};
 use crate::goal::{BlockDraft, Clean};
 use crate::id::{
     AttemptId, DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
 };
 use crate::input::{
-    ActiveAttempt, ActiveState, Frame, FrameBody, Heartbeat, Hello, Input, Prior, Submit,
+    ActiveAttempt, ActiveState, Actor, Frame, FrameBody, Heartbeat, Hello, Input, Prior, Submit,
 };
 use crate::record::{
     AttemptRecord, AttemptState, Decision, FailureCode, Phase, Resume, State, TaskRecord, TaskState,
@@ -89,17 +90,49 @@ impl World {
     }
 
     pub(in crate::tests) fn retry(&mut self, task: TaskId) -> Result<Arc<TaskRecord>, Rejection> {
-        let (request, finished) = (self.request(), self.store.finished(task));
-        let (tenant, by) = (samples::tenant("acme"), actor());
-        self.say(Input::Retry {
-            request,
-            tenant,
-            task,
-            by,
-            reason: None,
-            finished,
-        });
-        self.task_reply(request)
+        // Many people, so that nobody asks too often.
+        let by = Actor {
+            token: TokenId(Uuid::from_u128(1_000 + u128::from(self.requests))),
+            ..actor()
+        };
+        match self.operate_as(by, task, "once more", Verb::Retry { allow_unsafe: true })? {
+            Reply::Task(record) => Ok(record),
+            other => panic!("not a task: {other:?}"),
+        }
+    }
+
+    pub(in crate::tests) fn operate(
+        &mut self,
+        task: TaskId,
+        verb: Verb,
+    ) -> Result<Arc<TaskRecord>, Rejection> {
+        let reply = self.operate_as(actor(), task, "a reason", verb)?;
+        match reply {
+            Reply::Task(record) => Ok(record),
+            other => panic!("not a task: {other:?}"),
+        }
+    }
+
+    pub(in crate::tests) fn operate_as(
+        &mut self,
+        by: Actor,
+        task: TaskId,
+        reason: &str,
+        verb: Verb,
+    ) -> Result<Reply, Rejection> {
+        let finished = self.store.finished(task);
+        let (tenant, reason) = (samples::tenant("acme"), reason.into());
+        self.ask(|request| {
+            Input::Operate(Box::new(Operate {
+                request,
+                tenant,
+                task,
+                by,
+                reason,
+                verb,
+                finished,
+            }))
+        })
     }
 
     pub(in crate::tests) fn answer(

@@ -8,7 +8,7 @@ use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
 use crate::record::{
-    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
     ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::spec::TaskSpec;
@@ -25,6 +25,7 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) forgotten: ForgottenRecord,
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
+    pub(in crate::tests) pauses: PausesRecord,
 }
 
 impl Store {
@@ -37,6 +38,7 @@ impl Store {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             idempotency: self
                 .keys
@@ -137,6 +139,7 @@ impl Store {
                 assert!(self.checkpoints.remove(&(task, number)).is_some());
             }
             Write::PutForgotten(record) => self.forgotten = record,
+            Write::PutPauses(record) => self.pauses = record,
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
             }

@@ -1,0 +1,107 @@
+//! `baton attempts`: attempts of all tasks, or of one.
+
+use baton_proto::v1::{AttemptState, ListAttemptsRequest, ListAttemptsResponse, ListedAttempt};
+use baton_proto::{ShortName, to_json};
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+use crate::sanitize::one_line;
+use crate::table::Table;
+
+const PAGE: u32 = 200;
+
+#[derive(Args, Debug)]
+pub(crate) struct AttemptsArgs {
+    /// Only attempts of this task.
+    #[arg(value_name = "TASK", default_value = "", hide_default_value = true)]
+    task_id: String,
+
+    /// Only attempts in this state, for example lost. May be repeated.
+    #[arg(long = "state", value_name = "STATE", value_parser = AttemptState::from_short_name)]
+    states: Vec<AttemptState>,
+
+    /// Only attempts that this daemon holds or held, given by id or by name.
+    #[arg(
+        long,
+        value_name = "DAEMON",
+        default_value = "",
+        hide_default_value = true
+    )]
+    daemon: String,
+
+    /// How many to list at most.
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+
+    /// Print one JSON object with the list in `attempts`.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: AttemptsArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let (json, limit) = (args.json, args.limit);
+    let found = list(&relay, args).await?;
+    if json {
+        console.json(&to_json(&found))?;
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(["TASK", "NO", "STATE", "DAEMON", "ATTEMPT", "FAILURE"]);
+    for row in &found.attempts {
+        table.row(cells(row));
+    }
+    if table.is_empty() {
+        console.note("no such attempts");
+        return Ok(Exit::Done);
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    if !found.next_page_token.is_empty() {
+        console.note(&format!("there are more than {limit}; raise --limit"));
+    }
+    Ok(Exit::Done)
+}
+
+/// As many pages as the limit needs, in one answer.
+async fn list(relay: &Relay, args: AttemptsArgs) -> Result<ListAttemptsResponse, CliError> {
+    let mut request = ListAttemptsRequest {
+        task_id: args.task_id,
+        states: args.states.into_iter().map(i32::from).collect(),
+        daemon: args.daemon,
+        ..ListAttemptsRequest::default()
+    };
+    let mut all = ListAttemptsResponse::default();
+    let mut left = args.limit;
+    loop {
+        request.page_size = left.min(PAGE);
+        let page = relay.operator().list_attempts(request.clone()).await?;
+        let page = page.into_inner();
+        left = left.saturating_sub(u32::try_from(page.attempts.len()).unwrap_or(u32::MAX));
+        all.attempts.extend(page.attempts);
+        all.next_page_token.clone_from(&page.next_page_token);
+        if left == 0 || page.next_page_token.is_empty() {
+            return Ok(all);
+        }
+        request.page_token = page.next_page_token;
+    }
+}
+
+fn cells(row: &ListedAttempt) -> [String; 6] {
+    let attempt = row.attempt.clone().unwrap_or_default();
+    [
+        one_line(&row.task_id),
+        attempt.attempt_number.to_string(),
+        attempt.state().short_name().to_owned(),
+        one_line(&attempt.daemon_name),
+        one_line(&attempt.attempt_id),
+        one_line(&attempt.failure_code),
+    ]
+}

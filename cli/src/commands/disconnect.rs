@@ -1,0 +1,52 @@
+//! `baton disconnect`: closes a daemon's stream. It dials again, and what it runs goes on.
+
+use baton_proto::to_json;
+use baton_proto::v1::DisconnectDaemonRequest;
+use clap::Args;
+
+use crate::client::Relay;
+use crate::console::Console;
+use crate::discovery::RelayArgs;
+use crate::errors::CliError;
+use crate::exit::Exit;
+
+#[derive(Args, Debug)]
+pub(crate) struct DisconnectArgs {
+    /// Id of the daemon, or its name if only one has it.
+    #[arg(value_name = "DAEMON")]
+    daemon: String,
+
+    /// Why, for the relay's log.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    reason: String,
+
+    /// Print the daemon as one JSON object.
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    relay: RelayArgs,
+}
+
+pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit, CliError> {
+    let relay = Relay::discover(&args.relay).await?;
+    let request = DisconnectDaemonRequest {
+        daemon: args.daemon,
+        reason: args.reason,
+    };
+    let answer = relay.fleet().disconnect_daemon(request).await?.into_inner();
+    if args.json {
+        console.json(&to_json(&answer.daemon.unwrap_or_default()))?;
+    } else if answer.was_connected {
+        console.line("disconnected")?;
+        console.note("it connects again by itself; to give it no more work, use: baton drain");
+    } else {
+        console.line("was not connected")?;
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,80 @@
+//! An operator ends an attempt: at once, without asking its holder, which is told to stop.
+//!
+//! What the worker did since its last word is not known, and that its processes are gone is proved by nothing: the
+//! successor rule holds here as everywhere.
+
+use std::sync::Arc;
+
+use super::{Machine, Outcome};
+use crate::record::{EndState, EndedBy, FailureCode, Receipt, State};
+use crate::reject::Rejection;
+
+/// What an operator makes of an attempt that is open.
+#[derive(Clone, Debug)]
+pub(crate) struct Forced {
+    pub(crate) into: ForcedEnd,
+    pub(crate) reason: Arc<str>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum ForcedEnd {
+    /// Taken away from its holder.
+    Released,
+    Failed,
+    /// By hand.
+    Completed {
+        result: Option<Arc<[u8]>>,
+    },
+}
+
+impl Machine<'_> {
+    pub(super) fn forced(&mut self, forced: Forced) -> Outcome {
+        let receipt = self.receipt_so_far();
+        let (state, code) = match forced.into {
+            ForcedEnd::Released if !self.attempt.state.is_leased() => {
+                return Outcome::Refused(Rejection::NotHeld);
+            }
+            ForcedEnd::Released => (EndState::Released, None),
+            ForcedEnd::Failed => (EndState::Failed, Some(FailureCode::OperatorForced)),
+            ForcedEnd::Completed { result } => {
+                self.attempt.result = result;
+                (EndState::Completed, None)
+            }
+        };
+        self.judge_loss();
+        self.finish(state, code, EndedBy::Operator, receipt);
+        if let Some(end) = self.end_mut() {
+            end.message = Some(forced.reason);
+        }
+        Outcome::Applied
+    }
+
+    /// Whether its processes are known to be gone, as far as anybody has said.
+    fn receipt_so_far(&self) -> Receipt {
+        match &self.attempt.state {
+            State::Queued => Receipt::NotNeeded,
+            State::Parked(parked) => parked.receipt,
+            State::Ended(end) => end.receipt,
+            State::Offered
+            | State::Accepted
+            | State::Starting
+            | State::Prompted
+            | State::Streaming
+            | State::ToolRunning
+            | State::WaitingInput
+            | State::CleaningUp { .. }
+                if mutant!(ForceTakenForReceipt) =>
+            {
+                Receipt::Confirmed
+            }
+            State::Offered
+            | State::Accepted
+            | State::Starting
+            | State::Prompted
+            | State::Streaming
+            | State::ToolRunning
+            | State::WaitingInput
+            | State::CleaningUp { .. } => self.assumed_receipt(),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Pauses of tenants, and the audit of every pause that is no task's. A record of its own: it changes when people speak, and
+//! the scheduler's own is written every half a minute.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::audit::PauseChange;
+use super::fleet::Pause;
+use crate::bounds;
+use crate::id::{TenantId, TenantScope};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PausesRecord {
+    /// Tenants that are or were paused, and have open tasks.
+    pub tenants: BTreeMap<TenantId, TenantPause>,
+    /// The newest pauses and their ends, oldest first.
+    pub changes: Vec<PauseChange>,
+}
+
+/// A tenant's pauses: the one that stands, and how far the queue clock went in all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantPause {
+    pub stands: Option<Pause>,
+    /// Time on the scheduler's queue clock that passed in pauses that are over; queue budgets of its tasks do not count it.
+    pub paused_ms: u64,
+    /// The queue clock when the pause that stands began.
+    pub since_clock_ms: Option<u64>,
+}
+
+impl TenantPause {
+    fn standing(&self) -> Option<&Pause> {
+        self.stands.as_ref()
+    }
+
+    fn paused_ms(&self, clock_ms: u64) -> u64 {
+        let standing = self.since_clock_ms;
+        let standing = standing.map_or(0, |since| clock_ms.saturating_sub(since));
+        self.paused_ms.saturating_add(standing)
+    }
+}
+
+impl PausesRecord {
+    /// Changes that are kept; the record is written whole.
+    const CHANGES: usize = 16;
+
+    pub fn of(&self, tenant: &TenantId) -> Option<&Pause> {
+        self.tenants.get(tenant).and_then(TenantPause::standing)
+    }
+
+    /// Tenants whose pause stands.
+    pub fn standing(&self) -> impl Iterator<Item = (&TenantId, &Pause)> {
+        let tenants = self.tenants.iter();
+        tenants.filter_map(|(tenant, pause)| Some((tenant, pause.standing()?)))
+    }
+
+    /// How far the queue clock went while this tenant was paused.
+    pub(crate) fn paused_ms(&self, tenant: &TenantId, clock_ms: u64) -> u64 {
+        let tenant = self.tenants.get(tenant);
+        tenant.map_or(0, |tenant| tenant.paused_ms(clock_ms))
+    }
+
+    pub(crate) fn pause(&mut self, tenant: &TenantId, pause: Pause, clock_ms: u64) {
+        let of_tenant = self.tenants.entry(tenant.clone()).or_default();
+        of_tenant.stands = Some(pause);
+        of_tenant.since_clock_ms = Some(clock_ms);
+    }
+
+    /// False if none stands.
+    pub(crate) fn unpause(&mut self, tenant: &TenantId, clock_ms: u64) -> bool {
+        let Some(of_tenant) = self.tenants.get_mut(tenant) else {
+            return false;
+        };
+        of_tenant.paused_ms = of_tenant.paused_ms(clock_ms);
+        of_tenant.since_clock_ms = None;
+        of_tenant.stands.take().is_some()
+    }
+
+    pub(crate) fn note(&mut self, scope: TenantScope, paused: bool, said: Pause) {
+        let over = (self.changes.len() + 1).saturating_sub(Self::CHANGES);
+        self.changes.drain(..over);
+        let (mut by, mut reason) = (said.by, said.reason);
+        bounds::clip(&mut by, bounds::NAME_BYTES);
+        bounds::clip(&mut reason, bounds::NOTE_BYTES);
+        self.changes.push(PauseChange {
+            scope,
+            paused,
+            by,
+            reason,
+            at: said.since,
+        });
+    }
+
+    /// Pauses that are over concern only tasks that were open then.
+    pub(crate) fn forget(&mut self, has_open: impl Fn(&TenantId) -> bool) {
+        self.tenants
+            .retain(|tenant, pause| pause.stands.is_some() || has_open(tenant));
+    }
+}

@@ -1,0 +1,149 @@
+//! Each finding is produced by a history that deserves it, and by nothing before.
+
+use super::world::{GRACE, TTL, Work, World, gone, spec};
+use crate::diagnose::{self, Diagnosis, Facts, Problem};
+use crate::id::TaskId;
+use crate::input::{FrameBody, Termination};
+use crate::record::{EventKind, Phase};
+use crate::spec::TaskSpec;
+
+fn problems(world: &mut World, task: TaskId) -> Vec<Problem> {
+    let view = world.inspect(task).unwrap();
+    let problem = |found: &Diagnosis| {
+        assert!(!found.words.is_empty());
+        found.problem
+    };
+    view.diagnoses.iter().map(problem).collect()
+}
+
+fn running(world: &mut World) -> (super::world::Machine, TaskId, Work) {
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.phase(&mut work, Phase::Streaming);
+    assert!(problems(world, task).is_empty());
+    (machine, task, work)
+}
+
+#[test]
+fn ten_silent_minutes_are_stuck_but_not_while_a_person_is_asked() {
+    let mut world = World::new();
+    let (machine, task, mut work) = running(&mut world);
+    world.pass_renewing(599_000, &machine, &[&work]);
+    assert!(problems(&mut world, task).is_empty());
+    world.pass_renewing(1_000, &machine, &[&work]);
+    assert_eq!(problems(&mut world, task), [Problem::Stuck]);
+    let input = crate::id::InputId(uuid::Uuid::from_u128(5));
+    let payload = std::sync::Arc::from(*b"may I?");
+    world.frame(&mut work, FrameBody::Question { input, payload });
+    world.pass_renewing(700_000, &machine, &[&work]);
+    assert!(problems(&mut world, task).is_empty());
+}
+
+#[test]
+fn a_holder_without_a_stream_is_an_orphan_and_soon_a_stale_lease() {
+    let mut world = World::new();
+    let (machine, task, _work) = running(&mut world);
+    world.disconnect(&machine);
+    assert_eq!(problems(&mut world, task), [Problem::Orphan]);
+    world.pass(10_001);
+    assert_eq!(
+        problems(&mut world, task),
+        [Problem::Orphan, Problem::StaleLease]
+    );
+}
+
+#[test]
+fn a_daemon_that_beats_without_renewing_has_a_stale_lease() {
+    let mut world = World::new();
+    let (machine, task, work) = running(&mut world);
+    world.pass_renewing(8_000, &machine, &[&work]);
+    assert!(problems(&mut world, task).is_empty());
+    world.pass(10_001);
+    assert_eq!(problems(&mut world, task), [Problem::StaleLease]);
+}
+
+#[test]
+fn what_no_daemon_on_record_could_take_is_stranded() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let elsewhere = TaskSpec {
+        agent: "codex".into(),
+        ..spec()
+    };
+    let stranded = world.submit(elsewhere);
+    assert_eq!(problems(&mut world, stranded), [Problem::Stranded]);
+    world.disconnect(&machine);
+    let waiting = world.submit(spec());
+    assert!(problems(&mut world, waiting).is_empty(), "it may come back");
+}
+
+#[test]
+fn processes_that_are_gone_without_a_result_have_crashed() {
+    let mut world = World::new();
+    let (_machine, task, mut work) = running(&mut world);
+    let termination = gone();
+    world.frame(&mut work, FrameBody::Receipt { termination });
+    assert_eq!(problems(&mut world, task), [Problem::Crashed]);
+    let mut world = World::new();
+    let (_machine, task, mut work) = running(&mut world);
+    world.phase(&mut work, Phase::CleanupStarted);
+    assert!(problems(&mut world, task).is_empty());
+    world.phase(&mut work, Phase::CleanupFinished);
+    assert_eq!(problems(&mut world, task), [Problem::Crashed]);
+}
+
+#[test]
+fn a_loss_that_only_time_proves_is_no_crash() {
+    let mut world = World::new();
+    let (machine, task, _work) = running(&mut world);
+    world.disconnect(&machine);
+    world.pass(TTL + GRACE);
+    assert!(problems(&mut world, task).is_empty());
+}
+
+#[test]
+fn a_phase_that_comes_backwards_is_noted_once_and_survives_a_restart() {
+    let mut world = World::new();
+    let (_machine, task, mut work) = running(&mut world);
+    for _ in 0..5 {
+        world.phase(&mut work, Phase::AgentStarted);
+    }
+    assert_eq!(problems(&mut world, task), [Problem::PhaseRegression]);
+    let events = &world.task(task).timeline.events;
+    let noted = events
+        .iter()
+        .filter(|event| matches!(event.kind, EventKind::PhaseRegression(Phase::AgentStarted)));
+    assert_eq!(noted.count(), 1);
+    world.restart_here();
+    let found = problems(&mut world, task);
+    assert!(found.contains(&Problem::PhaseRegression), "{found:?}");
+}
+
+#[test]
+fn output_that_ends_before_its_named_end_is_a_gap() {
+    let mut world = World::new();
+    let (_machine, task, mut work) = running(&mut world);
+    let body = FrameBody::Completed(crate::input::Completed {
+        final_offset: 100,
+        termination: Termination {
+            group_empty: true,
+            ..Termination::default()
+        },
+        in_lease: true,
+        ..crate::input::Completed::default()
+    });
+    world.frame(&mut work, body);
+    let record = world.task(task);
+    let found = |durable| {
+        let facts = Facts {
+            durable,
+            ..Facts::default()
+        };
+        let found = diagnose::diagnose(&record, &facts);
+        found.first().map(|found| found.problem)
+    };
+    assert_eq!(found(Some(99)), Some(Problem::StreamGap));
+    assert_eq!(found(Some(100)), None);
+    assert_eq!(found(None), None, "the log does not know it any more");
+}

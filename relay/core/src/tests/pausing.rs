@@ -1,0 +1,171 @@
+//! Pauses of tenants: only theirs waits, nothing of it starves meanwhile, and a restart forgets none of that.
+
+use super::world::{Machine, World, actor, spec};
+use crate::effects::{Paused, Reply, SchedulerView, WaitsFor};
+use crate::force::Verb;
+use crate::id::{TaskId, TenantScope};
+use crate::input::Input;
+use crate::record::{AttemptState, TaskState};
+use crate::reject::Rejection;
+use crate::samples::tenant;
+use crate::spec::{DispatchPolicy, TaskSpec};
+
+fn acme() -> TenantScope {
+    TenantScope::One(tenant("acme"))
+}
+
+fn of(name: &str) -> TaskSpec {
+    TaskSpec {
+        tenant: tenant(name),
+        queue_ms: Some(50_000),
+        ..spec()
+    }
+}
+
+fn pause(world: &mut World, scope: TenantScope) -> Result<Reply, Rejection> {
+    let (by, reason) = (actor(), "look".into());
+    world.ask(|request| Input::PauseScheduler {
+        request,
+        scope,
+        by,
+        reason,
+    })
+}
+
+fn unpause(world: &mut World, scope: TenantScope) -> Result<Reply, Rejection> {
+    let by = actor();
+    world.ask(|request| Input::UnpauseScheduler {
+        request,
+        scope,
+        by,
+        reason: None,
+    })
+}
+
+fn status(world: &mut World, scope: TenantScope) -> SchedulerView {
+    match world.ask(|request| Input::SchedulerStatus { request, scope }) {
+        Ok(Reply::Scheduler(view)) => *view,
+        other => panic!("not a status: {other:?}"),
+    }
+}
+
+fn dispatched(world: &mut World) -> Vec<TaskId> {
+    world.dispatches().iter().map(|work| work.re.task).collect()
+}
+
+#[test]
+fn a_paused_tenant_gets_nothing_and_the_others_everything_over_a_restart_too() {
+    let mut world = World::new();
+    let (held, free) = (world.submit(of("acme")), world.submit(of("globex")));
+    assert!(matches!(pause(&mut world, acme()), Ok(Reply::Done)));
+    assert!(matches!(pause(&mut world, acme()), Ok(Reply::Already)));
+    let mut machine: Machine = world.machine(1);
+    assert_eq!(dispatched(&mut world), [free]);
+    let later = world.submit(of("acme"));
+    let fast = TaskSpec {
+        dispatch_policy: DispatchPolicy::FailFast,
+        ..of("acme")
+    };
+    assert_eq!(world.try_submit(fast).unwrap_err(), Rejection::NoDaemon);
+    let view = world.inspect(held).unwrap();
+    assert_eq!(view.waits_for, Some(WaitsFor::Pause));
+    assert_eq!(view.pause.map(|(paused, _)| paused), Some(Paused::Tenant));
+    world.restart();
+    world.reconnect(&mut machine, &[]);
+    assert!(world.dispatches().is_empty(), "the pause survives");
+    assert!(matches!(unpause(&mut world, acme()), Ok(Reply::Done)));
+    assert_eq!(dispatched(&mut world), [held, later], "in their order");
+    assert_eq!(
+        unpause(&mut world, acme()).unwrap_err(),
+        Rejection::NotPaused
+    );
+}
+
+#[test]
+fn a_tenants_pause_costs_no_queue_time_and_gives_none_back() {
+    let mut world = World::new();
+    let task = world.submit(of("acme"));
+    world.pass(20_000);
+    pause(&mut world, acme()).unwrap();
+    world.pass(500_000);
+    world.restart_here();
+    world.pass(500_000);
+    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    unpause(&mut world, acme()).unwrap();
+    world.restart_here();
+    world.pass(29_000);
+    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    world.pass(2_000);
+    assert_eq!(world.attempt_state(task), AttemptState::Parked);
+}
+
+#[test]
+fn pauses_of_task_tenant_and_scheduler_end_one_by_one() {
+    let mut world = World::new();
+    let task = world.submit(of("acme"));
+    world.operate(task, Verb::Pause).unwrap();
+    pause(&mut world, acme()).unwrap();
+    pause(&mut world, TenantScope::All).unwrap();
+    let machine = world.machine(1);
+    unpause(&mut world, TenantScope::All).unwrap();
+    assert!(world.dispatches().is_empty());
+    world.operate(task, Verb::Unpause).unwrap();
+    assert!(world.dispatches().is_empty());
+    world.pass_renewing(200_000, &machine, &[]);
+    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    unpause(&mut world, acme()).unwrap();
+    assert_eq!(dispatched(&mut world), [task]);
+}
+
+#[test]
+fn the_status_counts_what_the_caller_may_see_and_tells_who_paused() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(of("acme"));
+    let work = world.started();
+    pause(&mut world, acme()).unwrap();
+    world.submit(of("acme"));
+    let globex = TaskSpec {
+        agent: "nobody has it".into(),
+        ..of("globex")
+    };
+    world.submit(globex);
+    world.pass_renewing(7_000, &machine, &[&work]);
+    let all = status(&mut world, TenantScope::All);
+    assert_eq!((all.open, all.running, all.queued), (3, 1, 2));
+    assert_eq!((all.daemons_online, all.free_slots), (1, 3));
+    assert_eq!(all.oldest_queued_ms, 7_000);
+    assert_eq!(all.tenants.len(), 1);
+    let change = &all.changes[0];
+    assert_eq!(
+        (&*change.by, &*change.reason, change.paused),
+        ("alice", "look", true)
+    );
+    let globex = status(&mut world, TenantScope::One(tenant("globex")));
+    assert_eq!((globex.open, globex.queued), (1, 1));
+    assert!(globex.tenants.is_empty() && globex.changes.is_empty());
+}
+
+#[test]
+fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
+    let mut world = World::new();
+    let by = actor();
+    let blank = world.ask(|request| Input::PauseScheduler {
+        request,
+        scope: acme(),
+        by,
+        reason: "  ".into(),
+    });
+    assert_eq!(blank.unwrap_err(), Rejection::ReasonMissing);
+    for _ in 0..5 {
+        pause(&mut world, acme()).unwrap();
+        unpause(&mut world, acme()).unwrap();
+    }
+    assert_eq!(
+        pause(&mut world, acme()).unwrap_err(),
+        Rejection::RateLimited
+    );
+    pause(&mut world, TenantScope::All).unwrap();
+    let task = world.submit(of("acme"));
+    assert_eq!(world.state(task), TaskState::Queued);
+}

@@ -1,0 +1,218 @@
+//! Every operators' verb in every state of a task, as one table; and that what was acknowledged survives.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::forcing::{COMPLETE, FAIL, RELEASE, RETRY, audits};
+use super::world::{GRACE, Machine, SLACK, TTL, World, completed, errored, spec};
+use crate::force::Verb;
+use crate::id::TaskId;
+use crate::input::FrameBody;
+use crate::record::{FailureCode, Phase, TaskState};
+use crate::reject::Rejection;
+use crate::spec::TaskSpec;
+
+/// A state of a task, by name, and how to get there. All of them have one attempt.
+const SITUATIONS: [&str; 12] = [
+    "queued",
+    "offered",
+    "accepted",
+    "streaming",
+    "waiting_input",
+    "cleaning_up",
+    "being canceled",
+    "parked",
+    "unsafe loss",
+    "backoff",
+    "failed",
+    "completed",
+];
+
+pub(super) fn once() -> TaskSpec {
+    let mut spec = spec();
+    spec.retry.max_attempts = 1;
+    spec
+}
+
+pub(super) fn situation(world: &mut World, name: &str) -> TaskId {
+    if name == "queued" {
+        return world.submit(spec());
+    }
+    let machine = world.machine(1);
+    let spec = match name {
+        "parked" => TaskSpec {
+            agent: "nobody has it".into(),
+            queue_ms: Some(1_000),
+            ..spec()
+        },
+        "failed" => once(),
+        _others => spec(),
+    };
+    let task = world.submit(spec);
+    match name {
+        "offered" => {}
+        "parked" => world.pass(1_000 + SLACK),
+        "accepted" => {
+            let mut work = world.dispatch();
+            world.frame(&mut work, FrameBody::Accepted);
+        }
+        _begun => begun(world, &machine, task, name),
+    }
+    task
+}
+
+fn begun(world: &mut World, machine: &Machine, task: TaskId, name: &str) {
+    let mut work = world.started();
+    match name {
+        "streaming" => world.phase(&mut work, Phase::Streaming),
+        "waiting_input" => {
+            let input = crate::id::InputId(Uuid::from_u128(5));
+            let payload = Arc::from(*b"may I?");
+            world.frame(&mut work, FrameBody::Question { input, payload });
+        }
+        "cleaning_up" => world.phase(&mut work, Phase::CleanupStarted),
+        "being canceled" => {
+            world.cancel(task).unwrap();
+        }
+        "unsafe loss" => {
+            world.disconnect(machine);
+            world.pass(TTL + GRACE);
+        }
+        "backoff" | "failed" => world.frame(&mut work, errored(FailureCode::AgentExit, 1)),
+        "completed" => world.frame(&mut work, completed()),
+        other => panic!("no situation {other}"),
+    }
+}
+
+/// What becomes of the task, or why not.
+fn outcome(name: &str, verb: &Verb) -> Result<TaskState, Rejection> {
+    let mut world = World::new();
+    let task = situation(&mut world, name);
+    let before = (world.task(task).revision, world.writes);
+    let outcome = world.operate(task, verb.clone());
+    match &outcome {
+        Ok(record) => {
+            let audits = audits(record);
+            assert_eq!(audits.len(), 1, "{name}: {verb:?} is on record once");
+            assert_eq!(audits[0].1.as_deref(), Some("a reason"));
+            assert_eq!(&*audits[0].0.by, "alice");
+        }
+        Err(_) => {
+            let after = (world.task(task).revision, world.writes);
+            assert_eq!(before, after, "{name}: a refusal writes nothing");
+        }
+    }
+    // What was acknowledged is there after kill -9.
+    let (state, shown) = (outcome.map(|record| record.state), world.task(task));
+    world.restart_here();
+    assert_eq!(world.task(task).timeline, shown.timeline);
+    state
+}
+
+#[test]
+fn every_verb_in_every_state_does_what_this_table_says() {
+    use Rejection::{AlreadyFinished, BeingCanceled, NotBegun, NotFinished, NotHeld, NotOpen};
+    use TaskState::{Completed, Failed, NeedsAttention, Pending, Queued, Running};
+    let table: [(Verb, [Result<TaskState, Rejection>; 12]); 6] = [
+        (
+            RELEASE,
+            [
+                Err(NotHeld),
+                Ok(Queued),
+                Ok(Queued),
+                Ok(Queued),
+                Ok(Queued),
+                Ok(Queued),
+                Err(BeingCanceled),
+                Err(NotHeld),
+                Err(NotHeld),
+                Err(NotHeld),
+                Err(AlreadyFinished),
+                Err(AlreadyFinished),
+            ],
+        ),
+        (
+            FAIL,
+            [
+                Ok(Failed),
+                Ok(Failed),
+                Ok(Failed),
+                Ok(Failed),
+                Ok(Failed),
+                Ok(Failed),
+                Err(BeingCanceled),
+                Ok(Failed),
+                Err(NotOpen),
+                Err(NotOpen),
+                Err(AlreadyFinished),
+                Err(AlreadyFinished),
+            ],
+        ),
+        (
+            RETRY,
+            [
+                Err(NotFinished),
+                Err(NotFinished),
+                Err(NotFinished),
+                Err(NotFinished),
+                Err(NotFinished),
+                Err(NotFinished),
+                Err(BeingCanceled),
+                Ok(Queued),
+                Err(Rejection::UnsafeRetry),
+                Ok(Queued),
+                Ok(Queued),
+                Err(AlreadyFinished),
+            ],
+        ),
+        (
+            COMPLETE,
+            [
+                Err(NotBegun),
+                Ok(Completed),
+                Ok(Completed),
+                Ok(Completed),
+                Ok(Completed),
+                Ok(Completed),
+                Err(BeingCanceled),
+                Ok(Completed),
+                Ok(Completed),
+                Err(NotOpen),
+                Err(AlreadyFinished),
+                Err(AlreadyFinished),
+            ],
+        ),
+        (
+            Verb::Pause,
+            [
+                Ok(Pending),
+                Ok(Running),
+                Ok(Running),
+                Ok(Running),
+                Ok(Running),
+                Ok(Running),
+                Ok(Running),
+                Ok(NeedsAttention),
+                Ok(NeedsAttention),
+                Ok(Pending),
+                Err(AlreadyFinished),
+                Err(AlreadyFinished),
+            ],
+        ),
+        (
+            Verb::Unpause,
+            [Err(Rejection::NotPaused); 10]
+                .into_iter()
+                .chain([Err(AlreadyFinished); 2])
+                .collect::<Vec<_>>()
+                .try_into()
+                .unwrap(),
+        ),
+    ];
+    for (verb, expected) in &table {
+        for (name, expected) in SITUATIONS.iter().zip(expected) {
+            assert_eq!(outcome(name, verb), *expected, "{verb:?} when {name}");
+        }
+    }
+}

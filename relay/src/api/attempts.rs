@@ -1,0 +1,185 @@
+//! A list of attempts: by task, newest first, and of each task its newest attempt first. A bounded number of records is
+//! looked at for each page.
+
+use baton_core::id::{TaskId, TenantId};
+use baton_core::record::{AttemptRecord, TaskRecord};
+use baton_proto::v1;
+use prost::Message;
+use uuid::Uuid;
+
+use super::fault::{Fault, Thing};
+use super::paging::{self, bad_token};
+use super::validate::{self, Checked};
+use super::{Api, convert, limits};
+use crate::auth::Principal;
+use crate::reader::{Reader, StoredTask};
+use crate::wire::words;
+
+struct Filter {
+    task: Option<TaskId>,
+    states: Vec<v1::AttemptState>,
+    daemon: String,
+}
+
+/// The last attempt that was shown.
+#[derive(Clone, Copy)]
+struct Place {
+    task: TaskId,
+    number: u32,
+}
+
+impl Place {
+    fn bytes(self) -> Vec<u8> {
+        let mut bytes = self.task.0.as_bytes().to_vec();
+        bytes.extend_from_slice(&self.number.to_be_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Checked<Self> {
+        let (task, number) = bytes.split_at_checked(16).ok_or_else(bad_token)?;
+        let task = Uuid::from_slice(task).map_err(|_| bad_token())?;
+        let number = number.try_into().map_err(|_| bad_token())?;
+        Ok(Self {
+            task: TaskId(task),
+            number: u32::from_be_bytes(number),
+        })
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    rows: Vec<v1::ListedAttempt>,
+    next: Option<Place>,
+}
+
+impl Api {
+    pub(super) async fn attempts_of(
+        &self,
+        who: Principal,
+        request: v1::ListAttemptsRequest,
+    ) -> Result<v1::ListAttemptsResponse, Fault> {
+        let size = paging::page_size(request.page_size)?;
+        let paging = self.paging(&who, "attempts", &conditions(&request));
+        let after = paging.position(&request.page_token)?;
+        let after = after.map(|bytes| Place::parse(&bytes)).transpose()?;
+        let filter = Filter::new(request)?;
+        let tenant = who.tenant.clone();
+        let page = move |reader: &Reader| filter.page(reader, &tenant, after, size);
+        let mut found = self.read(page).await?.ok_or(Fault::NotFound(Thing::Task))?;
+        for row in &mut found.rows {
+            if let Some(attempt) = &mut row.attempt {
+                self.fill_attempt(attempt);
+            }
+        }
+        Ok(v1::ListAttemptsResponse {
+            attempts: found.rows,
+            next_page_token: found
+                .next
+                .map(|place| paging.token(&place.bytes()))
+                .unwrap_or_default(),
+        })
+    }
+}
+
+fn conditions(request: &v1::ListAttemptsRequest) -> Vec<u8> {
+    let selecting = v1::ListAttemptsRequest {
+        page_size: 0,
+        page_token: String::new(),
+        ..request.clone()
+    };
+    selecting.encode_to_vec()
+}
+
+impl Filter {
+    fn new(request: v1::ListAttemptsRequest) -> Checked<Self> {
+        validate::count("states", request.states.len(), limits::FILTER_STATES)?;
+        validate::text("daemon", &request.daemon, limits::NAME)?;
+        let state = |number: &i32| validate::enumeration("states", *number);
+        let task = (!request.task_id.is_empty())
+            .then(|| validate::id("task_id", &request.task_id))
+            .transpose()?;
+        Ok(Self {
+            task,
+            states: request.states.iter().map(state).collect::<Checked<_>>()?,
+            daemon: request.daemon,
+        })
+    }
+
+    /// None where the one task that was asked for is not there.
+    fn page(
+        &self,
+        reader: &Reader,
+        tenant: &TenantId,
+        after: Option<Place>,
+        size: usize,
+    ) -> Option<Found> {
+        let mut found = Found::default();
+        if let Some(task) = self.task {
+            let (_, record) = reader.newest_task(tenant, task)?;
+            let below = after.map(|place| place.number);
+            self.take(&record, below, size, &mut found);
+            return Some(found);
+        }
+        let mut before = after.map(|place| place.task);
+        if let Some(place) = after
+            && let Some((_, record)) = reader.newest_task(tenant, place.task)
+        {
+            self.take(&record, Some(place.number), size, &mut found);
+        }
+        let mut looked = 0;
+        while found.next.is_none() && looked < limits::LIST_SCAN {
+            let page = reader.tasks(tenant, before, size);
+            looked += size;
+            before = page.next;
+            self.take_all(&page.tasks, size, &mut found);
+            if before.is_none() {
+                return Some(found);
+            }
+        }
+        // The scan ended before the page was full: go on behind the last task looked at.
+        let cut = before.map(|task| Place { task, number: 0 });
+        found.next = found.next.or(cut);
+        Some(found)
+    }
+
+    fn take_all(&self, tasks: &[StoredTask], size: usize, found: &mut Found) {
+        for (_, record) in tasks {
+            if found.next.is_some() {
+                return;
+            }
+            self.take(record, None, size, found);
+        }
+    }
+
+    /// Attempts below this number, as long as there is room; where there is none, `next` says where to go on.
+    fn take(&self, record: &TaskRecord, below: Option<u32>, size: usize, found: &mut Found) {
+        let attempts = record.attempts.iter().rev();
+        let later = attempts.filter(|a| below.is_none_or(|below| a.number < below));
+        for attempt in later.filter(|attempt| self.admits(attempt)) {
+            if found.rows.len() == size {
+                let place = found.rows.last().and_then(place_of);
+                found.next = place;
+                return;
+            }
+            found.rows.push(v1::ListedAttempt {
+                task_id: record.task.to_string(),
+                attempt: Some(convert::attempt(record, attempt)),
+            });
+        }
+    }
+
+    fn admits(&self, attempt: &AttemptRecord) -> bool {
+        let state = words::attempt_state(attempt.state.name());
+        let there = attempt.daemon().is_some_and(|holder| {
+            *holder.name == *self.daemon || holder.daemon.to_string() == self.daemon
+        });
+        (self.states.is_empty() || self.states.contains(&state))
+            && (self.daemon.is_empty() || there)
+    }
+}
+
+fn place_of(row: &v1::ListedAttempt) -> Option<Place> {
+    let task = row.task_id.parse().ok()?;
+    let number = row.attempt.as_ref()?.attempt_number;
+    Some(Place { task, number })
+}

@@ -1,0 +1,272 @@
+//! One task in full, for whoever has to decide about it: what is armed, what looks wrong, and what to do next, in words.
+
+use baton_core::diagnose::{self, Diagnosis, Facts, Problem};
+use baton_core::effects::{DeadlineView, Paused, Reply, TaskView, WaitsFor};
+use baton_core::id::TaskId;
+use baton_core::input::Input;
+use baton_core::record::{TaskRecord, TaskState};
+use baton_core::time::Wall;
+use baton_proto::v1;
+
+use super::convert::{self, View};
+use super::fault::Fault;
+use super::tasks::unexpected;
+use super::validate;
+use super::{Api, asked, events};
+use crate::auth::Principal;
+use crate::dispatcher::Refusal;
+use crate::wire::{timestamp, words};
+
+/// Events that Inspect shows.
+const RECENT_EVENTS: usize = 50;
+
+impl Api {
+    pub(super) async fn look_inside(
+        &self,
+        who: Principal,
+        request: v1::InspectRequest,
+    ) -> Result<v1::InspectResponse, Fault> {
+        let task: TaskId = validate::id("task_id", &request.task_id)?;
+        let tenant = who.tenant.clone();
+        let ask = move |request| Input::Inspect {
+            request,
+            tenant,
+            task,
+        };
+        match self.dispatcher.request(ask).await {
+            Ok(Reply::Inspected(mut view)) => {
+                let gap = self.of_record(&view.record);
+                let gap = gap.into_iter().filter(|d| d.problem == Problem::StreamGap);
+                view.diagnoses.extend(gap);
+                Ok(self.inspected(&view))
+            }
+            // The core holds live tasks only; a finished one is read from the store.
+            Err(Refusal::Rejected(_)) => {
+                let (spec, record) = self.stored_task(&who.tenant, task).await?;
+                let diagnoses = self.of_record(&record);
+                Ok(self.inspected(&TaskView {
+                    record,
+                    spec,
+                    deadlines: Vec::new(),
+                    waits_for: None,
+                    waits_ms: None,
+                    unmet: None,
+                    pause: None,
+                    diagnoses,
+                }))
+            }
+            other => Err(unexpected(other)),
+        }
+    }
+
+    /// What the record and the output log tell together.
+    fn of_record(&self, record: &TaskRecord) -> Vec<Diagnosis> {
+        let newest = record.newest();
+        let end = newest.and_then(|attempt| self.output.end(attempt.id.0));
+        let facts = Facts {
+            durable: end.map(|end| end.durable),
+            ..Facts::default()
+        };
+        diagnose::diagnose(record, &facts)
+    }
+
+    fn inspected(&self, view: &TaskView) -> v1::InspectResponse {
+        let (spec, record) = (&view.spec, &view.record);
+        let newest = record.newest();
+        let attempt_id = newest
+            .map(|attempt| attempt.id.to_string())
+            .unwrap_or_default();
+        let open = newest.filter(|attempt| attempt.state.end().is_none());
+        let mut task = convert::task(spec, record, &self.config, View::Whole);
+        self.fill_output(&mut task);
+        if let Some(waits) = view.waits_for {
+            task.waits_for = waits_for(waits).into();
+            let now = self.clock.now().wall;
+            let until = |left_ms: u64| timestamp(Wall(now.0.saturating_add(left_ms)));
+            task.waits_until = view.waits_ms.map(until);
+        }
+        let (next_action, next_action_text) = next_action(view);
+        let events = events::after(record, 0);
+        let recent = events.len().saturating_sub(RECENT_EVENTS);
+        let mut timers: Vec<_> = view.deadlines.iter().collect();
+        // Those that stand still come last.
+        timers.sort_by_key(|timer| (timer.at.is_none(), timer.remaining_ms));
+        v1::InspectResponse {
+            task: Some(task),
+            current_attempt_id: open
+                .map(|attempt| attempt.id.to_string())
+                .unwrap_or_default(),
+            timers: timers
+                .into_iter()
+                .map(|timer| armed(timer, &attempt_id))
+                .collect(),
+            inputs: asked::open_of(spec, record),
+            recent_events: events.into_iter().skip(recent).collect(),
+            diagnostics: view.diagnoses.iter().map(diagnostic).collect(),
+            next_action: next_action.into(),
+            next_action_text,
+            fence_remaining_ms: view.waits_ms.filter(|_| is_fenced(view.waits_for)),
+        }
+    }
+}
+
+fn armed(deadline: &DeadlineView, attempt_id: &str) -> v1::ArmedTimer {
+    let input = deadline.input.map(|input| input.to_string());
+    let subject = deadline.tool.as_ref().map(ToString::to_string).or(input);
+    v1::ArmedTimer {
+        kind: words::timer(deadline.timer).into(),
+        attempt_id: attempt_id.to_owned(),
+        limit_ms: deadline.limit_ms,
+        remaining_ms: deadline.remaining_ms,
+        paused: deadline.at.is_none(),
+        subject: subject.unwrap_or_default(),
+        fires_at: deadline.at.map(timestamp),
+    }
+}
+
+fn diagnostic(found: &Diagnosis) -> v1::Diagnostic {
+    use v1::DiagnosticCode as Code;
+    let code = match found.problem {
+        Problem::Stuck => Code::Stuck,
+        Problem::Orphan => Code::Orphan,
+        Problem::Stranded => Code::Stranded,
+        Problem::Crashed => Code::Crashed,
+        Problem::StaleLease => Code::StaleLease,
+        Problem::StreamGap => Code::StreamGap,
+        Problem::PhaseRegression => Code::PhaseRegression,
+    };
+    v1::Diagnostic {
+        code: code.into(),
+        attempt_id: found.attempt.to_string(),
+        message: found.words.clone(),
+    }
+}
+
+fn waits_for(waits: WaitsFor) -> v1::WaitsFor {
+    match waits {
+        WaitsFor::Daemon => v1::WaitsFor::Daemon,
+        WaitsFor::Agent => v1::WaitsFor::Agent,
+        WaitsFor::Backoff => v1::WaitsFor::Backoff,
+        WaitsFor::Fence => v1::WaitsFor::Fence,
+        WaitsFor::Conversation => v1::WaitsFor::Conversation,
+        WaitsFor::Pause => v1::WaitsFor::Pause,
+        WaitsFor::Person => v1::WaitsFor::Person,
+        WaitsFor::Inheritance => v1::WaitsFor::Inheritance,
+        WaitsFor::Space => v1::WaitsFor::Space,
+    }
+}
+
+/// Whether an earlier attempt of it may still run, be it one that this relay does not know.
+fn is_fenced(waits: Option<WaitsFor>) -> bool {
+    matches!(waits, Some(WaitsFor::Fence | WaitsFor::Inheritance))
+}
+
+/// What to do, as a code and in words; the words name the commands.
+fn next_action(view: &TaskView) -> (v1::NextAction, String) {
+    use v1::NextAction as Next;
+    let id = view.record.task;
+    let has = |problem| view.diagnoses.iter().any(|found| found.problem == problem);
+    match view.waits_for {
+        Some(WaitsFor::Daemon) => waiting_for_daemon(view, has(Problem::Stranded)),
+        Some(WaitsFor::Agent) => (
+            Next::Dispatchable,
+            "it waits for an agent of its scope to claim it".to_owned(),
+        ),
+        Some(WaitsFor::Backoff | WaitsFor::Fence | WaitsFor::Conversation) => (
+            Next::WaitingForTime,
+            "nothing to do: it goes on by itself".to_owned(),
+        ),
+        Some(WaitsFor::Inheritance) => (
+            Next::WaitingForTime,
+            "it was inherited and may still run on machines of before; it goes on by itself, or at once with \
+             `baton release-inherited` when those are down"
+                .to_owned(),
+        ),
+        Some(WaitsFor::Space) => (
+            Next::WaitingForTime,
+            "the relay's disk is nearly full; it goes on by itself when there is room (`baton info` shows how much is \
+             missing)"
+                .to_owned(),
+        ),
+        Some(WaitsFor::Pause) => (Next::UnpauseRequired, unpause_words(view)),
+        Some(WaitsFor::Person) if view.record.state == TaskState::Running => (
+            Next::WaitingForInput,
+            format!("answer what is asked: `baton inbox --task {id}`"),
+        ),
+        Some(WaitsFor::Person) => (Next::ResumeRequired, resume_words(id)),
+        None => by_state(&view.record, has(Problem::Stuck), has(Problem::Orphan)),
+    }
+}
+
+fn waiting_for_daemon(view: &TaskView, stranded: bool) -> (v1::NextAction, String) {
+    match (&view.unmet, stranded) {
+        (Some(need), true) => (
+            v1::NextAction::Stranded,
+            format!("no daemon on record {need}; start one that does, or cancel the task"),
+        ),
+        (Some(need), false) => (
+            v1::NextAction::WaitingForDaemon,
+            format!(
+                "no connected daemon {need}; a daemon that does is on record and away: bring it back, or start another"
+            ),
+        ),
+        (None, _) => (
+            v1::NextAction::WaitingForDaemon,
+            "every daemon that may take it is busy, draining or resting; wait, or start another"
+                .to_owned(),
+        ),
+    }
+}
+
+fn unpause_words(view: &TaskView) -> String {
+    let Some((paused, pause)) = &view.pause else {
+        return "unpause it".to_owned();
+    };
+    let (what, how) = match paused {
+        Paused::Task => ("the task", format!("baton unpause {}", view.record.task)),
+        Paused::Tenant => {
+            let tenant = &view.record.tenant;
+            ("its tenant", format!("baton unpause --tenant {tenant}"))
+        }
+        Paused::Scheduler => ("all dispatching", "baton unpause --scheduler".to_owned()),
+    };
+    format!(
+        "{what} is paused by {}: {}; `{how}` lets it go on",
+        pause.by, pause.reason
+    )
+}
+
+fn resume_words(id: TaskId) -> String {
+    format!(
+        "look at why it stopped, then `baton retry {id}`, `baton complete {id}` if its work is done, or `baton cancel {id}`"
+    )
+}
+
+fn by_state(record: &TaskRecord, stuck: bool, orphan: bool) -> (v1::NextAction, String) {
+    use v1::NextAction as Next;
+    let id = record.task;
+    match record.state {
+        TaskState::Running if stuck => (
+            Next::Running,
+            format!("it may be stuck: read `baton output {id}`; `baton force-release {id}` gives it to another daemon"),
+        ),
+        TaskState::Running if orphan => (
+            Next::Running,
+            "nothing to do yet: its daemon is away and may come back; if it does not, the lease ends the attempt"
+                .to_owned(),
+        ),
+        TaskState::Running => (Next::Running, "nothing to do: it runs".to_owned()),
+        TaskState::NeedsAttention => (Next::ResumeRequired, resume_words(id)),
+        TaskState::Pending | TaskState::Queued => (
+            Next::Dispatchable,
+            "nothing to do: it will be dispatched".to_owned(),
+        ),
+        TaskState::Failed | TaskState::TimedOut | TaskState::Lost => (
+            Next::RetryPossible,
+            format!("it ended without a result; `baton retry {id}` tries it again"),
+        ),
+        TaskState::Completed | TaskState::Canceled => {
+            (Next::Terminal, "nothing to do: it is finished".to_owned())
+        }
+    }
+}
