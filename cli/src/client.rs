@@ -105,7 +105,6 @@ clients! {
     inputs: inputs_client::InputsClient,
     fleet: fleet_client::FleetClient,
     operator: operator_client::OperatorClient,
-    agents: agents_client::AgentsClient,
     link: daemon_link_client::DaemonLinkClient,
 }
 

@@ -82,7 +82,7 @@ async fn what_blocks_on_one_machine_is_resumed_a_day_later_and_finished_on_anoth
     let mut daemon = ScriptedDaemon::connect(&first, hello(&["goal"])).await;
     let task = client.submit(for_agent("goal")).await;
     let attempt = work_and_block(&mut daemon).await;
-    assert_eq!(blocked(&client).await, [task.task_id.clone()]);
+    assert_eq!(blocked(&client).await, std::slice::from_ref(&task.task_id));
     let parked = client.get(&task.task_id).await;
     assert_eq!(parked.state(), TaskState::NeedsAttention);
     let attention = parked.attention.clone().unwrap();
@@ -156,7 +156,7 @@ async fn one_task_two_attempts(client: &Client, task_id: &str, first: &str) {
             .iter()
             .all(|one| trace(&one.traceparent) == whole)
     );
-    let progress = task.progress.unwrap();
+    let progress = task.progress.expect("what was told is shown");
     assert_eq!(progress.completed_items, ["first"]);
     assert_eq!(
         (&*progress.summary, &*progress.cursor),
@@ -245,8 +245,8 @@ async fn a_blank_reason_is_refused_before_anything_is_looked_up() {
 }
 
 fn files_below(dir: &Path, into: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in std::fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
         if path.is_dir() {
             files_below(&path, into);
         } else {
@@ -328,7 +328,7 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
 
 /// Neither in an export nor anywhere in the data directory.
 async fn no_canary_is_left(mut relay: RelayProcess) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("all.export");
     let name = out.display().to_string();
     let made = BATON.run(relay.data(), &["export", "--out", &name]).await;
@@ -338,7 +338,7 @@ async fn no_canary_is_left(mut relay: RelayProcess) {
     files_below(relay.data(), &mut files);
     assert!(files.len() > 3, "{files:?}");
     for file in files {
-        let bytes = std::fs::read(&file).unwrap();
+        let bytes = std::fs::read(&file).expect("a file");
         for canary in [
             "canary-bearer",
             "canary-hunter2",

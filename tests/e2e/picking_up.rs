@@ -44,7 +44,7 @@ async fn of_fifty_pick_ups_at_once_one_wins_and_the_list_never_shows_it_again() 
             .await
             .expect("it starts");
         first.block(&lease, "which way?").await.expect("it blocks");
-        assert_eq!(listed(admin).await, [lease.task_id.clone()]);
+        assert_eq!(listed(admin).await, std::slice::from_ref(&lease.task_id));
 
         let seen = &lease.attempt_id;
         let calls = crowd

@@ -10,7 +10,7 @@ use crate::attempt::{Event, Outcome};
 use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply};
-use crate::frame::{Refused, event_of, note_delivered, proves};
+use crate::frame::{event_of, note_delivered, proves};
 use crate::goal::GoalWord;
 use crate::handoff::{Park, Said, add_progress};
 use crate::id::Incarnation;
@@ -200,10 +200,7 @@ impl Core {
         turn: &mut Turn<'_>,
     ) -> Result<Answer, Rejection> {
         bounds::clip_body(&mut body);
-        let event = event_of(body, &live.spec, turn.now.wall).map_err(|refused| match refused {
-            Refused::Code(code) => code,
-            Refused::Unknown => Rejection::WrongOrder,
-        })?;
+        let event = event_of(body, &live.spec, turn.now.wall).ok_or(Rejection::WrongOrder)?;
         match self.apply(live, event, None, turn) {
             Outcome::Applied => Ok(Answer::Task),
             Outcome::Refused(code) => Err(code),

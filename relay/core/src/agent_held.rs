@@ -54,7 +54,8 @@ impl Core {
             .fences
             .may_lease(submit.task, key.as_ref(), now)
             .is_err();
-        if self.claims_stand_still() || waits || fenced {
+        let paused = self.pause_of(&submit.spec.tenant).is_some();
+        if self.claims_stand_still() || paused || waits || fenced {
             return Err(Rejection::NotClaimable);
         }
         Ok(())

@@ -87,7 +87,7 @@ pub(crate) fn judge_seen(spec: &TaskSpec, seen: &[Artifact]) -> Vec<Unmet> {
 }
 
 /// The same before anything of it is kept.
-pub(crate) fn judge_found(spec: &TaskSpec, found: &[FoundFile]) -> Vec<Unmet> {
+pub fn judge_found(spec: &TaskSpec, found: &[FoundFile]) -> Vec<Unmet> {
     judge_seen(spec, &seen(spec, found.to_vec()))
 }
 

@@ -239,7 +239,7 @@ impl Core {
                 known,
                 finished,
             } => {
-                self.update_progress(request, (&tenant, task), update, known, finished, turn);
+                self.update_progress(request, (&tenant, task), *update, known, finished, turn);
             }
             Input::Block {
                 request,
@@ -250,7 +250,7 @@ impl Core {
                 known,
                 finished,
             } => {
-                self.block_task(request, (&tenant, task), by, block, known, finished, turn);
+                self.block_task(request, (&tenant, task), by, *block, known, finished, turn);
             }
             Input::Resume {
                 request,

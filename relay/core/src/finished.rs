@@ -192,11 +192,11 @@ impl Input {
             | Input::Claim { .. }
             | Input::PickUp { .. }
             | Input::Cancel { .. }
-            | Input::Retry { .. }
+            | Input::Operate(_)
             | Input::Answer { .. }
             | Input::Resume { .. }
-            | Input::PauseTask { .. }
-            | Input::UnpauseTask { .. }
+            | Input::SchedulerStatus { .. }
+            | Input::DisconnectDaemon { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::ReleaseInherited { .. }

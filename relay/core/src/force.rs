@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crate::attempt::{Event, Forced, ForcedEnd};
 use crate::bounds;
+use crate::contract;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply};
 use crate::force_limit::Target;
-use crate::frame::contract_met;
 use crate::id::{AttemptId, RequestId, TaskId, TenantId};
-use crate::input::{Actor, Completed, Finished};
+use crate::input::{Actor, Finished};
 use crate::live::Live;
 use crate::record::{AttemptState, Audit, EventKind, Operation, State, TaskState};
 use crate::reject::Rejection;
@@ -176,7 +176,7 @@ impl Core {
         match operate.verb {
             Verb::ForceRelease { .. } => self.force(live, ForcedEnd::Released, reason, turn),
             Verb::ForceFail { .. } => self.force(live, ForcedEnd::Failed, reason, turn),
-            Verb::Retry { .. } => self.retry(live, reason, turn),
+            Verb::Retry { .. } => self.retry(live, by.name, reason, turn),
             Verb::Complete { result, .. } => {
                 if live.newest().state.end().is_some() {
                     // Its end is final: what a person adds stands beside it.
@@ -205,7 +205,7 @@ impl Core {
     }
 
     /// Another attempt, because a person says so. What was spent stays spent: the chain's limit holds here too.
-    fn retry(&mut self, live: &mut Live, reason: Arc<str>, turn: &mut Turn<'_>) {
+    fn retry(&mut self, live: &mut Live, by: Arc<str>, reason: Arc<str>, turn: &mut Turn<'_>) {
         if live.is_reopened() {
             self.fence_inherited(live, turn.now);
             self.open.add(&live.spec);
@@ -214,16 +214,8 @@ impl Core {
                 self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
             }
         }
-        let record = live.record_mut();
-        record.counters.daemons_lost.clear();
-        record.counters.last_failure = None;
-        record.retry_stop = None;
         live.note(EventKind::RetryAsked, Some(reason));
-        let successor = AttemptId(turn.mint.id());
-        if matches!(live.newest().state, State::Parked(_)) {
-            self.apply(live, Event::HandOff { successor }, None, turn);
-        }
-        self.add_attempt_as(successor, live, true, turn);
+        self.send_on(live, by, turn);
     }
 
     fn may_retry(&self, live: &Live, allow_unsafe: bool) -> Result<(), Rejection> {
@@ -310,11 +302,7 @@ fn may_complete(live: &Live, overridden: bool) -> Result<(), Rejection> {
         | State::CleaningUp { .. }
         | State::Parked(_) => {}
     }
-    let seen = Completed {
-        artifacts: live.newest().artifacts.clone(),
-        ..Completed::default()
-    };
-    if overridden || contract_met(&seen, &live.spec) {
+    if overridden || contract::unmet(&live.spec, live.newest()).is_empty() {
         Ok(())
     } else {
         Err(Rejection::ContractUnmet)

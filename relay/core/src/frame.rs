@@ -129,16 +129,9 @@ impl Core {
         } else {
             None
         };
-        let event = match event_of(body, &live.spec, turn.now.wall) {
-            Ok(event) => event,
-            Err(Refused::Unknown) => {
-                turn.fx.counts.push(Count::UnknownFrame);
-                return live.use_up(from.control_seq);
-            }
-            Err(Refused::Code(code)) => {
-                live.use_up(from.control_seq);
-                return reject(from, code, turn);
-            }
+        let Some(event) = event_of(body, &live.spec, turn.now.wall) else {
+            turn.fx.counts.push(Count::UnknownFrame);
+            return live.use_up(from.control_seq);
         };
         let cancels = matches!(event, Event::Phase(Phase::CleanupStarted));
         let regressed = if let Event::Phase(phase) = &event {
@@ -337,13 +330,9 @@ fn reject_with(
     turn.tell(After::Task(from.re.task), from.session, message);
 }
 
-pub(crate) enum Refused {
-    Unknown,
-    Code(Rejection),
-}
-
-pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Event, Refused> {
-    Ok(match body {
+/// None for what no attempt hears: words of a newer protocol, and words about the goal.
+pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Option<Event> {
+    Some(match body {
         FrameBody::Accepted => Event::Accepted,
         FrameBody::Rejected { code, message } => Event::Rejected { code, message },
         FrameBody::Started => Event::Phase(Phase::Started),
@@ -386,7 +375,7 @@ pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Result<Ev
         },
         FrameBody::Receipt { termination } => Event::Receipt(termination),
         // Words about the goal go another way.
-        FrameBody::Goal(_) | FrameBody::Unknown => return Err(Refused::Unknown),
+        FrameBody::Goal(_) | FrameBody::Unknown => return None,
     })
 }
 

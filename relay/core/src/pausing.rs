@@ -196,10 +196,9 @@ impl Core {
 
     /// Waiting tasks within this scope, in the order in which they came.
     fn queued(&self, scope: &TenantScope) -> Vec<TaskId> {
-        let within = |live: &&Box<Live>| {
-            scope.covers(&live.spec.tenant) && live.newest().state == State::Queued
-        };
-        let waiting = self.tasks.values().filter(within);
+        let within =
+            |live: &Live| scope.covers(&live.spec.tenant) && live.newest().state == State::Queued;
+        let waiting = self.tasks.values().filter(|live| within(live));
         let mut ids: Vec<TaskId> = waiting.map(|live| live.id()).collect();
         ids.sort_unstable();
         ids

@@ -126,6 +126,7 @@ impl Rejection {
     }
 
     /// What is wrong, why, and what to do next: a sentence for people.
+    #[expect(clippy::too_many_lines, reason = "one sentence for each refusal")]
     pub fn explain(self) -> &'static str {
         match self {
             Rejection::UnknownTask => "no task with this id; check the id, or list the tasks",

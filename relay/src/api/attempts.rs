@@ -2,7 +2,7 @@
 //! looked at for each page.
 
 use baton_core::id::{TaskId, TenantId};
-use baton_core::record::{AttemptRecord, TaskRecord};
+use baton_core::record::AttemptRecord;
 use baton_proto::v1;
 use prost::Message;
 use uuid::Uuid;
@@ -115,16 +115,16 @@ impl Filter {
     ) -> Option<Found> {
         let mut found = Found::default();
         if let Some(task) = self.task {
-            let (_, record) = reader.newest_task(tenant, task)?;
+            let known = reader.newest_task(tenant, task)?;
             let below = after.map(|place| place.number);
-            self.take(&record, below, size, &mut found);
+            self.take(&known, below, size, &mut found);
             return Some(found);
         }
         let mut before = after.map(|place| place.task);
         if let Some(place) = after
-            && let Some((_, record)) = reader.newest_task(tenant, place.task)
+            && let Some(known) = reader.newest_task(tenant, place.task)
         {
-            self.take(&record, Some(place.number), size, &mut found);
+            self.take(&known, Some(place.number), size, &mut found);
         }
         let mut looked = 0;
         while found.next.is_none() && looked < limits::LIST_SCAN {
@@ -143,16 +143,22 @@ impl Filter {
     }
 
     fn take_all(&self, tasks: &[StoredTask], size: usize, found: &mut Found) {
-        for (_, record) in tasks {
+        for known in tasks {
             if found.next.is_some() {
                 return;
             }
-            self.take(record, None, size, found);
+            self.take(known, None, size, found);
         }
     }
 
     /// Attempts below this number, as long as there is room; where there is none, `next` says where to go on.
-    fn take(&self, record: &TaskRecord, below: Option<u32>, size: usize, found: &mut Found) {
+    fn take(
+        &self,
+        (spec, record): &StoredTask,
+        below: Option<u32>,
+        size: usize,
+        found: &mut Found,
+    ) {
         let attempts = record.attempts.iter().rev();
         let later = attempts.filter(|a| below.is_none_or(|below| a.number < below));
         for attempt in later.filter(|attempt| self.admits(attempt)) {
@@ -163,7 +169,7 @@ impl Filter {
             }
             found.rows.push(v1::ListedAttempt {
                 task_id: record.task.to_string(),
-                attempt: Some(convert::attempt(record, attempt)),
+                attempt: Some(convert::attempt(spec, record, attempt)),
             });
         }
     }

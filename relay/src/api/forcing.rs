@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use baton_core::contract;
 use baton_core::force::{Operate, Verb};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::Input;
+use baton_core::reject::Rejection;
 use baton_proto::v1;
 use baton_proto::v1::bulk_force_result::Result as RowResult;
 
@@ -76,8 +78,14 @@ impl Api {
             overridden: request.r#override,
             result: (!request.result.is_empty()).then(|| Arc::from(&request.result[..])),
         };
-        let task = self.operated(&who, task, reason, verb).await?;
-        Ok(v1::CompleteTaskResponse { task: Some(task) })
+        match self.operated(&who, task, reason, verb).await {
+            Err(Fault::Refused(Rejection::ContractUnmet)) => {
+                let (spec, record) = self.stored_task(&who.tenant, task).await?;
+                let newest = record.newest().ok_or(Fault::Internal)?;
+                Err(Fault::Unmet(contract::unmet(&spec, newest)))
+            }
+            task => Ok(v1::CompleteTaskResponse { task: Some(task?) }),
+        }
     }
 
     /// Each row on its own, all of them in one go; what is wrong with one says nothing about the others.

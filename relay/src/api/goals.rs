@@ -49,7 +49,7 @@ impl Api {
             request,
             tenant,
             task,
-            update,
+            update: Box::new(update),
             known: None,
             finished: None,
         };
@@ -76,7 +76,7 @@ impl Api {
             tenant,
             task,
             by,
-            block,
+            block: Box::new(block),
             known: None,
             finished: None,
         };

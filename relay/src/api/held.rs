@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
+use baton_core::contract;
 use baton_core::effects::Reply;
 use baton_core::goal::{Clean, GoalWord, ProgressUpdate};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Completed, Errored, HeldCall, HeldVerb, Input, LeaseToken, Termination};
 use baton_core::record::{FailureCode, TaskRecord};
+use baton_core::reject::Rejection;
 use baton_proto::v1;
 
 use super::agents::agent;
@@ -79,9 +81,15 @@ impl Api {
                 ..ProgressUpdate::default()
             })
         });
+        let (task, found) = (lease.task, completed.artifacts.clone());
         let verb = HeldVerb::Complete(completed, last_words);
-        let task = Some(self.held_task(&who, lease, verb).await?);
-        Ok(v1::AgentCompleteResponse { task })
+        match self.held_task(&who, lease, verb).await {
+            Err(Fault::Refused(Rejection::ContractUnmet)) => {
+                let (spec, _) = self.stored_task(&who.tenant, task).await?;
+                Err(Fault::Unmet(contract::judge_found(&spec, &found)))
+            }
+            task => Ok(v1::AgentCompleteResponse { task: Some(task?) }),
+        }
     }
 
     pub(super) async fn checkpoint_held(

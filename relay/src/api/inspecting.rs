@@ -86,7 +86,7 @@ impl Api {
             task.waits_until = view.waits_ms.map(until);
         }
         let (next_action, next_action_text) = next_action(view);
-        let events = events::after(record, 0);
+        let events = events::after(spec, record, 0);
         let recent = events.len().saturating_sub(RECENT_EVENTS);
         let mut timers: Vec<_> = view.deadlines.iter().collect();
         // Those that stand still come last.

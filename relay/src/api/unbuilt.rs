@@ -3,9 +3,7 @@
 //! They are turned away after authentication and before decoding, so no handler need exist. Remove a row when its
 //! handler is written.
 
-const UNBUILT: &[&str] = &[
-    "/baton.v1.Tasks/WatchMany",
-];
+const UNBUILT: &[&str] = &["/baton.v1.Tasks/WatchMany"];
 
 /// The RPC's path, if it is not built.
 pub(crate) fn unbuilt(path: &str) -> Option<&'static str> {

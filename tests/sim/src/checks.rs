@@ -16,6 +16,25 @@ use crate::changes;
 use crate::goals;
 use crate::options::MOST_DISPATCHES;
 use crate::store::State;
+use crate::world::World;
+
+impl World {
+    /// S13, L1: what is open is bounded and guarded by a timer.
+    pub(crate) fn check_bounds(&self) {
+        let Some(core) = &self.relay.core else {
+            return;
+        };
+        let live = self.relay.store.view.live.len();
+        assert_eq!(
+            core.open_tasks(),
+            live,
+            "S13: the core and its records disagree on what is open"
+        );
+        assert!(live <= self.options.max_open, "S13: {live} open tasks");
+        let forgotten = core.waits_for_ever();
+        assert!(forgotten.is_none(), "L1: no timer guards {forgotten:?}");
+    }
+}
 
 /// S1, S2, S6: one write against what was handed over before it.
 pub(crate) fn write(before: &State, write: &Write) {
@@ -57,21 +76,7 @@ pub(crate) fn write(before: &State, write: &Write) {
             );
             change(before, record);
         }
-        Write::Reopen(record) => {
-            let old = before.done.get(&record.task);
-            let old = old.unwrap_or_else(|| panic!("S6: {} was not finished", record.task));
-            let allowed = matches!(
-                old.state,
-                TaskState::Failed | TaskState::TimedOut | TaskState::Lost
-            );
-            assert!(allowed, "S6: {:?} was reopened", old.state);
-            let asked = |event: &Arc<_>| is_retry_asked(event);
-            assert!(
-                record.timeline.events.iter().any(asked),
-                "S6: reopened without a person"
-            );
-            change(before, record);
-        }
+        Write::Reopen(record) => reopened(before, record),
         Write::RemoveTask { task, .. } => {
             assert!(
                 before.done.contains_key(task) && !before.live.contains_key(task),
@@ -90,6 +95,22 @@ pub(crate) fn write(before: &State, write: &Write) {
         | Write::PutFence(_)
         | Write::DropFence(_) => {}
     }
+}
+
+fn reopened(before: &State, record: &TaskRecord) {
+    let old = before.done.get(&record.task);
+    let old = old.unwrap_or_else(|| panic!("S6: {} was not finished", record.task));
+    let allowed = matches!(
+        old.state,
+        TaskState::Failed | TaskState::TimedOut | TaskState::Lost
+    );
+    assert!(allowed, "S6: {:?} was reopened", old.state);
+    let asked = |event: &Arc<_>| is_retry_asked(event);
+    assert!(
+        record.timeline.events.iter().any(asked),
+        "S6: reopened without a person"
+    );
+    change(before, record);
 }
 
 fn is_retry_asked(event: &Arc<baton_core::record::TimelineEvent>) -> bool {

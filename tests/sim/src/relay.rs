@@ -410,21 +410,6 @@ impl World {
         self.check_bounds();
     }
 
-    fn check_bounds(&self) {
-        let Some(core) = &self.relay.core else {
-            return;
-        };
-        let live = self.relay.store.view.live.len();
-        assert_eq!(
-            core.open_tasks(),
-            live,
-            "S13: the core and its records disagree on what is open"
-        );
-        assert!(live <= self.options.max_open, "S13: {live} open tasks");
-        let forgotten = core.waits_for_ever();
-        assert!(forgotten.is_none(), "L1: no timer guards {forgotten:?}");
-    }
-
     fn collect(&mut self, effects: Effects) {
         for count in effects.counts {
             self.count_odd(&count);

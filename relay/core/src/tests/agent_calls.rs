@@ -307,11 +307,15 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
     let HeldVerb::Complete(mut completed, _) = complete(b"done") else {
         panic!("not a completion");
     };
-    completed.artifacts.push(crate::record::Artifact {
+    completed.artifacts.push(crate::contract::FoundFile {
         path: "report.md".into(),
+        exists: true,
         is_file: true,
         size: 1,
         sha256: None,
+        modified: None,
+        resolved: None,
+        problem: None,
     });
     let record = world
         .ends(&hand, HeldVerb::Complete(completed, None))

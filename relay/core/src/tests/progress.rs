@@ -27,7 +27,7 @@ fn update(world: &mut World, task: TaskId, update: ProgressUpdate) -> Result<(),
         request,
         tenant: tenant("acme"),
         task,
-        update: Clean::new(update),
+        update: Box::new(Clean::new(update)),
         known,
         finished,
     });
@@ -116,7 +116,7 @@ fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
         request,
         tenant: tenant("other"),
         task,
-        update: Clean::new(item(1)),
+        update: Box::new(Clean::new(item(1))),
         known: None,
         finished: None,
     });

@@ -3,6 +3,7 @@
 
 mod agents;
 mod bodies;
+mod goals;
 mod says;
 mod store;
 

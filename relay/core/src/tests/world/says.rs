@@ -9,7 +9,6 @@ use super::bodies::{actor, digest};
 use super::{Machine, Work, World};
 use crate::effects::{Downstream, Renewal, Reply, Send, Settlement, TaskView, Verdict};
 use crate::force::{Operate, Verb};
-use crate::goal::{BlockDraft, Clean};
 use crate::id::{
     AttemptId, DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
 };
@@ -17,7 +16,7 @@ use crate::input::{
     ActiveAttempt, ActiveState, Actor, Frame, FrameBody, Heartbeat, Hello, Input, Prior, Submit,
 };
 use crate::record::{
-    AttemptRecord, AttemptState, Decision, FailureCode, Phase, Resume, State, TaskRecord, TaskState,
+    AttemptRecord, AttemptState, Decision, FailureCode, Phase, State, TaskRecord, TaskState,
 };
 use crate::reject::Rejection;
 use crate::samples;
@@ -184,7 +183,7 @@ impl World {
         }
     }
 
-    fn task_reply(&mut self, request: RequestId) -> Result<Arc<TaskRecord>, Rejection> {
+    pub(super) fn task_reply(&mut self, request: RequestId) -> Result<Arc<TaskRecord>, Rejection> {
         match self.reply(request)? {
             Reply::Task(record) | Reply::Finished(record) | Reply::Progressed { record, .. } => {
                 Ok(record)
@@ -374,81 +373,6 @@ impl World {
             known: self.store.progress.get(&work.re.task).cloned(),
         };
         self.say(Input::Frame(Box::new(frame)));
-    }
-
-    pub(in crate::tests) fn block(
-        &mut self,
-        task: TaskId,
-        reason: &str,
-    ) -> Result<Arc<TaskRecord>, Rejection> {
-        let (finished, known) = (
-            self.store.finished(task),
-            self.store.progress.get(&task).cloned(),
-        );
-        let block = BlockDraft {
-            reason: reason.into(),
-            ..BlockDraft::default()
-        };
-        let request = self.request();
-        self.say(Input::Block {
-            request,
-            tenant: samples::tenant("acme"),
-            task,
-            by: actor(),
-            block: Clean::new(block),
-            known,
-            finished,
-        });
-        self.task_reply(request)
-    }
-
-    pub(in crate::tests) fn resume(
-        &mut self,
-        task: TaskId,
-        attempt: Option<AttemptId>,
-    ) -> Result<Arc<TaskRecord>, Rejection> {
-        let resume = Resume {
-            by: "alice".into(),
-            reason: "go on".into(),
-            instructions: "use the other key".into(),
-            answers: Vec::new(),
-        };
-        self.resume_saying(task, attempt, resume)
-    }
-
-    pub(in crate::tests) fn resume_saying(
-        &mut self,
-        task: TaskId,
-        attempt: Option<AttemptId>,
-        resume: Resume,
-    ) -> Result<Arc<TaskRecord>, Rejection> {
-        let (request, finished) = (self.request(), self.store.finished(task));
-        let resume = Box::new(resume);
-        self.say(Input::Resume {
-            request,
-            tenant: samples::tenant("acme"),
-            task,
-            resume,
-            attempt,
-            finished,
-        });
-        self.task_reply(request)
-    }
-
-    /// Ids of the parked tasks, as a list shows them.
-    pub(in crate::tests) fn parked(&mut self) -> Vec<TaskId> {
-        let listed = self.ask(|request| Input::ListParked {
-            request,
-            tenant: samples::tenant("acme"),
-            causes: Vec::new(),
-            agent_scope: None,
-            after: None,
-            limit: 200,
-        });
-        match listed.expect("a list is never refused") {
-            Reply::Parked(rows) => rows.into_iter().map(|(record, _)| record.task).collect(),
-            other => panic!("not a list of parked tasks: {other:?}"),
-        }
     }
 
     pub(in crate::tests) fn phase(&mut self, work: &mut Work, phase: Phase) {

@@ -1,0 +1,88 @@
+//! What a worker says when an attempt is over, what it knows of the end of its processes, and signs of life before it.
+
+use std::sync::Arc;
+
+use super::FrameRef;
+use crate::contract::FoundFile;
+use crate::id::SessionId;
+use crate::record::{Exit, FailureCode, Usage};
+
+/// What the worker knows of the processes' end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Termination {
+    pub exit: Option<Exit>,
+    /// No process of the attempt is left.
+    pub group_empty: bool,
+    /// `Some(false)`: the prompt never reached the agent, so nothing can have happened.
+    pub prompt_written: Option<bool>,
+    /// What the cleanup did, in words.
+    pub cleanup: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Completed {
+    pub result: Option<Arc<[u8]>>,
+    pub usage: Usage,
+    pub agent_session_id: Option<Arc<str>>,
+    pub artifacts: Vec<FoundFile>,
+    /// Bytes of output in all.
+    pub final_offset: u64,
+    /// How many of them the shell has neither stored nor recorded as cut.
+    pub output_missing: u64,
+    pub termination: Termination,
+    /// There was a result, then a hang.
+    pub killed_after_result: bool,
+    /// The daemon's word that it saw the end before its local lease limit.
+    pub in_lease: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Errored {
+    pub code: FailureCode,
+    /// Can only lower what the relay decides.
+    pub retryable_hint: Option<bool>,
+    pub message: Option<Arc<str>>,
+    pub user_message: Option<Arc<str>>,
+    pub usage: Usage,
+    pub agent_session_id: Option<Arc<str>>,
+    pub final_offset: u64,
+    pub termination: Termination,
+    pub in_lease: bool,
+}
+
+impl Errored {
+    /// What a result without its files comes to where the contract says that it fails.
+    pub(crate) fn receipts_missing(result: Completed, words: Arc<str>) -> Self {
+        Self {
+            code: FailureCode::ReceiptsMissing,
+            retryable_hint: None,
+            message: Some(Arc::clone(&words)),
+            user_message: Some(words),
+            usage: result.usage,
+            agent_session_id: result.agent_session_id,
+            final_offset: result.final_offset,
+            termination: result.termination,
+            in_lease: result.in_lease,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct CanceledBody {
+    pub reason: Option<Arc<str>>,
+    pub usage: Usage,
+    pub final_offset: u64,
+    pub termination: Termination,
+    pub in_lease: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Activity {
+    pub session: SessionId,
+    pub re: FrameRef,
+    /// Some of it was meant for people.
+    pub visible: bool,
+    /// Tool calls that it belongs to; empty for the agent's own output.
+    pub tools: Vec<Arc<str>>,
+    pub output_end: u64,
+}
