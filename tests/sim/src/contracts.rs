@@ -5,7 +5,7 @@ use std::sync::Arc;
 use baton_core::contract::{FoundFile, Unmet};
 use baton_core::id::AttemptId;
 use baton_core::input::{Completed, FrameBody, Termination};
-use baton_core::record::{AttemptRecord, EndState, FailureCode, State};
+use baton_core::record::{AttemptRecord, EndState, EndedBy, FailureCode, State};
 use baton_core::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec};
 
 use crate::agent::{completed, errored, gone, with_end};
@@ -79,8 +79,10 @@ pub(crate) fn check(spec: &TaskSpec, was: &AttemptRecord, is: &AttemptRecord) {
                 a.exists && a.is_file && a.size >= LEAST && a.problem.is_none()
             };
             let met = seen.iter().filter(good).count() == asked;
+            // An operator's word is judged apart, by its audit.
+            let by_hand = end.by == EndedBy::Operator;
             assert!(
-                end.state != EndState::Completed || met,
+                end.state != EndState::Completed || met || by_hand,
                 "contract: {id} is completed, and the relay saw {seen:?}"
             );
         }

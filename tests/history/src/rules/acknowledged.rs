@@ -113,8 +113,8 @@ fn missing_end(case: &Case<'_>, attempt: &str, sent: &Seen, acked: &Seen) -> Opt
     }
     let state = match case.attempt(attempt) {
         Some((_, one)) if ENDED.contains(&one.state.as_str()) => return None,
-        // A park stops the worker, which says that it did.
-        Some((_, one)) if one.state == "parked" && word == "canceled" => return None,
+        // A park stops the worker, which says that it did; and a result without its files waits for a person where that was asked for.
+        Some((_, one)) if one.state == "parked" && word != "error" => return None,
         Some((_, one)) => one.state.as_str(),
         // A record keeps the newest attempts of a long row only.
         None if case.records.contains_key(task.as_str()) => return None,
