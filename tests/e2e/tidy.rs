@@ -57,7 +57,11 @@ fn the_cores_depend_on_no_runtime_store_wire_or_chance_and_read_no_clock() {
             "tokio", "tonic", "sled", "prost", "baton-", "rand", "rustix", "libc",
         ];
         for forbidden in outside {
-            let named = dependencies.lines().any(|line| line.starts_with(forbidden));
+            // What a result must leave is one rule for all, in a crate that depends on nothing.
+            let others = dependencies
+                .lines()
+                .filter(|line| !line.starts_with("baton-contract."));
+            let named = others.into_iter().any(|line| line.starts_with(forbidden));
             assert!(!named, "{core} depends on {forbidden}");
         }
         for (path, text) in sources(&format!("{core}/src")) {

@@ -23,7 +23,10 @@ static SHAPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
     let names = "password|passwd|pwd|passphrase|secret|client[_-]?secret|api[_-]?key|access[_-]?key|secret[_-]?key|\
                  private[_-]?key|(?:access|refresh|id|session|auth|bearer)[_-]?token|cookie|credentials?";
     let value = r#"(?:"[^"]*"|'[^']*'|[^\s,;&"']+)"#;
-    let named = format!(r#"(?i)\b((?:[a-z0-9]+[_-])*(?:{names})["']?\s*[=:]\s*){value}"#);
+    let assigned = format!(r#"(?i)\b((?:[a-z0-9]+[_-])*(?:{names})["']?\s*=\s*){value}"#);
+    // The last part of a path is no name of a value: /etc/passwd: missing.
+    let told =
+        format!(r#"(?i)((?:^|[^a-z0-9_/])(?:[a-z0-9]+[_-])*(?:{names})["']?\s*:\s*){value}"#);
     let shape = |marks, expression: &str, stays| Shape {
         marks,
         expression: Regex::new(expression).expect("the shapes are fixed"),
@@ -65,7 +68,8 @@ static SHAPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
             r"(?i)\b(authorization\s*[:=]\s*(?:[a-z]+\s+)?)[A-Za-z0-9._~+/=-]{8,}",
             "${1}[redacted]",
         ),
-        shape(&["=", ":"], &named, "${1}[redacted]"),
+        shape(&["="], &assigned, "${1}[redacted]"),
+        shape(&[":"], &told, "${1}[redacted]"),
     ]
 });
 
@@ -145,6 +149,7 @@ mod tests {
             "0197c1de-7a4e-7d61-9f3c-2f1f6f2c9a10",
             "the password policy is in docs/passwords.md",
             "skill-set and sk-short",
+            "out/etc/passwd: it leads out of the workspace",
         ] {
             assert!(
                 matches!(without(words), Cow::Borrowed(_)),
