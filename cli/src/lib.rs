@@ -150,6 +150,6 @@ mod tests {
             );
             shown += 1;
         }
-        assert!(shown >= 4);
+        assert!(shown >= 18);
     }
 }

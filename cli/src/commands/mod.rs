@@ -69,7 +69,6 @@ pub(crate) enum Command {
     Output(output::OutputArgs),
     Tasks(tasks::TasksArgs),
     Show(show::ShowArgs),
-    /// Say how one task stands: what is armed, what looks wrong, and what to do next.
     Inspect(inspect::InspectArgs),
     /// List attempts, of all tasks or of one.
     Attempts(attempts::AttemptsArgs),
@@ -78,35 +77,20 @@ pub(crate) enum Command {
     /// Answer a permission request or a question of an agent.
     Answer(answer::AnswerArgs),
     Cancel(cancel::CancelArgs),
-    /// List what waits for a person, newest first.
     Blocked(blocked::BlockedArgs),
-    /// Park a task for a person; what runs of it is stopped.
     Block(block::BlockArgs),
-    /// Send a parked task on, with an answer or further instructions.
     Resume(resume::ResumeArgs),
-    /// Show what a task has come to, or add to it.
     Progress(progress::ProgressArgs),
-    /// List the milestones of a task, newest first.
     Checkpoints(checkpoints::CheckpointsArgs),
-    /// Claim a queued task with an agent's token, and hold its lease.
     Claim(lease::ClaimArgs),
-    /// Take a parked task over with an agent's token.
     PickUp(lease::PickUpArgs),
-    /// Renew a lease that was claimed or picked up.
     Renew(lease::RenewArgs),
-    /// Give a claimed or picked up task back.
     Release(lease::ReleaseArgs),
-    /// Try failed, timed out or lost tasks again.
     Retry(retry::RetryArgs),
-    /// Take running attempts away from their daemons; the tasks are queued again.
     ForceRelease(force::ForceArgs),
-    /// End open tasks as failed.
     ForceFail(force::ForceArgs),
-    /// Complete a task by hand, because its work is done.
     Complete(complete::CompleteArgs),
-    /// Stop new dispatch for tasks, a tenant or all; what runs goes on.
     Pause(pause::PauseArgs),
-    /// Let what was paused go on.
     Unpause(pause::UnpauseArgs),
     /// Show how much waits and runs, and what is paused.
     Scheduler(scheduler::SchedulerArgs),

@@ -69,3 +69,111 @@ fn ended(state: EndState) -> TaskState {
         EndState::Released | EndState::HandedOff => TaskState::Pending,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::id::{AttemptId, TaskId};
+    use crate::record::{
+        Attention, AttentionCause, Counters, End, EndedBy, Receipt, Timeline, TraceIds,
+    };
+    use crate::samples::tenant;
+    use crate::time::Wall;
+
+    fn ended_as(state: EndState) -> State {
+        State::Ended(End {
+            state,
+            failure_code: None,
+            retryable: false,
+            message: None,
+            user_message: None,
+            by: EndedBy::Daemon,
+            cause_phase: None,
+            exit: None,
+            receipt: Receipt::NotNeeded,
+            killed_after_result: false,
+            adopted_late: false,
+            cleanup: None,
+            at: Wall(0),
+        })
+    }
+
+    fn record(attempts: &[State], waits: bool) -> TaskRecord {
+        let attempt = |(n, state): (usize, &State)| AttemptRecord {
+            state: state.clone(),
+            ..AttemptRecord::queued(
+                AttemptId(Uuid::from_u128(n as u128)),
+                u32::try_from(n).unwrap(),
+                [0; 8],
+                Wall(0),
+            )
+        };
+        let attention = Attention {
+            cause: AttentionCause::Blocked,
+            reason: "no key".into(),
+            hint: None,
+            checkpoint: None,
+            since: Wall(0),
+        };
+        TaskRecord {
+            tenant: tenant("acme"),
+            task: TaskId(Uuid::from_u128(1)),
+            revision: 1,
+            state: TaskState::Pending,
+            created: Wall(0),
+            updated: Wall(0),
+            ended: None,
+            attempts: (1..).zip(attempts).map(attempt).collect(),
+            cancel: None,
+            attention: waits.then_some(attention),
+            retry: None,
+            counters: Counters::default(),
+            paused: None,
+            retry_stop: None,
+            checkpoints: 0,
+            checkpointed: 0,
+            timeline: Timeline::default(),
+            trace: TraceIds {
+                trace_id: [0; 16],
+                root_span: [0; 8],
+                parent_span: None,
+                sampled: false,
+            },
+        }
+    }
+
+    #[test]
+    fn waiting_for_a_person_goes_before_queued_and_hides_neither_what_runs_nor_a_result() {
+        let (lost, handed_off) = (ended_as(EndState::Lost), ended_as(EndState::HandedOff));
+        let completed = ended_as(EndState::Completed);
+        let table: [(&[State], bool, TaskState); 9] = [
+            (&[State::Queued], false, TaskState::Queued),
+            (&[State::Queued], true, TaskState::NeedsAttention),
+            (&[State::Streaming], true, TaskState::Running),
+            (std::slice::from_ref(&lost), true, TaskState::NeedsAttention),
+            (std::slice::from_ref(&lost), false, TaskState::Lost),
+            (
+                &[lost.clone(), completed.clone()],
+                true,
+                TaskState::Completed,
+            ),
+            (
+                &[handed_off.clone(), completed],
+                false,
+                TaskState::Completed,
+            ),
+            (
+                &[handed_off.clone(), State::Queued],
+                false,
+                TaskState::Queued,
+            ),
+            (&[handed_off, lost], false, TaskState::Lost),
+        ];
+        for (attempts, waits, expected) in table {
+            let found = derive(&record(attempts, waits));
+            assert_eq!(found, expected, "{attempts:?}, waits: {waits}");
+        }
+    }
+}
