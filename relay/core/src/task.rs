@@ -169,7 +169,7 @@ mod tests {
                 false,
                 TaskState::Queued,
             ),
-            (&[handed_off, lost], false, TaskState::Lost),
+            (&[handed_off, lost.clone()], false, TaskState::Lost),
         ];
         for (attempts, waits, expected) in table {
             let found = derive(&record(attempts, waits));
