@@ -238,10 +238,11 @@ impl Attempt {
         ending
     }
 
-    /// What a result needs beside itself. Nobody is left who could still write it.
+    /// What a result needs beside itself. Nobody is left who could still write it. A process that failed may have told its
+    /// result through its tools before.
     async fn look_for_files(&self, ending: &Ending) -> Vec<ArtifactReceipt> {
         let wanted = self.files.as_ref();
-        let Some(files) = wanted.filter(|_| matches!(judge(ending), Verdict::Complete(_))) else {
+        let Some(files) = wanted.filter(|_| judge(ending) != Verdict::Stopped) else {
             return Vec::new();
         };
         let limit = match self.kill_at {
