@@ -46,7 +46,7 @@ impl Fleet {
 
 /// Everything that may stand where a file should, made by the task itself.
 const MAKES_TROUBLE: &str = "mkdir -p trouble/dir && cd trouble && mkfifo pipe && ln -s /etc/passwd away \
-    && ln -s .. up && ln -s /proc/self/root magic && printf abc > small && printf x > other && printf good > good";
+    && ln -s ../.. up && ln -s /proc/self/root magic && printf abc > small && printf x > other && printf good > good";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_without_its_files_fails_and_each_is_named() {
@@ -62,7 +62,7 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
         "--require",
         "trouble/away",
         "--require",
-        "trouble/up/up/etc/passwd",
+        "trouble/up/etc/passwd",
         "--require",
         "trouble/magic/etc/passwd",
         "--require",
@@ -85,7 +85,7 @@ async fn a_command_without_its_files_fails_and_each_is_named() {
         "trouble/dir: it is a directory, not a regular file",
         "trouble/pipe: it is a pipe, not a regular file",
         "trouble/away: it leads out of the workspace",
-        "trouble/up/up/etc/passwd: it leads out of the workspace",
+        "trouble/up/etc/passwd: it leads out of the workspace",
         "trouble/small: 3 bytes, at least 4 are required",
         "trouble/other: another SHA-256: ",
     ] {

@@ -68,7 +68,7 @@ fn before_and_after() -> (Records, Records) {
     let before = records(&opened);
     close(opened);
     let kinds: std::collections::BTreeSet<Kind> = before.keys().map(Key::kind).collect();
-    assert_eq!(kinds.len(), 9, "something of each kind: {kinds:?}");
+    assert_eq!(kinds.len(), 11, "something of each kind: {kinds:?}");
     assert!(
         before.values().any(|body| body.len() > 4_000),
         "and of several pieces"

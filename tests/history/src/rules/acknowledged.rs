@@ -113,8 +113,10 @@ fn missing_end(case: &Case<'_>, attempt: &str, sent: &Seen, acked: &Seen) -> Opt
     }
     let state = match case.attempt(attempt) {
         Some((_, one)) if ENDED.contains(&one.state.as_str()) => return None,
-        // A park stops the worker, which says that it did; and a result without its files waits for a person where that was asked for.
-        Some((_, one)) if one.state == "parked" && word != "error" => return None,
+        // A park stops the worker, which says that it did.
+        Some((_, one)) if one.state == "parked" && word == "canceled" => return None,
+        // A result without its files waits for a person where that was asked for, and its timeline says so.
+        Some((_, one)) if one.state == "parked" && waits(case, task, attempt) => return None,
         Some((_, one)) => one.state.as_str(),
         // A record keeps the newest attempts of a long row only.
         None if case.records.contains_key(task.as_str()) => return None,
@@ -122,6 +124,12 @@ fn missing_end(case: &Case<'_>, attempt: &str, sent: &Seen, acked: &Seen) -> Opt
     };
     let what = format!("{word} of {attempt} was acknowledged, and the attempt is {state}");
     Some(Violation::new("S4", task, what, &[sent, acked]))
+}
+
+fn waits(case: &Case<'_>, task: &str, attempt: &str) -> bool {
+    let timeline = case.timelines.get(task);
+    let mut events = timeline.into_iter().flat_map(BTreeMap::values);
+    events.any(|(_, event)| event.kind == "attention" && event.attempt == attempt)
 }
 
 /// By real time: whoever asks after an answer was given sees at least as much.
