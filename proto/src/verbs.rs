@@ -331,11 +331,6 @@ pub fn tool_named(name: &str) -> Option<(&'static Verb, &'static Tool)> {
     tools().find(|(_, tool)| tool.answers_to(name))
 }
 
-/// The verb behind a command of `baton`.
-pub fn of_command(command: &str) -> Option<&'static Verb> {
-    VERBS.iter().find(|verb| verb.command == Some(command))
-}
-
 /// The table as the documents show it.
 pub fn table() -> String {
     let mut out = String::from(
