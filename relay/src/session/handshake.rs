@@ -9,13 +9,13 @@ use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tonic::{Status, Streaming};
+use tonic::Streaming;
 use uuid::Uuid;
 
 use super::admission::{Caller, Entry};
 use super::fault::LinkFault;
 use super::held::Held;
-use super::{Session, Shell, hello, unknown};
+use super::{OnWire, Session, Shell, hello, unknown};
 use crate::auth::Principal;
 use crate::dispatcher::{FromSession, SESSION_QUEUE};
 
@@ -40,7 +40,7 @@ pub(super) async fn greet(
     principal: Principal,
     mut inbound: Streaming<v1::DaemonFrame>,
     shell: Shell,
-    wire: mpsc::Sender<Result<v1::RelayFrame, Status>>,
+    wire: mpsc::Sender<OnWire>,
 ) -> Result<Session, Turned> {
     // Before Hello is read: the core tells by it which of a daemon's streams was opened last.
     let id = SessionId(Uuid::now_v7());
