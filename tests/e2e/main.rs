@@ -30,6 +30,7 @@ mod inspecting;
 mod late;
 mod life;
 mod liveness;
+mod lost_answers;
 mod mcp;
 mod mcp_inside;
 mod picking_up;
