@@ -6,6 +6,7 @@ mod agents;
 mod asking;
 mod bad_frames;
 mod bad_requests;
+mod blank_reasons;
 mod broken_streams;
 mod cancel;
 mod clocks;
