@@ -8,6 +8,7 @@ pub mod clock;
 pub mod config;
 pub mod dispatcher;
 mod inbox;
+mod look_ups;
 mod mint;
 pub mod output;
 pub mod reader;

@@ -15,8 +15,12 @@ use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
 
 use crate::bodies::{Bodies, BodyHash};
+use crate::look_ups::LookUps;
 use crate::records;
-use crate::store::{CommitSeq, Key, KeyRange, KeyText, Kind, Page, ReadError, Stopped, Store};
+use crate::store::{
+    CommitSeq, Key, KeyRange, KeyText, Kind, Page, ReadError, Scan, Stopped, Store,
+};
+use crate::telemetry::Telemetry;
 use crate::unreadable::Unreadables;
 
 /// Records that one page of the boot scan reads.
@@ -30,6 +34,7 @@ pub struct Reader {
     store: Store,
     bodies: Bodies,
     unreadables: Unreadables,
+    look_ups: LookUps,
 }
 
 /// One page of a tenant's tasks, newest first.
@@ -59,11 +64,20 @@ pub(crate) struct SpecSize {
 }
 
 impl Reader {
-    pub(crate) fn new(store: Store, bodies: Bodies, unreadables: Unreadables) -> Self {
+    pub(crate) fn new(store: Store, bodies: Bodies, telemetry: &Telemetry) -> Self {
         Self {
             store,
             bodies,
-            unreadables,
+            unreadables: Unreadables::new(telemetry.clone()),
+            look_ups: telemetry.look_ups().clone(),
+        }
+    }
+
+    /// For those who look on their own account, and for no client.
+    pub(crate) fn uncounted(&self) -> Self {
+        Self {
+            look_ups: LookUps::default(),
+            ..self.clone()
         }
     }
 
@@ -144,7 +158,7 @@ impl Reader {
             reverse: true,
         };
         let range = KeyRange::checkpoints(&records::tenant_text(tenant), &task.0);
-        let Ok(scan) = self.store.scan(&range, &page) else {
+        let Ok(scan) = self.scan(&range, &page) else {
             return Vec::new();
         };
         self.unreadables.scan(&scan);
@@ -167,7 +181,7 @@ impl Reader {
             reverse: false,
         };
         let done = KeyRange::of(&records::tenant_text(tenant), Kind::Done);
-        let Ok(scan) = self.store.scan(&done, &page) else {
+        let Ok(scan) = self.scan(&done, &page) else {
             return FinishedPage::default();
         };
         self.unreadables.scan(&scan);
@@ -202,7 +216,7 @@ impl Reader {
 
     /// Whether any task claims this body; also where that cannot be read.
     pub(crate) fn claims_body(&self, hash: BodyHash) -> bool {
-        let claims = self.store.scan(&KeyRange::claims(&hash.0), &Page::first(1));
+        let claims = self.scan(&KeyRange::claims(&hash.0), &Page::first(1));
         claims.map_or(true, |scan| !scan.entries.is_empty() || scan.unreadable > 0)
     }
 
@@ -214,7 +228,7 @@ impl Reader {
             limit,
             reverse: true,
         };
-        let Ok(scan) = self.store.scan(&KeyRange::of(&text, Kind::Spec), &page) else {
+        let Ok(scan) = self.scan(&KeyRange::of(&text, Kind::Spec), &page) else {
             return TaskPage {
                 unreadable: 1,
                 ..TaskPage::default()
@@ -291,7 +305,7 @@ impl Reader {
         };
         let tenants = self.store.tenants().unwrap_or_default();
         let ids = tenants.iter().filter_map(|tenant| {
-            let scan = self.store.scan(&KeyRange::of(tenant, Kind::Spec), &newest);
+            let scan = self.scan(&KeyRange::of(tenant, Kind::Spec), &newest);
             let Key::Spec { task, .. } = scan.ok()?.entries.pop()?.0 else {
                 return None;
             };
@@ -380,7 +394,7 @@ impl Reader {
     ) -> Result<u64, ReadError> {
         let (mut page, mut pages) = (Page::first(BOOT_PAGE), 0);
         loop {
-            let scan = self.store.scan(range, &page)?;
+            let scan = self.scan(range, &page)?;
             pages += self.unreadables.scan(&scan);
             for (key, bytes) in &scan.entries {
                 if !visit(key, bytes) {
@@ -395,7 +409,13 @@ impl Reader {
         }
     }
 
+    fn scan(&self, range: &KeyRange, page: &Page) -> Result<Scan, ReadError> {
+        self.look_ups.record();
+        self.store.scan(range, page)
+    }
+
     fn bytes(&self, key: &Key) -> Option<(Key, bytes::Bytes)> {
+        self.look_ups.record();
         let bytes = self.readable(key, self.store.get(key)).flatten()?;
         Some((key.clone(), bytes))
     }

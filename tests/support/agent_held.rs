@@ -101,6 +101,7 @@ impl Agent {
     pub async fn claim(&self, task_id: &str) -> Result<Option<Lease>, Status> {
         let request = ClaimRequest {
             task_id: task_id.to_owned(),
+            ..ClaimRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to Claim", agents.claim(request)).await?;
@@ -112,6 +113,7 @@ impl Agent {
             task_id: task_id.to_owned(),
             attempt_id: attempt_id.to_owned(),
             reason: String::new(),
+            ..PickUpRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to PickUp", agents.pick_up(request)).await?;
@@ -126,6 +128,7 @@ impl Agent {
                 summary: summary.to_owned(),
                 ..CheckpointDraft::default()
             }),
+            ..AgentCheckpointRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to Checkpoint", agents.checkpoint(request)).await?;
@@ -140,6 +143,7 @@ impl Agent {
                 completed_items: vec![item.to_owned()],
                 ..ProgressUpdate::default()
             }),
+            ..AgentProgressRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to Progress", agents.progress(request)).await?;
@@ -154,6 +158,7 @@ impl Agent {
                 reason: reason.to_owned(),
                 ..BlockDraft::default()
             }),
+            ..AgentBlockRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to Block", agents.block(request)).await?;
@@ -173,6 +178,7 @@ impl Agent {
         let request = AgentReleaseRequest {
             lease: Some(lease.named.clone()),
             reason: reason.to_owned(),
+            ..AgentReleaseRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to Release", agents.release(request)).await?;
@@ -205,6 +211,7 @@ impl Agent {
         let request = AgentCancelRequest {
             lease: Some(lease.named.clone()),
             reason: reason.to_owned(),
+            ..AgentCancelRequest::default()
         };
         let mut agents = self.client.agents();
         let answer = within("an answer to Cancel", agents.cancel(request)).await?;

@@ -153,6 +153,7 @@ pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, Cl
     let relay = Relay::discover(&args.relay).await?;
     let request = ClaimRequest {
         task_id: args.task_id,
+        ..ClaimRequest::default()
     };
     match relay.agents().claim(request).await?.into_inner().grant {
         Some(grant) => show(&grant, args.json, console),
@@ -169,6 +170,7 @@ pub(crate) async fn pick_up(args: PickUpArgs, console: &Console) -> Result<Exit,
         task_id: args.task_id,
         attempt_id: args.attempt,
         reason: args.reason,
+        ..PickUpRequest::default()
     };
     let grant = relay.agents().pick_up(request).await?.into_inner().grant;
     show(&grant.ok_or_else(no_task)?, args.json, console)
@@ -191,6 +193,7 @@ pub(crate) async fn release(args: ReleaseArgs, console: &Console) -> Result<Exit
     let request = AgentReleaseRequest {
         lease: Some(args.lease.named()?),
         reason: args.reason,
+        ..AgentReleaseRequest::default()
     };
     let response = relay.agents().release(request).await?.into_inner();
     let task = response.task.ok_or_else(no_task)?;

@@ -141,7 +141,7 @@ impl Alone {
 
     async fn start(&mut self, args: &Args) -> Answer {
         self.check_free()?;
-        let made = || format!("mcp-{}", Uuid::now_v7());
+        let made = || format!("mcp-{}", fresh_id());
         let key = args
             .given_text("idempotency_key")
             .filter(|key| !key.is_empty());
@@ -149,6 +149,7 @@ impl Alone {
             spec: Some(inputs::spec(args)),
             idempotency_key: key.unwrap_or_else(made),
             traceparent: std::env::var("TRACEPARENT").unwrap_or_default(),
+            request_id: fresh_id(),
         };
         let asked_at = self.clock.now();
         let started = self
@@ -162,6 +163,7 @@ impl Alone {
         self.check_free()?;
         let request = ClaimRequest {
             task_id: args.text("task_id"),
+            request_id: fresh_id(),
         };
         let asked_at = self.clock.now();
         let claimed = self
@@ -177,6 +179,7 @@ impl Alone {
             task_id: args.text("task_id"),
             attempt_id: args.text("attempt_id"),
             reason: args.text("reason"),
+            request_id: fresh_id(),
         };
         let asked_at = self.clock.now();
         let picked = self
@@ -233,6 +236,7 @@ impl Alone {
         let request = AgentProgressRequest {
             lease: Some(self.lease(args)?.proof()),
             update: Some(inputs::progress(args)),
+            request_id: fresh_id(),
         };
         let told = self
             .line
@@ -244,6 +248,7 @@ impl Alone {
         let request = AgentCheckpointRequest {
             lease: Some(self.lease(args)?.proof()),
             checkpoint: Some(inputs::checkpoint(args)),
+            request_id: fresh_id(),
         };
         let told = self
             .line
@@ -255,6 +260,7 @@ impl Alone {
         let request = AgentBlockRequest {
             lease: Some(self.lease(args)?.proof()),
             block: Some(inputs::block(args)),
+            request_id: fresh_id(),
         };
         let told = self
             .line
@@ -275,6 +281,7 @@ impl Alone {
         let request = AgentReleaseRequest {
             lease: Some(lease.proof()),
             reason,
+            request_id: fresh_id(),
         };
         let told = self
             .line
@@ -323,6 +330,7 @@ impl Alone {
                     result: finish.result.into(),
                     usage: None,
                     summary: finish.summary,
+                    request_id: fresh_id(),
                 };
                 let told = self
                     .line
@@ -337,6 +345,7 @@ impl Alone {
                     user_message: finish.result,
                     retryable_hint: finish.retryable,
                     usage: None,
+                    request_id: fresh_id(),
                 };
                 let told = self
                     .line
@@ -347,6 +356,7 @@ impl Alone {
                 let request = AgentCancelRequest {
                     lease: Some(lease.proof()),
                     reason: finish.summary.chars().take(REASON).collect(),
+                    request_id: fresh_id(),
                 };
                 let told = self
                     .line
@@ -357,6 +367,11 @@ impl Alone {
         self.held.send_replace(None);
         Ok(ended)
     }
+}
+
+/// For one call of a tool, however often the line has to ask: the relay does it once.
+fn fresh_id() -> String {
+    Uuid::now_v7().to_string()
 }
 
 /// Characters of a cancel's reason.

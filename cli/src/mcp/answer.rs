@@ -33,6 +33,8 @@ struct About {
 
 pub(super) type Answer = Result<Value, Refusal>;
 
+/// The relay stopped with the call in its hands. Calls have ids, so they can be repeated.
+const OUTCOME_UNKNOWN: &str = "outcome_unknown";
 pub(super) const INVALID: &str = "invalid_argument";
 pub(super) const UNAVAILABLE: &str = "unavailable";
 pub(super) const UNAUTHENTICATED: &str = "unauthenticated";
@@ -58,7 +60,7 @@ impl Refusal {
 
     /// The same call may well succeed a moment later.
     pub(super) fn is_transient(&self) -> bool {
-        self.status == UNAVAILABLE
+        self.status == UNAVAILABLE || self.code == OUTCOME_UNKNOWN
     }
 
     pub(super) fn from_detail(status: &'static str, detail: ErrorDetail) -> Self {

@@ -2,7 +2,8 @@
 //!
 //! Order of the checks: the attempt exists and is this credential's, in this life of the data; the token proves it; it is
 //! leased; the lease has not expired (at its limit it has); the verb's own rule. The first that fails names the code, and
-//! nothing is written. The shape was checked before anything was looked up.
+//! nothing is written. The shape was checked before anything was looked up. A call that was obeyed before (`repeats.rs`) is
+//! answered behind the proof: whatever has become of the lease since, it did its work.
 
 use std::sync::Arc;
 
@@ -17,10 +18,11 @@ use crate::id::Incarnation;
 use crate::input::{CanceledBody, Completed, Finished, FrameBody, HeldCall, HeldVerb, Termination};
 use crate::live::{Live, wall_of};
 use crate::record::{
-    AttemptRecord, CancelRecord, EndState, EndedBy, EventKind, FailureCode, State, TaskRecord,
+    AttemptRecord, CancelRecord, EndState, EndedBy, EventKind, FailureCode, HeardCall, State,
     TaskState,
 };
 use crate::reject::Rejection;
+use crate::repeats;
 use crate::time::Moment;
 use crate::timers::{TimerKey, TimerSet};
 
@@ -28,7 +30,19 @@ use crate::timers::{TimerKey, TimerSet};
 enum Answer {
     Task,
     Said(Said),
-    Renewed { granted_ms: u64, told: bool },
+    Renewed {
+        granted_ms: u64,
+        told: bool,
+    },
+    /// With the number of the checkpoint that it wrote then.
+    Repeated(Option<u64>),
+}
+
+/// A call of the attempt's holder, proved.
+enum Standing {
+    /// Of the attempt at this place.
+    New(usize),
+    Heard(HeardCall),
 }
 
 impl Core {
@@ -40,9 +54,7 @@ impl Core {
         let finished = call.finished.take();
         let own = finished.filter(|finished| finished.record.tenant == *tenant);
         match own.map(|finished| self.finished_call(finished, &call)) {
-            Some(Ok(record)) => {
-                turn.reply(call.request, After::Task(call.task), Reply::Task(record));
-            }
+            Some(Ok(reply)) => turn.reply(call.request, After::Task(call.task), reply),
             Some(Err(code)) => turn.refuse(call.request, code),
             None => turn.refuse(call.request, Rejection::UnknownTask),
         }
@@ -54,6 +66,10 @@ impl Core {
         let record = self.keep(live, turn);
         match answer {
             Ok(Answer::Task) => turn.reply(request, After::Task(task), Reply::Task(record)),
+            Ok(Answer::Repeated(checkpoint)) => {
+                let reply = Reply::Repeated { record, checkpoint };
+                turn.reply(request, After::Task(task), reply);
+            }
             Ok(Answer::Said(said)) => {
                 let reply = match said.checkpoint {
                     Some(checkpoint) => Reply::Checkpointed { record, checkpoint },
@@ -83,17 +99,18 @@ impl Core {
     }
 
     /// The task is over. Only a call that did its work then is answered as it was.
-    fn finished_call(
-        &self,
-        finished: Finished,
-        call: &HeldCall,
-    ) -> Result<Arc<TaskRecord>, Rejection> {
+    fn finished_call(&self, finished: Finished, call: &HeldCall) -> Result<Reply, Rejection> {
         let Finished { record, spec } = finished;
         let live = Live::new(spec, Arc::clone(&record), TimerSet::default());
-        let index = check_holder(&live, call, self.config.incarnation)?;
+        let index = match check_holder(&live, call, self.config.incarnation)? {
+            Standing::New(index) => index,
+            Standing::Heard(HeardCall { checkpoint, .. }) => {
+                return Ok(Reply::Repeated { record, checkpoint });
+            }
+        };
         let attempt = &record.attempts[index];
         if did_so(attempt, &call.verb) {
-            return Ok(record);
+            return Ok(Reply::Task(record));
         }
         Err(not_leased(attempt, record.state))
     }
@@ -101,10 +118,13 @@ impl Core {
     fn judge_call(
         &mut self,
         live: &mut Live,
-        call: HeldCall,
+        mut call: HeldCall,
         turn: &mut Turn<'_>,
     ) -> Result<Answer, Rejection> {
-        let index = check_holder(live, &call, self.config.incarnation)?;
+        let index = match check_holder(live, &call, self.config.incarnation)? {
+            Standing::New(index) => index,
+            Standing::Heard(heard) => return Ok(Answer::Repeated(heard.checkpoint)),
+        };
         let current = live.newest().id == call.attempt && live.is_newest_leased();
         if current && is_over(live, turn.now.at) {
             // The call lost the race against the clock; the sweep would say the same a moment later.
@@ -118,7 +138,13 @@ impl Core {
             }
             return Err(not_leased(attempt, live.record().state));
         }
-        self.obey(live, call, turn)
+        let (attempt, mark) = (call.attempt, call.mark.take());
+        let answer = self.obey(live, call, turn)?;
+        if let Some(mark) = mark {
+            let checkpoint = answer.checkpoint();
+            repeats::remember(live, attempt, HeardCall { mark, checkpoint });
+        }
+        Ok(answer)
     }
 
     /// The verb's own rule, and what follows from it.
@@ -129,7 +155,10 @@ impl Core {
         turn: &mut Turn<'_>,
     ) -> Result<Answer, Rejection> {
         match call.verb {
-            HeldVerb::Renew => Ok(self.renew_held(live, turn)),
+            HeldVerb::Renew => {
+                let (granted_ms, told) = self.renew_held(live, turn);
+                Ok(Answer::Renewed { granted_ms, told })
+            }
             HeldVerb::Complete(..) if live.record().cancel.is_some() => {
                 Err(Rejection::BeingCanceled)
             }
@@ -179,18 +208,19 @@ impl Core {
         }
     }
 
-    /// A lease that is to be given up is not renewed, or whoever asked for the cancel might wait for ever.
-    fn renew_held(&self, live: &mut Live, turn: &Turn<'_>) -> Answer {
+    /// What is granted, and whether a cancel waits. A lease that is to be given up is not renewed, or whoever asked for the
+    /// cancel might wait for ever.
+    pub(crate) fn renew_held(&self, live: &mut Live, turn: &Turn<'_>) -> (u64, bool) {
         let now = turn.now.at;
         let told = matches!(live.newest().state, State::CleaningUp { .. });
         if told {
             let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
             note_delivered(live, turn.now.wall);
-            return Answer::Renewed { granted_ms, told };
+            return (granted_ms, told);
         }
         let granted_ms = live.spec.lease_ttl_ms;
         live.renew(now + granted_ms, &self.config, now);
-        Answer::Renewed { granted_ms, told }
+        (granted_ms, told)
     }
 
     fn say_held(
@@ -209,12 +239,21 @@ impl Core {
     }
 }
 
+impl Answer {
+    fn checkpoint(&self) -> Option<u64> {
+        match self {
+            Answer::Said(said) => said.checkpoint.as_ref().map(|written| written.number),
+            Answer::Task | Answer::Renewed { .. } | Answer::Repeated(_) => None,
+        }
+    }
+}
+
 /// Exists and owned, then proof. Another agent's attempt looks like none.
 fn check_holder(
     live: &Live,
     call: &HeldCall,
     incarnation: Incarnation,
-) -> Result<usize, Rejection> {
+) -> Result<Standing, Rejection> {
     let attempts = &live.record().attempts;
     let index = attempts.iter().position(|known| known.id == call.attempt);
     let index = index.ok_or(Rejection::UnknownAttempt)?;
@@ -224,17 +263,21 @@ fn check_holder(
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
     }
-    if attempts[index].lease.is_none() {
+    let leased = attempts[index].lease.is_some();
+    if leased && !proves(&attempts[index], &call.proof) {
+        return Err(Rejection::BadProof);
+    }
+    if let Some(heard) = repeats::heard(holder, call.mark.as_ref())? {
+        return Ok(Standing::Heard(heard.clone()));
+    }
+    if !leased {
         // It was parked, and nothing of its lease is kept.
         return Err(Rejection::NotLeased);
     }
-    if !proves(&attempts[index], &call.proof) {
-        return Err(Rejection::BadProof);
-    }
-    Ok(index)
+    Ok(Standing::New(index))
 }
 
-fn is_over(live: &Live, now: Moment) -> bool {
+pub(crate) fn is_over(live: &Live, now: Moment) -> bool {
     live.lease_ends().is_none_or(|ends| ends <= now)
 }
 

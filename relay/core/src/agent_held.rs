@@ -13,29 +13,35 @@ use crate::dispatch::fresh_lease;
 use crate::effects::{After, Grant, Reply};
 use crate::heartbeats::renew_every_ms;
 use crate::id::{AttemptId, RequestId, TaskId};
-use crate::input::{Agent, Finished, Prior, Submit};
+use crate::input::{Agent, Finished, LeaseToken, Prior, Submit};
 use crate::live::{Live, wall_of};
-use crate::record::{AgentHolder, EventKind, Holder, State};
+use crate::record::{AgentHolder, CallMark, EventKind, Holder, State};
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
 use crate::time::Moment;
 
+/// An agent that wants a lease, and by which of its calls.
+pub(crate) struct Caller {
+    pub(crate) agent: Agent,
+    pub(crate) mark: Option<Box<CallMark>>,
+}
+
 impl Core {
     /// Submit and claim in one write: nobody ever sees the task waiting.
-    pub(crate) fn start(&mut self, submit: Submit, agent: &Agent, turn: &mut Turn<'_>) {
+    pub(crate) fn start(&mut self, submit: Submit, caller: Caller, turn: &mut Turn<'_>) {
         if let Some(prior) = self.prior(&submit) {
-            return self.start_again(&submit, &prior, agent, turn);
+            return self.start_again(&submit, &prior, caller, turn);
         }
         let may = self.admit(&submit.spec, turn);
         if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.at)) {
             return turn.refuse(submit.request, code);
         }
         let live = self.open_task(&submit, turn);
-        self.grant(live, submit.request, agent, turn);
+        self.grant(live, submit.request, caller, turn);
     }
 
     /// The key is known: its task may have been given back since, and then it can be claimed again.
-    fn start_again(&mut self, submit: &Submit, prior: &Prior, agent: &Agent, turn: &mut Turn<'_>) {
+    fn start_again(&mut self, submit: &Submit, prior: &Prior, caller: Caller, turn: &mut Turn<'_>) {
         let request = submit.request;
         if prior.digest != submit.digest && !mutant!(ConflictIgnored) {
             return turn.refuse(request, Rejection::IdempotencyConflict);
@@ -43,7 +49,7 @@ impl Core {
         if prior.finished.is_some() && !self.is_live(prior.task) {
             return turn.refuse(request, Rejection::AlreadyFinished);
         }
-        self.claim(request, agent, Some(prior.task), None, turn);
+        self.claim(request, caller, Some(prior.task), None, turn);
     }
 
     /// A new task has no attempt that could run, but its conversation may have one.
@@ -64,11 +70,15 @@ impl Core {
     pub(crate) fn claim(
         &mut self,
         request: RequestId,
-        agent: &Agent,
+        caller: Caller,
         task: Option<TaskId>,
         finished: Option<Finished>,
         turn: &mut Turn<'_>,
     ) {
+        if self.grant_again(request, &caller, turn) {
+            return;
+        }
+        let agent = &caller.agent;
         let Some(task) = task.or_else(|| self.first_claimable(agent, turn.now.at)) else {
             return turn.reply(request, After::Nothing, Reply::Granted(None));
         };
@@ -76,7 +86,7 @@ impl Core {
             return turn.refuse(request, missing(agent, finished));
         };
         match self.check_claim(&live, turn.now.at) {
-            Ok(()) => self.grant(live, request, agent, turn),
+            Ok(()) => self.grant(live, request, caller, turn),
             Err(code) => {
                 self.keep(live, turn);
                 turn.refuse(request, code);
@@ -89,12 +99,16 @@ impl Core {
     pub(crate) fn pick_up(
         &mut self,
         request: RequestId,
-        agent: &Agent,
+        caller: Caller,
         (task, seen): (TaskId, Option<AttemptId>),
         reason: Option<Arc<str>>,
         finished: Option<Finished>,
         turn: &mut Turn<'_>,
     ) {
+        if self.grant_again(request, &caller, turn) {
+            return;
+        }
+        let agent = &caller.agent;
         let Some(mut live) = self.take_for(agent, task) else {
             return turn.refuse(request, missing(agent, finished));
         };
@@ -105,7 +119,7 @@ impl Core {
         let by = Arc::clone(&agent.name);
         live.note(EventKind::PickedUp { by }, reason);
         self.send_on(&mut live, Arc::clone(&agent.name), turn);
-        self.grant(live, request, agent, turn);
+        self.grant(live, request, caller, turn);
     }
 
     fn check_pick_up(
@@ -179,21 +193,36 @@ impl Core {
         &mut self,
         mut live: Box<Live>,
         request: RequestId,
-        agent: &Agent,
+        Caller { agent, mark }: Caller,
         turn: &mut Turn<'_>,
     ) {
         let (token, lease) = fresh_lease(&live, true, turn);
         let holder = Holder::Agent(AgentHolder {
             token: agent.token,
-            name: Arc::clone(&agent.name),
+            name: agent.name,
             incarnation: self.config.incarnation,
+            granted_by: mark.map(|mark| *mark),
+            calls: Vec::new(),
         });
         live.record_mut().counters.dispatches += 1;
         self.queue.remove(live.id());
         self.guard(&live, &holder);
         self.apply(&mut live, Event::Claim { holder, lease }, None, turn);
         self.attempts.insert(live.newest().id, live.id());
+        self.held.insert((agent.token, live.newest().id), live.id());
         let granted_ms = live.spec.lease_ttl_ms;
+        self.tell_grant(live, request, token, granted_ms, turn);
+    }
+
+    /// The one reply that the token is in.
+    pub(crate) fn tell_grant(
+        &mut self,
+        live: Box<Live>,
+        request: RequestId,
+        token: LeaseToken,
+        granted_ms: u64,
+        turn: &mut Turn<'_>,
+    ) {
         let (task, to, spec) = (live.id(), self.attempt_ref(&live), Arc::clone(&live.spec));
         let record = self.keep(live, turn);
         let grant = Grant {
@@ -201,7 +230,7 @@ impl Core {
             token,
             granted_ms,
             expires_at: wall_of(turn.now.at + granted_ms, turn.now),
-            renew_ms: renew_every_ms(granted_ms),
+            renew_ms: renew_every_ms(spec.lease_ttl_ms),
             record,
             spec,
         };

@@ -6,12 +6,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::agent_held::Caller;
 use crate::config::Config;
 use crate::conversation::Affinity;
 use crate::effects::{After, Downstream, Effects, Outgoing, Reply, Send, Write};
 use crate::fences::Fences;
 use crate::force_limit::ForceLimit;
-use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId};
+use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId, TokenId};
 use crate::input::Input;
 use crate::live::{Live, Scene};
 use crate::open::Open;
@@ -48,6 +49,8 @@ pub struct Core {
     pub(crate) tasks: HashMap<TaskId, Box<Live>>,
     /// Leased attempts.
     pub(crate) attempts: HashMap<AttemptId, TaskId>,
+    /// Those of them that agents hold themselves, by their credentials.
+    pub(crate) held: BTreeMap<(TokenId, AttemptId), TaskId>,
     pub(crate) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) open: Open,
     pub(crate) queue: Queue,
@@ -185,21 +188,30 @@ impl Core {
     fn decide(&mut self, input: Input, turn: &mut Turn<'_>) {
         match input {
             Input::Submit(submit) => self.submit(submit, turn),
-            Input::Start { submit, agent } => self.start(submit, &agent, turn),
+            Input::Start {
+                submit,
+                agent,
+                mark,
+            } => self.start(submit, Caller { agent, mark }, turn),
             Input::Claim {
                 request,
                 agent,
+                mark,
                 task,
                 finished,
-            } => self.claim(request, &agent, task, finished, turn),
+            } => self.claim(request, Caller { agent, mark }, task, finished, turn),
             Input::PickUp {
                 request,
                 agent,
+                mark,
                 task,
                 attempt,
                 reason,
                 finished,
-            } => self.pick_up(request, &agent, (task, attempt), reason, finished, turn),
+            } => {
+                let caller = Caller { agent, mark };
+                self.pick_up(request, caller, (task, attempt), reason, finished, turn);
+            }
             Input::Held(call) => self.held_call(*call, turn),
             Input::Cancel {
                 request,

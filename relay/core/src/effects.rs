@@ -186,6 +186,12 @@ pub enum Reply {
         /// Somebody wants it canceled: stop, then say so.
         cancel_requested: bool,
     },
+    /// The call was obeyed before, and is not obeyed again. The task as it is now, and the number of the checkpoint that the
+    /// call wrote.
+    Repeated {
+        record: Arc<TaskRecord>,
+        checkpoint: Option<u64>,
+    },
     Inspected(Box<TaskView>),
     /// The task after an update, and its progress.
     Progressed {

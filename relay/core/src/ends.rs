@@ -152,7 +152,11 @@ impl Core {
         let session = self.session_of(live);
         let attempt = live.newest();
         let (id, receipt) = (attempt.id, receipt_of(attempt));
+        let token = attempt.agent().map(|agent| agent.token);
         self.attempts.remove(&id);
+        if let Some(token) = token {
+            self.held.remove(&(token, id));
+        }
         self.roster.let_go(id, now);
         let unproved = receipt == Receipt::Unconfirmed && !mutant!(SuccessorUnfenced);
         let may_live = unproved && !self.has_rebooted(id);

@@ -67,6 +67,10 @@ uuid_id!(
     Incarnation
 );
 uuid_id!(
+    /// One call of an agent, by the agent's own word: the same one again has the same id.
+    CallId
+);
+uuid_id!(
     /// A credential's public half.
     TokenId
 );

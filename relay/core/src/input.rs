@@ -17,8 +17,8 @@ use crate::id::{
 };
 use crate::parked::Place;
 use crate::record::{
-    AgentRecord, AttentionCause, Decision, Phase, Platform, ProgressRecord, RejectCode, Resume,
-    TaskRecord, Workspace,
+    AgentRecord, AttentionCause, CallMark, Decision, Phase, Platform, ProgressRecord, RejectCode,
+    Resume, TaskRecord, Workspace,
 };
 use crate::spec::TaskSpec;
 use crate::time::Wall;
@@ -32,11 +32,13 @@ pub enum Input {
     Start {
         submit: Submit,
         agent: Agent,
+        mark: Option<Box<CallMark>>,
     },
     /// An agent takes a queued task: this one, or the first that its scope may claim.
     Claim {
         request: RequestId,
         agent: Agent,
+        mark: Option<Box<CallMark>>,
         task: Option<TaskId>,
         finished: Option<Finished>,
     },
@@ -44,6 +46,7 @@ pub enum Input {
     PickUp {
         request: RequestId,
         agent: Agent,
+        mark: Option<Box<CallMark>>,
         task: TaskId,
         /// The parked attempt that it saw.
         attempt: Option<AttemptId>,
@@ -254,6 +257,8 @@ pub struct HeldCall {
     pub task: TaskId,
     pub attempt: AttemptId,
     pub proof: LeaseToken,
+    /// Present where the caller may have to say it again.
+    pub mark: Option<CallMark>,
     pub verb: HeldVerb,
     /// What is stored of the task's progress.
     pub known: Option<Arc<ProgressRecord>>,

@@ -44,6 +44,7 @@ pub mod queue;
 pub mod record;
 mod recover;
 pub mod reject;
+mod repeats;
 mod requests;
 pub mod requirements;
 mod retention;

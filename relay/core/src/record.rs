@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 
 pub use ask::{Answer, Decision, InputKind, InputRecord, InputState};
 pub use attempt::{
-    AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, DaemonHolder, Holder, Lease,
-    OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
+    AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, CallMark, DaemonHolder, HeardCall,
+    Holder, Lease, OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
 };
 pub use audit::{Audit, Operation, PauseChange};
 pub use code::{FailureCode, RejectCode};

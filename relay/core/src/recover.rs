@@ -68,6 +68,7 @@ impl Core {
         Core {
             tasks: HashMap::new(),
             attempts: HashMap::new(),
+            held: BTreeMap::new(),
             keys: BTreeMap::new(),
             open: Open::default(),
             queue: Queue::default(),
@@ -130,8 +131,11 @@ impl Core {
         };
         let attempt = live.newest().id;
         self.attempts.insert(attempt, live.id());
-        if let Holder::Daemon(holder) = &holder {
-            self.roster.hold(holder.daemon, attempt, turn.now.at);
+        match &holder {
+            Holder::Daemon(holder) => self.roster.hold(holder.daemon, attempt, turn.now.at),
+            Holder::Agent(holder) => {
+                self.held.insert((holder.token, attempt), live.id());
+            }
         }
         self.guard(live, &holder);
         live.confirmed_at = Some(turn.now.at);

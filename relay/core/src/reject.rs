@@ -148,7 +148,7 @@ impl Rejection {
                 "this tenant has as many open tasks as it may; try again later"
             }
             Rejection::IdempotencyConflict => {
-                "this idempotency key was used for another submission; use a new key"
+                "this idempotency key or request id was used for something else; use a new one"
             }
             Rejection::NoDaemon => {
                 "no connected daemon can take the task now; start one, or submit without fail_fast"

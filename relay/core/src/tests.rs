@@ -28,6 +28,7 @@ mod picking_up;
 mod placing;
 mod progress;
 mod refusals;
+mod repeats;
 mod resuming;
 mod retention;
 mod reviewed;

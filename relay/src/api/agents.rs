@@ -8,7 +8,7 @@ use std::sync::Arc;
 use baton_core::effects::{Grant, Reply};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Agent, Input};
-use baton_core::record::TaskRecord;
+use baton_core::record::{CallMark, TaskRecord};
 use baton_core::reject::Rejection;
 use baton_proto::v1;
 use baton_proto::v1::agents_server::Agents;
@@ -16,8 +16,9 @@ use tonic::{Request, Response, Status};
 
 use super::convert::{self, View};
 use super::fault::Fault;
+use super::held::mark;
 use super::tasks::{digest, unexpected};
-use super::validate::{self, Why, invalid};
+use super::validate::{self, Checked, Why, invalid};
 use super::{Api, caller_trace, limits, optional_reason, unary};
 use crate::auth::{AuthFault, Principal};
 use crate::dispatcher::Refusal;
@@ -31,13 +32,14 @@ impl Agents for Api {
         &self,
         request: Request<v1::StartRequest>,
     ) -> Result<Response<v1::StartResponse>, Status> {
+        let call = mark(&request.get_ref().request_id, request.get_ref());
         let mut request = request.map(|sent| v1::SubmitRequest {
             spec: sent.spec,
             idempotency_key: sent.idempotency_key,
             traceparent: sent.traceparent,
         });
         caller_trace::inherit(&mut request, std::slice::from_mut);
-        unary(request, |who, request| self.start_task(who, request)).await
+        unary(request, |who, request| self.start_task(who, request, call)).await
     }
 
     async fn claim(
@@ -116,10 +118,12 @@ impl Api {
         &self,
         who: Principal,
         mut request: v1::SubmitRequest,
+        call: Checked<Option<CallMark>>,
     ) -> Result<v1::StartResponse, Fault> {
         let agent = agent(&who)?;
         let key = &request.idempotency_key;
         validate::not_blank("idempotency_key", key, limits::IDEMPOTENCY_KEY)?;
+        let mark = call?.map(Box::new);
         fill_in(&mut request, &agent)?;
         let digest = digest(&request);
         let spec = Arc::new(self.spec(&who, request).await?);
@@ -127,6 +131,7 @@ impl Api {
         let start = move |submit| Input::Start {
             submit,
             agent: agent.clone(),
+            mark: mark.clone(),
         };
         let outcome = self.hand_over(&spec, digest, start).await;
         let key = spec.idempotency_key.clone();
@@ -151,9 +156,11 @@ impl Api {
             "" => None,
             id => Some(validate::id("task_id", id)?),
         };
+        let mark = mark(&request.request_id, &request)?.map(Box::new);
         let claim = move |request| Input::Claim {
             request,
             agent,
+            mark,
             task,
             finished: None,
         };
@@ -172,6 +179,7 @@ impl Api {
         who: Principal,
         request: v1::PickUpRequest,
     ) -> Result<v1::PickUpResponse, Fault> {
+        let call = mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
         let agent = agent(&who)?;
         let task: TaskId = validate::id("task_id", &request.task_id)?;
@@ -179,9 +187,11 @@ impl Api {
             "" => None,
             id => Some(validate::id("attempt_id", id)?),
         };
+        let mark = call?.map(Box::new);
         let pick_up = move |request| Input::PickUp {
             request,
             agent,
+            mark,
             task,
             attempt,
             reason,

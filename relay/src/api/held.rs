@@ -8,9 +8,11 @@ use baton_core::effects::Reply;
 use baton_core::goal::{Clean, GoalWord, ProgressUpdate};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Completed, Errored, HeldCall, HeldVerb, Input, LeaseToken, Termination};
-use baton_core::record::{FailureCode, TaskRecord};
+use baton_core::record::{CallMark, CheckpointRecord, FailureCode, TaskRecord};
 use baton_core::reject::Rejection;
 use baton_proto::v1;
+use prost::Message;
+use sha2::{Digest, Sha256};
 
 use super::agents::agent;
 use super::fault::Fault;
@@ -31,6 +33,7 @@ pub(super) struct Named {
     task: TaskId,
     attempt: AttemptId,
     proof: LeaseToken,
+    mark: Option<CallMark>,
 }
 
 impl Api {
@@ -39,7 +42,7 @@ impl Api {
         who: Principal,
         request: v1::RenewRequest,
     ) -> Result<v1::RenewResponse, Fault> {
-        let lease = named(request.lease)?;
+        let lease = named(request.lease, None)?;
         match self.held(&who, lease, HeldVerb::Renew).await? {
             Reply::Renewed {
                 granted_ms,
@@ -59,8 +62,9 @@ impl Api {
         who: Principal,
         request: v1::AgentReleaseRequest,
     ) -> Result<v1::AgentReleaseResponse, Fault> {
+        let call = mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let lease = named(request.lease)?;
+        let lease = named(request.lease, call?)?;
         let verb = HeldVerb::Release { reason };
         let task = Some(self.held_task(&who, lease, verb).await?);
         Ok(v1::AgentReleaseResponse { task })
@@ -73,7 +77,8 @@ impl Api {
     ) -> Result<v1::AgentCompleteResponse, Fault> {
         let completed = completed(&request)?;
         validate::text("summary", &request.summary, limits::SUMMARY)?;
-        let lease = named(request.lease)?;
+        let call = mark(&request.request_id, &request)?;
+        let lease = named(request.lease, call)?;
         let last_words = Some(request.summary).filter(|summary| !summary.trim().is_empty());
         let last_words = last_words.map(|summary| {
             Clean::new(ProgressUpdate {
@@ -97,15 +102,21 @@ impl Api {
         who: Principal,
         request: v1::AgentCheckpointRequest,
     ) -> Result<v1::AgentCheckpointResponse, Fault> {
+        let call = mark(&request.request_id, &request);
         let draft = validate::present("checkpoint", request.checkpoint)?;
         validate::not_blank("checkpoint.summary", &draft.summary, limits::SUMMARY)?;
         check_draft(&draft)?;
-        let lease = named(request.lease)?;
+        let lease = named(request.lease, call?)?;
         let word = GoalWord::Checkpoint(Clean::new(goal::asked_checkpoint(draft)));
         match self.held(&who, lease, HeldVerb::Goal(word)).await? {
             Reply::Checkpointed { checkpoint, .. } => Ok(v1::AgentCheckpointResponse {
                 checkpoint: Some(goal::checkpoint(&checkpoint)),
             }),
+            Reply::Repeated { record, checkpoint } => {
+                let written = self.written_then(&record, checkpoint).await?;
+                let checkpoint = Some(goal::checkpoint(&written));
+                Ok(v1::AgentCheckpointResponse { checkpoint })
+            }
             other => Err(unexpected(Ok(other))),
         }
     }
@@ -115,13 +126,17 @@ impl Api {
         who: Principal,
         request: v1::AgentProgressRequest,
     ) -> Result<v1::AgentProgressResponse, Fault> {
+        let call = mark(&request.request_id, &request);
         let update = validate::present("update", request.update)?;
         check_update(&update)?;
-        let lease = named(request.lease)?;
+        let lease = named(request.lease, call?)?;
         let word = GoalWord::Progress(Clean::new(goal::asked_progress(update)));
         match self.held(&who, lease, HeldVerb::Goal(word)).await? {
             Reply::Progressed { record, progress } => Ok(v1::AgentProgressResponse {
                 progress: Some(goal::progress(&progress, record.checkpoints)),
+            }),
+            Reply::Repeated { record, .. } => Ok(v1::AgentProgressResponse {
+                progress: self.progress_of(&record).await?,
             }),
             other => Err(unexpected(Ok(other))),
         }
@@ -133,19 +148,27 @@ impl Api {
         who: Principal,
         request: v1::AgentBlockRequest,
     ) -> Result<v1::AgentBlockResponse, Fault> {
+        let call = mark(&request.request_id, &request);
         let block = validate::present("block", request.block)?;
         validate::not_blank("block.reason", &block.reason, limits::REASON)?;
         validate::text("block.resume_hint", &block.resume_hint, limits::REASON)?;
         if let Some(draft) = &block.checkpoint {
             check_draft(draft)?;
         }
-        let lease = named(request.lease)?;
+        let lease = named(request.lease, call?)?;
         let word = GoalWord::Block(Clean::new(goal::asked_block(block)));
         match self.held(&who, lease, HeldVerb::Goal(word)).await? {
             Reply::Checkpointed { record, checkpoint } => Ok(v1::AgentBlockResponse {
                 task: Some(self.shown(&record).await?),
                 checkpoint_id: checkpoint.id.to_string(),
             }),
+            Reply::Repeated { record, checkpoint } => {
+                let written = self.written_then(&record, checkpoint).await?;
+                Ok(v1::AgentBlockResponse {
+                    task: Some(self.shown(&record).await?),
+                    checkpoint_id: written.id.to_string(),
+                })
+            }
             other => Err(unexpected(Ok(other))),
         }
     }
@@ -156,7 +179,8 @@ impl Api {
         request: v1::AgentFailRequest,
     ) -> Result<v1::AgentFailResponse, Fault> {
         let errored = errored(&request)?;
-        let lease = named(request.lease)?;
+        let call = mark(&request.request_id, &request)?;
+        let lease = named(request.lease, call)?;
         let verb = HeldVerb::Fail(errored);
         let task = Some(self.held_task(&who, lease, verb).await?);
         Ok(v1::AgentFailResponse { task })
@@ -167,11 +191,24 @@ impl Api {
         who: Principal,
         request: v1::AgentCancelRequest,
     ) -> Result<v1::AgentCancelResponse, Fault> {
+        let call = mark(&request.request_id, &request);
         let reason = optional_reason(request.reason)?;
-        let lease = named(request.lease)?;
+        let lease = named(request.lease, call?)?;
         let verb = HeldVerb::Cancel { reason };
         let task = Some(self.held_task(&who, lease, verb).await?);
         Ok(v1::AgentCancelResponse { task })
+    }
+
+    /// The checkpoint that a repeated call wrote when it was first heard.
+    async fn written_then(
+        &self,
+        record: &TaskRecord,
+        number: Option<u64>,
+    ) -> Result<Arc<CheckpointRecord>, Fault> {
+        let (tenant, task) = (record.tenant.clone(), record.task);
+        let number = number.unwrap_or_default();
+        let written = self.read(move |reader| reader.checkpoint(&tenant, task, number));
+        written.await?.ok_or(Fault::Unreadable)
     }
 
     async fn held_task(
@@ -191,7 +228,7 @@ impl Api {
         verb: HeldVerb,
     ) -> Result<Arc<TaskRecord>, Fault> {
         match self.held(who, lease, verb).await? {
-            Reply::Task(record) => Ok(record),
+            Reply::Task(record) | Reply::Repeated { record, .. } => Ok(record),
             other => Err(unexpected(Ok(other))),
         }
     }
@@ -210,6 +247,7 @@ impl Api {
                 task: lease.task,
                 attempt: lease.attempt,
                 proof: lease.proof,
+                mark: lease.mark,
                 verb,
                 known: None,
                 finished: None,
@@ -219,7 +257,19 @@ impl Api {
     }
 }
 
-pub(super) fn named(lease: Option<v1::AgentLease>) -> Checked<Named> {
+/// What tells this call from every other one, where its caller gave it an id: it may come again. The digest is of all that was
+/// sent, the proof too, so that whoever says a block again proves the lease that the block gave up.
+pub(super) fn mark(request_id: &str, request: &impl Message) -> Checked<Option<CallMark>> {
+    if request_id.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(CallMark {
+        id: validate::id("request_id", request_id)?,
+        digest: Sha256::digest(request.encode_to_vec()).into(),
+    }))
+}
+
+fn named(lease: Option<v1::AgentLease>, mark: Option<CallMark>) -> Checked<Named> {
     let lease = validate::present("lease", lease)?;
     let token = validate::present("lease.token", lease.token)?;
     Ok(Named {
@@ -227,6 +277,7 @@ pub(super) fn named(lease: Option<v1::AgentLease>) -> Checked<Named> {
         attempt: validate::id("lease.attempt_id", &lease.attempt_id)?,
         // One of the wrong size is a wrong one; the zeroes prove nothing.
         proof: LeaseToken(token.value.as_ref().try_into().unwrap_or([0; 32])),
+        mark,
     })
 }
 

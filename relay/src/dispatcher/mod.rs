@@ -24,6 +24,7 @@ use baton_core::reject::Rejection;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::bodies::{BODY_INLINE_MAX, Bodies, Pinned};
+use crate::look_ups::LookUps;
 use crate::store::{Change, Store, is_full};
 
 pub(crate) use turn::{Audience, Loop, Parts};
@@ -42,6 +43,7 @@ pub struct Dispatcher {
     requests: mpsc::Sender<Request>,
     bodies: Bodies,
     store: Store,
+    look_ups: LookUps,
 }
 
 /// Why a request was not done.
@@ -114,6 +116,7 @@ impl Dispatcher {
     fn new(
         bodies: Bodies,
         store: Store,
+        look_ups: LookUps,
     ) -> (Self, mpsc::Receiver<FromSession>, mpsc::Receiver<Request>) {
         let (frames, from_sessions) = mpsc::channel(FRAMES);
         let (requests, from_clients) = mpsc::channel(REQUESTS);
@@ -123,10 +126,19 @@ impl Dispatcher {
                 requests,
                 bodies,
                 store,
+                look_ups,
             },
             from_sessions,
             from_clients,
         )
+    }
+
+    /// For those who ask on their own account, and for no client.
+    pub(crate) fn uncounted(&self) -> Self {
+        Self {
+            look_ups: LookUps::default(),
+            ..self.clone()
+        }
     }
 
     /// The same for an agent that holds the lease it speaks of: a store that falls behind must not hold back renewals
@@ -136,6 +148,7 @@ impl Dispatcher {
         make: impl FnOnce(RequestId) -> Input + Send + 'static,
     ) -> Result<Reply, Refusal> {
         let (reply, outcome) = oneshot::channel();
+        self.look_ups.request();
         let held = FromSession::Held {
             make: Box::new(make),
             waiting: Waiting { reply, kept: None },
@@ -159,6 +172,7 @@ impl Dispatcher {
         kept: Option<Pinned>,
     ) -> Result<Reply, Refusal> {
         let (reply, outcome) = oneshot::channel();
+        self.look_ups.request();
         let ask = Request::Ask {
             make: Box::new(make),
             waiting: Waiting { reply, kept },

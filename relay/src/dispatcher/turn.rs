@@ -115,7 +115,11 @@ impl Loop {
             mint,
             audience,
         } = parts;
-        let (dispatcher, frames, requests) = Dispatcher::new(bodies, reader.store().clone());
+        let (dispatcher, frames, requests) = Dispatcher::new(
+            bodies,
+            reader.store().clone(),
+            audience.telemetry.look_ups().clone(),
+        );
         let durable = reader.store().subscribe();
         let mut this = Self {
             core,

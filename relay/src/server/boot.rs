@@ -33,7 +33,6 @@ use crate::session::{Admission, Shell, Stamp};
 use crate::space;
 use crate::store::{Change, FatalHook, Key, MetaKey, Opened, Store, StoreConfig};
 use crate::telemetry::Telemetry;
-use crate::unreadable::Unreadables;
 use crate::watch::Watchers;
 
 /// A relay whose dispatcher runs and which listens to nobody yet.
@@ -70,8 +69,7 @@ pub(super) async fn boot(
         output,
         bodies,
     } = on_disk(config).await?;
-    let unreadables = Unreadables::new(telemetry.clone());
-    let reader = Reader::new(opened.store.clone(), bodies.clone(), unreadables);
+    let reader = Reader::new(opened.store.clone(), bodies.clone(), &telemetry);
     let settings = settings(config, &opened);
     let audience = audience(&telemetry, &output);
     let (watchers, inbox) = (audience.watchers.clone(), audience.inbox.clone());
@@ -159,8 +157,8 @@ async fn forget_inherited(dispatcher: &Dispatcher) -> Result<(), RelayError> {
 
 fn retained(api: &Api, bodies: Bodies, telemetry: &Telemetry) -> retention::Parts {
     retention::Parts {
-        dispatcher: api.dispatcher.clone(),
-        reader: api.reader.clone(),
+        dispatcher: api.dispatcher.uncounted(),
+        reader: api.reader.uncounted(),
         bodies,
         output: api.output.clone(),
         telemetry: telemetry.clone(),

@@ -36,6 +36,7 @@ use due::Due;
 use export::Worker;
 
 use crate::clock::Clock;
+use crate::look_ups::LookUps;
 
 /// Records on their way to the export task, which takes them as quickly as it can build spans. Full: the record's
 /// spans are dropped and counted, since the dispatcher may not wait.
@@ -45,6 +46,7 @@ const RECORDS: usize = 4_096;
 #[derive(Clone, Debug, Default)]
 pub struct Telemetry {
     counters: Arc<Counters>,
+    look_ups: LookUps,
     export: Option<Arc<Export>>,
 }
 
@@ -89,6 +91,7 @@ impl Telemetry {
         };
         Self {
             counters,
+            look_ups: LookUps::default(),
             export: Some(Arc::new(export)),
         }
     }
@@ -143,7 +146,16 @@ impl Telemetry {
 
     /// What was counted since this process began.
     pub fn snapshot(&self) -> BTreeMap<Counter, u64> {
-        self.counters.snapshot()
+        let mut counted = self.counters.snapshot();
+        let name = "look_ups";
+        let looked = self.look_ups.counted();
+        counted.extend(looked.map(|(reason, value)| (Counter { name, reason }, value)));
+        counted
+    }
+
+    /// Counts what clients' calls look up: too often for a lock.
+    pub(crate) fn look_ups(&self) -> &LookUps {
+        &self.look_ups
     }
 
     /// Sends what waits, for at most `within`. Call it once the dispatcher has ended: later records are not sent.

@@ -40,6 +40,8 @@ fn agent() -> Holder {
         token: TokenId(Uuid::from_u128(4)),
         name: "a".into(),
         incarnation: Incarnation(Uuid::from_u128(1)),
+        granted_by: None,
+        calls: Vec::new(),
     })
 }
 

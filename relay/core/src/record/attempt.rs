@@ -9,7 +9,7 @@ use super::ask::InputRecord;
 use super::end::{End, Receipt};
 use super::goal::Resume;
 use super::timeline::{Phase, TimerKind};
-use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
+use crate::id::{AttemptId, CallId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
 use crate::spec::WorkspaceMode;
 use crate::time::Wall;
 
@@ -273,6 +273,26 @@ pub struct AgentHolder {
     pub name: Arc<str>,
     /// The life of the relay's data in which it was leased; its calls carry no reference that could tell.
     pub incarnation: Incarnation,
+    /// The call that it was leased by, if that had an id.
+    pub granted_by: Option<CallMark>,
+    /// Its newest calls that were obeyed and had an id, oldest first.
+    pub calls: Vec<HeardCall>,
+}
+
+/// What tells a call from every other one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallMark {
+    pub id: CallId,
+    /// SHA-256 of the call as it was sent, with its proof.
+    pub digest: [u8; 32],
+}
+
+/// A call that was obeyed. Its answer may have been lost, so it may come again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeardCall {
+    pub mark: CallMark,
+    /// The number of the checkpoint that it wrote.
+    pub checkpoint: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::effects::{Count, Downstream, Effects, Send};
 use crate::id::{AttemptId, DaemonId, Incarnation, InstanceId, SessionId};
 use crate::input::{FrameRef, Input, LeaseToken};
+use crate::record::CallMark;
 use crate::samples;
 use crate::time::{Mint, Moment, Now, Wall};
 use crate::{Core, Recovered};
@@ -54,6 +55,8 @@ pub(super) struct World {
     pub(super) sent: Vec<Send>,
     pub(super) writes: usize,
     pub(super) counts: Vec<Count>,
+    /// What agents' calls are told by, where they may come again.
+    pub(super) mark: Option<CallMark>,
     config: Config,
     requests: u64,
     tokens: BTreeMap<AttemptId, LeaseToken>,
@@ -102,6 +105,7 @@ impl World {
             sent: Vec::new(),
             writes: 0,
             counts: Vec::new(),
+            mark: None,
             config,
             requests: 0,
             tokens: BTreeMap::new(),

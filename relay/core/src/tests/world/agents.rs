@@ -81,8 +81,12 @@ impl World {
             digest,
             prior,
         };
-        let by = agent.clone();
-        self.say(Input::Start { submit, agent: by });
+        let mark = self.mark.clone().map(Box::new);
+        self.say(Input::Start {
+            submit,
+            agent: agent.clone(),
+            mark,
+        });
         let hand = self.granted(agent, request)?;
         Ok(hand.expect("a start is granted or refused"))
     }
@@ -97,6 +101,7 @@ impl World {
         self.say(Input::Claim {
             request,
             agent: agent.clone(),
+            mark: self.mark.clone().map(Box::new),
             task,
             finished,
         });
@@ -113,6 +118,7 @@ impl World {
         self.say(Input::PickUp {
             request,
             agent: agent.clone(),
+            mark: self.mark.clone().map(Box::new),
             task,
             attempt: seen,
             reason: None,
@@ -153,6 +159,7 @@ impl World {
             task: hand.task,
             attempt: hand.attempt,
             proof: hand.token.clone(),
+            mark: self.mark.clone(),
             verb,
             known: self.store.progress.get(&hand.task).cloned(),
             finished,

@@ -1,0 +1,160 @@
+//! An agent's calls whose answers never arrive: said again by `baton mcp` they are answered, and done once.
+
+use std::time::Duration;
+
+use baton_proto::v1::{ListTasksRequest, Task, TaskEventKind, TaskState};
+use baton_tests::{Agent, Passing, RelayProcess, Tools, Wire, within};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::BATON;
+
+const SCOPE: &str = "reviewers";
+/// Between two looks at what sends no event.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Why an answer is lost, once its call is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    TheWireBreaks,
+    TheRelayIsKilled,
+}
+
+/// An agent with its tools, and a wire between them and the relay that keeps answers back.
+struct Scene {
+    relay: RelayProcess,
+    wire: Wire,
+    tools: Tools,
+    _token: TempDir,
+}
+
+impl Scene {
+    async fn open() -> Self {
+        let relay = RelayProcess::start(BATON).await;
+        let agent = Agent::new(relay.admin(), "ada", SCOPE).await;
+        let dir = tempfile::tempdir().expect("a temporary directory can be made");
+        let token = dir.path().join("token");
+        std::fs::write(&token, agent.client.secret()).expect("a file can be written");
+        let wire = Wire::to(relay.admin().url()).await;
+        let (url, token) = (wire.url(), token.to_str().expect("a plain path").to_owned());
+        let arguments = ["--relay", &url, "--token-file", &token];
+        let tools = Tools::start(BATON, relay.data(), &arguments).await;
+        Self {
+            relay,
+            wire,
+            tools,
+            _token: dir,
+        }
+    }
+
+    /// The only task, if there is one.
+    async fn task(&self) -> Option<Task> {
+        let request = ListTasksRequest::default();
+        let listed = self.relay.admin().tasks().list(request).await;
+        let tasks = listed.expect("tasks are listed").into_inner().tasks;
+        assert!(tasks.len() <= 1, "a task was made twice: {tasks:#?}");
+        tasks.into_iter().next()
+    }
+
+    async fn revision(&self) -> u64 {
+        self.task().await.map_or(0, |task| task.revision)
+    }
+
+    /// The call is durable, and its answer is on the wire.
+    async fn until_beyond(&self, revision: u64) {
+        let mut ticks = tokio::time::interval(LOOK);
+        within("the call to be durable", async {
+            while self.revision().await <= revision {
+                ticks.tick().await;
+            }
+        })
+        .await;
+    }
+
+    /// Calls a tool, and loses the first answer.
+    async fn call(&mut self, fate: Fate, tool: &str, arguments: Value) -> Value {
+        let before = self.revision().await;
+        self.wire.let_pass(Passing::Up);
+        let call = self.tools.call(tool, arguments);
+        tokio::pin!(call);
+        tokio::select! {
+            told = &mut call => panic!("{tool} was answered: {told:?}"),
+            () = self.until_beyond(before) => {}
+        }
+        if fate == Fate::TheRelayIsKilled {
+            self.relay.kill().await;
+            self.relay.revive().await;
+        }
+        let dialed = self.wire.connections();
+        self.wire.cut();
+        let again = async {
+            let mut ticks = tokio::time::interval(LOOK);
+            while self.wire.connections() == dialed {
+                ticks.tick().await;
+            }
+        };
+        tokio::select! {
+            told = &mut call => panic!("{tool} was answered: {told:?}"),
+            () = within("the tools to dial again", again) => {}
+        }
+        self.wire.let_pass(Passing::Both);
+        call.await.granted()
+    }
+}
+
+async fn every_call_is_done_once(fate: Fate) {
+    let mut scene = Scene::open().await;
+    let goal = json!({"goal": "review it", "agent_scope": SCOPE});
+    let started = scene.call(fate, "task_start", goal).await;
+    assert_eq!(started["held"], json!(true));
+    let proof = json!([{"kind": "commit", "ref": "abc", "summary": "half of it"}]);
+    let progress = json!({"completed_items": ["one"], "evidence": &proof});
+    let told = scene.call(fate, "task_progress", progress).await;
+    assert_eq!(told["progress"]["evidence"], proof);
+    let told = scene.call(fate, "task_checkpoint", json!({"summary": "half"}));
+    assert_eq!(told.await["checkpoint"]["summary"], json!("half"));
+    let told = scene.call(fate, "task_block", json!({"reason": "which branch?"}));
+    let told = told.await;
+    assert_eq!(told["task"]["state"], json!("needs_attention"));
+    assert!(told["checkpointId"].is_string(), "{told}");
+    let named = json!({"task_id": told["task"]["taskId"]});
+    let picked = scene.call(fate, "pick_up_task", named).await;
+    assert_eq!(picked["ref"]["attemptNumber"], json!(2), "{picked}");
+    let told = scene.call(fate, "release_task", json!({})).await;
+    assert_eq!(told["task"]["state"], json!("queued"));
+    let claimed = scene.call(fate, "claim_task", json!({})).await;
+    assert_eq!(claimed["ref"]["attemptNumber"], json!(3), "{claimed}");
+    let done = json!({"outcome": "completed", "summary": "reviewed"});
+    let told = scene.call(fate, "task_complete", done).await;
+    assert_eq!(told["task"]["state"], json!("completed"));
+
+    let task_id = told["task"]["taskId"].as_str().expect("a task has an id");
+    let task = scene.relay.admin().get(task_id).await;
+    assert_eq!(
+        (task.state(), task.attempts.len()),
+        (TaskState::Completed, 3)
+    );
+    let progress = task.progress.expect("there was progress");
+    assert_eq!((progress.checkpoint_count, progress.evidence.len()), (2, 1));
+    let watch = scene.relay.admin().watch(task_id).await;
+    let seen = watch.to_end().await;
+    for (kind, times) in [
+        (TaskEventKind::Submitted, 1),
+        (TaskEventKind::Progress, 2),
+        (TaskEventKind::Checkpoint, 2),
+        (TaskEventKind::PickedUp, 1),
+    ] {
+        let seen = seen.iter().filter(|event| event.kind() == kind).count();
+        assert_eq!(seen, times, "{kind:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_whose_answers_a_wire_lost_are_answered_again_and_done_once() {
+    every_call_is_done_once(Fate::TheWireBreaks).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_a_relay_took_before_it_was_killed_are_answered_by_the_next_and_done_once() {
+    every_call_is_done_once(Fate::TheRelayIsKilled).await;
+}
