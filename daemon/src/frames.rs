@@ -150,6 +150,7 @@ pub(crate) fn bare_frame(record: &Record) -> AttemptFrame {
                 visible: label.visible,
                 kind: label.kind.into(),
                 tool_call_id: label.tool.clone(),
+                before_prompt: label.before_prompt,
             };
             (0, observed_at, false, Some(Body::Stream(stream)))
         }
@@ -195,6 +196,7 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
                 kind: stream.kind(),
                 visible: stream.visible,
                 tool: stream.tool_call_id,
+                before_prompt: stream.before_prompt,
             },
             bytes: stream.chunk,
         }),
@@ -327,8 +329,7 @@ pub(crate) fn receipt(ending: &Ending, wall: SystemTime) -> TerminationReceipt {
         exit_code,
         signal,
         group_empty: ending.cleared.empty,
-        // A command acts without any prompt, so a started one counts as prompted.
-        prompt_written: Some(ending.process_started),
+        prompt_written: Some(ending.prompted),
         swept_processes: ending.cleared.swept,
         killed: ending.cleared.killed,
         process_started: ending.process_started,

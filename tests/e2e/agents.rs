@@ -131,13 +131,16 @@ async fn the_story_was_told(stage: &Stage, agent: &str, task: &Task) {
         assert!(found, "{agent}: {kind:?} in {kinds:?}");
     }
     let phases: Vec<LifecyclePhase> = events.iter().map(|event| event.phase()).collect();
-    // prompt_written may only be implied: what a program says about itself before it has its prompt is output, and to
-    // the relay all output is an event.
+    // What a program says of itself before it has its prompt is no event.
+    let mut seen = phases.iter();
     for phase in [
         LifecyclePhase::AgentStarted,
+        LifecyclePhase::PromptWritten,
+        LifecyclePhase::FirstEventSeen,
         LifecyclePhase::FirstVisibleEventSeen,
     ] {
-        assert!(phases.contains(&phase), "{agent}: {phase:?} in {phases:?}");
+        let found = seen.any(|seen| *seen == phase);
+        assert!(found, "{agent}: {phase:?} in {phases:?}");
     }
     let words = visible(&stage.client, task).await;
     assert!(words.starts_with("I look.\n"), "{agent}: {words}");

@@ -98,7 +98,7 @@ async fn write(
                 after_control_seq: 2,
                 visible: true,
                 kind: OutputKind::Stdout.into(),
-                tool_call_id: String::new(),
+                ..Stream::default()
             })),
             ..AttemptFrame::default()
         });

@@ -27,6 +27,8 @@ pub(crate) struct Ending {
     pub(crate) exit: Option<Exit>,
     pub(crate) cleared: Cleared,
     pub(crate) process_started: bool,
+    /// False only where it is sure that nobody ever had the prompt.
+    pub(crate) prompted: bool,
     pub(crate) stderr_tail: String,
     /// What a coding agent said; absent for a command.
     pub(crate) spoken: Option<Spoken>,
@@ -81,6 +83,7 @@ impl Ending {
             exit: None,
             cleared,
             process_started: true,
+            prompted: true,
             stderr_tail: String::new(),
             spoken: None,
             ended: None,
@@ -115,6 +118,7 @@ impl Ending {
                 ..Cleared::default()
             },
             process_started: false,
+            prompted: false,
             stderr_tail: String::new(),
             spoken: None,
             ended: None,
@@ -146,6 +150,7 @@ impl Ending {
                 swept: report.swept,
             },
             process_started,
+            prompted: process_started,
             stderr_tail: String::new(),
             spoken: None,
             ended: ended_at(report).filter(|_| process_started),
@@ -167,6 +172,7 @@ impl Ending {
         Self {
             cause: decided.unwrap_or(Cause::NeverLaunched),
             process_started: false,
+            prompted: false,
             ..Self::broken(Cleared {
                 empty: true,
                 ..cleared
@@ -226,6 +232,8 @@ impl Attempt {
         self.fold.exited(ending.exit, now);
         self.fold.close(missing);
         self.deliver_all().await;
+        // Without a report something may have been said and read that nobody recorded.
+        ending.prompted &= report.is_none() || self.fold.may_have_prompt();
         ending.stderr_tail = self.fold.stderr_tail();
         ending.spoken = self.fold.spoken();
         // Before the cleanup's phases: from those on the relay waits for the last word only a little.

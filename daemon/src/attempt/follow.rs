@@ -165,9 +165,7 @@ impl Attempt {
 
     /// A child that wants no more of the prompt has as much as it will ever have.
     pub(super) fn on_stdin_done(&mut self, id: u64) {
-        if self.fold.stdin_done(id) {
-            self.enter(OncePhase::PromptWritten, None);
-        }
+        self.fold.stdin_done(id, self.workshop.clock.now());
     }
 
     /// It has read a lease with this limit.

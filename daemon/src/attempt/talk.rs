@@ -198,10 +198,13 @@ impl Talk {
         })
     }
 
-    /// True when the prompt is among what the agent has now.
-    pub(super) fn stdin_done(&mut self, id: u64) -> bool {
+    pub(super) fn stdin_done(&mut self, id: u64) {
         while self.unsent.pop_front_if(|unsent| unsent.id <= id).is_some() {}
-        self.prompt.is_some_and(|prompt| prompt <= id)
+    }
+
+    /// Number of the message that holds the prompt, once there is one.
+    pub(super) fn prompt(&self) -> Option<u64> {
+        self.prompt
     }
 
     /// It was read from where it was stored: nothing in it has to wait for that.
@@ -275,6 +278,7 @@ impl Talk {
                     kind: output.kind,
                     visible: output.visible,
                     tool: output.tool.as_deref().map(clip).unwrap_or_default(),
+                    before_prompt: false,
                 };
                 let text = self.lay_out(&label, output.text);
                 told.push(Told::Output(label, text));

@@ -12,6 +12,8 @@ pub(crate) struct Label {
     pub(crate) visible: bool,
     /// The tool call that it belongs to; empty for none.
     pub(crate) tool: String,
+    /// The agent had no prompt yet.
+    pub(crate) before_prompt: bool,
 }
 
 impl Label {
@@ -30,6 +32,7 @@ impl From<OutputKind> for Label {
             },
             visible: true,
             tool: String::new(),
+            before_prompt: false,
         }
     }
 }

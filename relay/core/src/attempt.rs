@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::id::{AttemptId, InputId};
-use crate::input::{CanceledBody, Completed, Errored, Termination};
+use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
 use crate::record::{
     Answer, AttemptRecord, EventKind, Holder, InputRecord, Lease, OpenTool, ParkCause, Phase,
     RejectCode, State,
@@ -85,7 +85,7 @@ pub(crate) enum Event {
     InputWithdrawn(InputId),
     InputReceived(InputId),
     Output {
-        visible: bool,
+        sign: Sign,
         tools: Vec<Arc<str>>,
         end: u64,
     },

@@ -216,7 +216,7 @@ impl Core {
         let own = (named || mutant!(OutputUnfenced)) && re.incarnation == self.config.incarnation;
         if own && newest.state.is_leased() && !newest.state.eq(&State::Offered) {
             let event = Event::Output {
-                visible: activity.visible,
+                sign: activity.sign,
                 tools: activity.tools,
                 end: activity.output_end,
             };

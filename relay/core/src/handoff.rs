@@ -14,7 +14,7 @@ use crate::core::{Core, Turn};
 use crate::effects::{After, Reply, Write};
 use crate::goal::{BlockDraft, CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{AttemptId, CheckpointId, RequestId, TaskId, TenantId};
-use crate::input::{Actor, Finished, Termination};
+use crate::input::{Actor, Finished, Sign, Termination};
 use crate::live::Live;
 use crate::record::{
     AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EndState, EventKind, ParkCause,
@@ -130,7 +130,7 @@ impl Core {
         };
         // It moves no state, but it is a sign of life.
         let sign_of_life = Event::Output {
-            visible: false,
+            sign: Sign::Event,
             tools: Vec::new(),
             end: live.newest().output_end,
         };

@@ -23,7 +23,7 @@ use crate::record::{
 use crate::spec::TaskSpec;
 use crate::time::Wall;
 
-pub use bodies::{Activity, CanceledBody, Completed, Errored, Termination};
+pub use bodies::{Activity, CanceledBody, Completed, Errored, Sign, Termination};
 
 #[derive(Debug)]
 pub enum Input {

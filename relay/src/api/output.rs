@@ -298,7 +298,9 @@ fn names_its_end(attempt: &AttemptRecord) -> bool {
         | State::WaitingInput
         | State::CleaningUp { .. } => true,
     };
-    attempt.final_offset.is_some() || !ran || attempt.prompt_written == Some(false)
+    // A program without a prompt may still have said something of itself.
+    let silent = attempt.prompt_written == Some(false) && attempt.times.agent_started.is_none();
+    attempt.final_offset.is_some() || !ran || silent
 }
 
 fn cut_reason(reason: CutReason) -> v1::CutReason {

@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use baton_core::id::{AttemptId, SessionId};
-use baton_core::input::{Activity, FrameRef};
+use baton_core::input::{Activity, FrameRef, Sign};
 use baton_core::time::Moment;
 
 /// Longest wait until output activity is told to the core.
@@ -33,8 +33,8 @@ struct One {
     is_given_up: bool,
     /// Number of a terminal frame that proved the processes' end: once acknowledged, nothing more will come.
     last_word: Option<u64>,
-    told_any: bool,
-    told_visible: bool,
+    /// The most that the core was told of its output.
+    told: Option<Sign>,
     told_tools: Vec<Arc<str>>,
     fresh: Option<Fresh>,
 }
@@ -42,7 +42,7 @@ struct One {
 /// Activity that the core has not been told yet.
 #[derive(Debug)]
 struct Fresh {
-    visible: bool,
+    sign: Sign,
     tools: Vec<Arc<str>>,
     output_end: u64,
     due: Moment,
@@ -70,8 +70,7 @@ impl Held {
             is_all: false,
             is_given_up: false,
             last_word: None,
-            told_any: false,
-            told_visible: false,
+            told: None,
             told_tools: Vec::new(),
             fresh: None,
         };
@@ -195,7 +194,7 @@ impl Held {
 #[derive(Debug)]
 pub(super) struct Seen<'a> {
     pub(super) attempt: AttemptId,
-    pub(super) visible: bool,
+    pub(super) sign: Sign,
     pub(super) tool: &'a str,
     pub(super) end: u64,
 }
@@ -212,12 +211,12 @@ impl One {
     fn note(&mut self, seen: &Seen<'_>, now: Moment) -> bool {
         let due = now + self.every_ms;
         let fresh = self.fresh.get_or_insert(Fresh {
-            visible: false,
+            sign: seen.sign,
             tools: Vec::new(),
             output_end: 0,
             due,
         });
-        fresh.visible |= seen.visible;
+        fresh.sign = fresh.sign.max(seen.sign);
         fresh.output_end = fresh.output_end.max(seen.end);
         let known = |tools: &[Arc<str>]| tools.iter().any(|tool| **tool == *seen.tool);
         let first_of_tool =
@@ -228,22 +227,21 @@ impl One {
         if first_of_tool {
             self.told_tools.push(seen.tool.into());
         }
-        !self.told_any || (seen.visible && !self.told_visible) || first_of_tool
+        Some(seen.sign) > self.told || first_of_tool
     }
 
     fn tell(&mut self, session: SessionId) -> Option<Activity> {
         let Fresh {
-            visible,
+            sign,
             tools,
             output_end,
             ..
         } = self.fresh.take()?;
-        self.told_any = true;
-        self.told_visible |= visible;
+        self.told = self.told.max(Some(sign));
         Some(Activity {
             session,
             re: self.re,
-            visible,
+            sign,
             tools,
             output_end,
         })
@@ -268,10 +266,10 @@ mod tests {
         (held, SessionId(Uuid::from_u128(4)), re.attempt)
     }
 
-    fn chunk(attempt: AttemptId, visible: bool, tool: &str, end: u64) -> Seen<'_> {
+    fn chunk(attempt: AttemptId, sign: Sign, tool: &str, end: u64) -> Seen<'_> {
         Seen {
             attempt,
-            visible,
+            sign,
             tool,
             end,
         }
@@ -282,27 +280,36 @@ mod tests {
         let (mut held, session, attempt) = held();
         let at = Moment(1_000);
         assert!(
-            held.output(session, chunk(attempt, false, "", 10), at)
+            held.output(session, chunk(attempt, Sign::BeforePrompt, "", 5), at)
+                .is_some(),
+            "what it says of itself"
+        );
+        assert!(
+            held.output(session, chunk(attempt, Sign::Event, "", 10), at)
                 .is_some(),
             "the first output"
         );
         assert!(
-            held.output(session, chunk(attempt, true, "", 20), at)
+            held.output(session, chunk(attempt, Sign::VisibleEvent, "", 20), at)
                 .is_some(),
             "the first visible"
         );
         assert!(
-            held.output(session, chunk(attempt, false, "t1", 30), at)
+            held.output(session, chunk(attempt, Sign::Event, "t1", 30), at)
                 .is_some(),
             "a tool's first"
         );
         assert!(
-            held.output(session, chunk(attempt, true, "t1", 40), at)
+            held.output(session, chunk(attempt, Sign::VisibleEvent, "t1", 40), at)
                 .is_none()
         );
         assert!(
-            held.output(session, chunk(attempt, true, "", 50), at + 400)
-                .is_none()
+            held.output(
+                session,
+                chunk(attempt, Sign::VisibleEvent, "", 50),
+                at + 400
+            )
+            .is_none()
         );
         assert_eq!(
             held.next_flush(),
@@ -311,7 +318,10 @@ mod tests {
         );
         assert!(held.flush_due(session, at + 499).is_empty());
         let flushed = held.flush_due(session, at + 500);
-        assert_eq!((flushed[0].output_end, flushed[0].visible), (50, true));
+        assert_eq!(
+            (flushed[0].output_end, flushed[0].sign),
+            (50, Sign::VisibleEvent)
+        );
         assert_eq!(&*flushed[0].tools[0], "t1");
         assert_eq!(held.next_flush(), None);
     }

@@ -1,6 +1,6 @@
 //! What the daemon says: each frame is decoded, checked against what this session may speak for, and passed on.
 
-use baton_core::input::{Frame, FrameBody, FrameRef, Heartbeat, Input};
+use baton_core::input::{Frame, FrameBody, FrameRef, Heartbeat, Input, Sign};
 use baton_core::record::Workspace;
 use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame as Sent;
@@ -229,6 +229,7 @@ impl Session {
             self.refuse(&re.attempt.to_string(), 0, Some(sent.offset), &fault);
             return Ok(());
         }
+        let sign = sign(&sent);
         let chunk = Chunk {
             attempt: re.attempt.0,
             offset: sent.offset,
@@ -243,7 +244,7 @@ impl Session {
         };
         let seen = Seen {
             attempt: re.attempt,
-            visible: sent.visible,
+            sign,
             tool: &sent.tool_call_id,
             end,
         };
@@ -365,6 +366,15 @@ fn proves_the_end(body: &FrameBody) -> bool {
         | FrameBody::InputReceived { .. }
         | FrameBody::Goal(_)
         | FrameBody::Unknown => false,
+    }
+}
+
+/// What people can see was said with the prompt in hand, whatever else the daemon says of it.
+fn sign(sent: &v1::Stream) -> Sign {
+    match (sent.visible, sent.before_prompt) {
+        (true, _) => Sign::VisibleEvent,
+        (false, false) => Sign::Event,
+        (false, true) => Sign::BeforePrompt,
     }
 }
 

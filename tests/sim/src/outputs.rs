@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use baton_core::id::AttemptId;
-use baton_core::input::{Activity, Frame, FrameBody, FrameRef, Input};
+use baton_core::input::{Activity, Frame, FrameBody, FrameRef, Input, Sign};
 use baton_daemon_core::outbox::Record;
 
 use crate::held::Word;
@@ -104,7 +104,11 @@ impl World {
         let activity = Activity {
             session,
             re: chunk.re,
-            visible,
+            sign: if visible {
+                Sign::VisibleEvent
+            } else {
+                Sign::Event
+            },
             tools: Vec::new(),
             output_end: end,
         };

@@ -38,6 +38,8 @@ pub(super) struct Heard {
     behind: Vec<u8>,
     /// Position of the last snapshot.
     pub(super) saved_at: u64,
+    /// Number of the last message that the child has.
+    stdin_done: u64,
     /// Until when the process may end by itself.
     pub(super) linger_until: Option<Moment>,
 }
@@ -150,6 +152,7 @@ impl Fold {
         let begun = std::mem::replace(&mut self.heard.line_end, end);
         let label = Label {
             visible: false,
+            before_prompt: self.awaits_prompt(),
             ..Label::from(OutputKind::Stderr)
         };
         if !bytes.is_empty() {
@@ -188,7 +191,13 @@ impl Fold {
             self.told = end;
             self.save();
         }
+        self.notice_the_prompt(now);
         self.notice_the_end(now);
+    }
+
+    /// What is said now is said without a prompt, unless people can see it.
+    fn awaits_prompt(&self) -> bool {
+        !self.order.reached(OncePhase::PromptWritten)
     }
 
     /// The first visible output after the first one.
@@ -199,11 +208,12 @@ impl Fold {
 
     fn hear_output(
         &mut self,
-        label: Label,
+        mut label: Label,
         text: String,
         waits: Option<std::ops::Range<u64>>,
         now: Moment,
     ) {
+        label.before_prompt = self.awaits_prompt();
         if !label.tool.is_empty() {
             let tool_call_id = Some(label.tool.clone());
             self.timers.apply(Fact::Activity { tool_call_id }, now);
@@ -301,12 +311,31 @@ impl Fold {
         talk.flat_map(move |talk| talk.stdin_after(sent, stored_answers))
     }
 
-    /// True when the child has the prompt now.
-    pub(crate) fn stdin_done(&mut self, id: u64) -> bool {
-        match &mut self.talk {
-            Some(talk) => talk.stdin_done(id),
-            None => id >= super::PROMPT,
+    /// The child has what it was sent, up to this number.
+    pub(crate) fn stdin_done(&mut self, id: u64, now: Moment) {
+        self.heard.stdin_done = self.heard.stdin_done.max(id);
+        if let Some(talk) = &mut self.talk {
+            talk.stdin_done(id);
         }
+        self.notice_the_prompt(now);
+    }
+
+    /// Whether it was written may be known before the line is read again that the prompt was the answer to.
+    fn notice_the_prompt(&mut self, now: Moment) {
+        let prompt = match &self.talk {
+            Some(talk) => talk.prompt(),
+            None => Some(super::PROMPT),
+        };
+        if prompt.is_some_and(|prompt| prompt <= self.heard.stdin_done) {
+            self.enter(OncePhase::PromptWritten, None, now);
+        }
+    }
+
+    /// False where a coding agent was never even sent a prompt. A command acts without any.
+    pub(crate) fn may_have_prompt(&self) -> bool {
+        self.talk
+            .as_ref()
+            .is_none_or(|talk| talk.prompt().is_some())
     }
 
     fn notice_the_end(&mut self, now: Moment) {

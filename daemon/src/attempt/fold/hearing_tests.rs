@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::super::super::talk::{Said, Word};
 use super::super::*;
 use crate::agents::test_talk;
+use crate::timers::DeadlineKind;
 
 fn at(millis: u64) -> Moment {
     Moment::from_millis(millis)
@@ -291,4 +292,68 @@ fn an_answer_to_a_prompt_proves_that_it_was_written() {
         OncePhase::FirstEventSeen,
     ];
     assert_eq!(phases, expected);
+}
+
+fn entered(fold: &mut Fold) -> Vec<OncePhase> {
+    let mut phases = Vec::new();
+    while let Some(event) = fold.next(at(3_000)) {
+        if let AttemptEvent::Entered { phase, .. } = event {
+            phases.push(phase);
+        }
+    }
+    phases
+}
+
+#[test]
+fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_written() {
+    let limits = Deadlines {
+        prompt_write: Some(std::time::Duration::from_millis(100)),
+        ..Deadlines::default()
+    };
+    let mut fold = Fold::new(limits).with_talk(Box::new(test_talk()));
+    fold.enter(OncePhase::AgentStarted, Some(7), at(1));
+    fold.stdin_done(1, at(1));
+    let greets = r#"{"method":"account/updated","params":{}}"#;
+    fold.take_in(OutputKind::Stdout, format!("{greets}\n").as_bytes(), at(2));
+    for (kind, line) in LINES.iter().take(3) {
+        fold.take_in(*kind, format!("{line}\n").as_bytes(), at(2));
+    }
+    assert!(fold.may_have_prompt(), "it is on its way");
+    let mut before = Vec::new();
+    while let Some(event) = fold.next(at(50)) {
+        match event {
+            AttemptEvent::Output { chunk, .. } => before.push(chunk.label.before_prompt),
+            AttemptEvent::Entered { phase, .. } => assert_eq!(phase, OncePhase::AgentStarted),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(before, [true, true], "a notice and a warning");
+    assert_eq!(
+        fold.expired(at(101)),
+        Some(DeadlineKind::PromptWrite),
+        "words are no prompt"
+    );
+    let prompt = fold.stdin_after(0, 0).last().unwrap();
+    fold.stdin_done(prompt.id, at(60));
+    assert_eq!(entered(&mut fold), [OncePhase::PromptWritten]);
+    assert_eq!(fold.expired(at(101)), None);
+    fold.take_in(OutputKind::Stderr, b"later", at(61));
+    let Some(AttemptEvent::Output { chunk, .. }) = fold.next(at(100)) else {
+        panic!("a warning");
+    };
+    assert!(!chunk.label.before_prompt);
+}
+
+/// The daemon before has sent the prompt, and died before it stored the line that the prompt answers.
+#[test]
+fn a_prompt_that_was_written_before_its_line_is_read_again_is_told_then() {
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    fold.enter(OncePhase::AgentStarted, Some(7), at(1));
+    assert!(!fold.may_have_prompt());
+    fold.stdin_done(4, at(1));
+    assert_eq!(entered(&mut fold), [OncePhase::AgentStarted]);
+    for (kind, line) in LINES.iter().take(3) {
+        fold.take_in(*kind, format!("{line}\n").as_bytes(), at(2));
+    }
+    assert_eq!(entered(&mut fold), [OncePhase::PromptWritten]);
 }

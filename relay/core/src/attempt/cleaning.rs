@@ -3,7 +3,7 @@
 
 use super::ending::{canceled_by, code_of};
 use super::{Event, Machine, Outcome};
-use crate::input::{CanceledBody, Completed, Errored, Termination};
+use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
 use crate::record::{
     EndState, EndedBy, EventKind, FailureCode, ParkCause, Pending, Phase, Receipt, State, TimerKind,
 };
@@ -44,7 +44,7 @@ impl Machine<'_> {
                 self.attempt.retry_safe = false;
                 Outcome::Applied
             }
-            Event::Output { visible, end, .. } => self.output_in_cleanup(visible, end),
+            Event::Output { sign, end, .. } => self.output_in_cleanup(sign, end),
             Event::ToolFinished(_)
             | Event::InputWithdrawn(_)
             | Event::InputReceived(_)
@@ -237,9 +237,9 @@ impl Machine<'_> {
         }
     }
 
-    fn output_in_cleanup(&mut self, visible: bool, end: u64) -> Outcome {
+    fn output_in_cleanup(&mut self, sign: Sign, end: u64) -> Outcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
-        self.attempt.retry_safe &= !visible;
+        self.attempt.retry_safe &= sign != Sign::VisibleEvent;
         Outcome::Ignored
     }
 }

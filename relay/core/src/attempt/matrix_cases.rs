@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{Event, Forced, ForcedEnd};
 use crate::id::{AttemptId, DaemonId, Incarnation, InputId, InstanceId, TokenId};
-use crate::input::{CanceledBody, Completed, Errored, Termination};
+use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
 use crate::record::{
     AgentHolder, Answer, AttemptRecord, DaemonHolder, Decision, End, EndState, EndedBy,
     FailureCode, Holder, InputKind, InputRecord, InputState, Lease, OpenTool, ParkCause, Parked,
@@ -303,8 +303,8 @@ fn frame_events() -> Vec<(String, Event)> {
         id: "n".into(),
         name: "ls".into(),
     };
-    let output = |visible| Event::Output {
-        visible,
+    let output = |sign| Event::Output {
+        sign,
         tools: Vec::new(),
         end: 1,
     };
@@ -325,8 +325,9 @@ fn frame_events() -> Vec<(String, Event)> {
         ),
         ("input withdrawn", Event::InputWithdrawn(input_id())),
         ("input received", Event::InputReceived(input_id())),
-        ("output", output(false)),
-        ("output, visible", output(true)),
+        ("output before the prompt", output(Sign::BeforePrompt)),
+        ("output", output(Sign::Event)),
+        ("output, visible", output(Sign::VisibleEvent)),
         ("completed", Event::Completed(completed.clone())),
         ("completed, files missing", Event::Unmet(completed)),
         ("errored agent_exit", errored(FailureCode::AgentExit)),

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use super::{Event, Machine, Outcome};
+use crate::input::Sign;
 use crate::record::{
     EndState, EndedBy, EventKind, FailureCode, OpenTool, Pending, Phase, State, TimerKind,
 };
@@ -56,11 +57,7 @@ impl Machine<'_> {
             Event::InputWithdrawn(id) => self.input_withdrawn(id),
             Event::InputReceived(id) => self.input_received(id),
             Event::Answered(id, answer) => self.answered(id, answer),
-            Event::Output {
-                visible,
-                tools,
-                end,
-            } => self.output(visible, &tools, end),
+            Event::Output { sign, tools, end } => self.output(sign, &tools, end),
             Event::Completed(body) => self.complete(body),
             Event::Unmet(body) => self.unmet(body),
             Event::Errored(body) => self.error(body),
@@ -204,8 +201,12 @@ impl Machine<'_> {
         Outcome::Applied
     }
 
-    fn output(&mut self, visible: bool, tools: &[Arc<str>], end: u64) -> Outcome {
+    fn output(&mut self, sign: Sign, tools: &[Arc<str>], end: u64) -> Outcome {
         self.attempt.output_end = self.attempt.output_end.max(end);
+        // What a program says of itself ends no wait for the prompt, and does not prove that it has one.
+        if sign == Sign::BeforePrompt {
+            return Outcome::Ignored;
+        }
         let before = self.attempt.reached;
         for tool in tools {
             self.tell(&Fact::Output {
@@ -214,7 +215,7 @@ impl Machine<'_> {
         }
         self.tell(&Fact::Output { tool: None });
         self.reach(Phase::FirstEventSeen);
-        if visible {
+        if sign == Sign::VisibleEvent {
             self.tell(&Fact::Phase(Phase::FirstVisibleEventSeen));
             self.reach(Phase::FirstVisibleEventSeen);
         }

@@ -80,9 +80,18 @@ pub struct CanceledBody {
 pub struct Activity {
     pub session: SessionId,
     pub re: FrameRef,
-    /// Some of it was meant for people.
-    pub visible: bool,
+    pub sign: Sign,
     /// Tool calls that it belongs to; empty for the agent's own output.
     pub tools: Vec<Arc<str>>,
     pub output_end: u64,
+}
+
+/// What output says of the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Sign {
+    /// The agent had no prompt to work on when it said this.
+    BeforePrompt,
+    Event,
+    /// Some of it was meant for people.
+    VisibleEvent,
 }

@@ -2,6 +2,7 @@
 
 use super::world::{World, completed, spec};
 use crate::effects::{After, Downstream, Send};
+use crate::input::Sign;
 use crate::record::{AttemptState, EndState, EventKind, Phase, Receipt, TaskState};
 
 #[test]
@@ -61,7 +62,22 @@ fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
     let _machine = world.machine(1);
     let task = world.submit(spec());
     let mut work = world.started();
+    let (session, re) = (work.session, work.re);
+    let printed = |sign, output_end| {
+        crate::input::Input::Activity(crate::input::Activity {
+            session,
+            re,
+            sign,
+            tools: Vec::new(),
+            output_end,
+        })
+    };
+    world.phase(&mut work, Phase::AgentStarted);
+    world.say(printed(Sign::BeforePrompt, 5));
+    assert_eq!(world.attempt_state(task), AttemptState::Starting);
+    assert_eq!(world.newest(task).prompt_written, None);
     world.phase(&mut work, Phase::PromptWritten);
+    assert_eq!(world.newest(task).output_end, 5);
     assert_eq!(world.attempt_state(task), AttemptState::Prompted);
     world.phase(&mut work, Phase::AgentStarted);
     assert_eq!(
@@ -70,14 +86,7 @@ fn phases_tools_and_output_move_the_state_and_skipping_is_allowed() {
         "backwards changes nothing"
     );
     assert!(world.newest(task).retry_safe);
-    let output = crate::input::Activity {
-        session: work.session,
-        re: work.re,
-        visible: true,
-        tools: Vec::new(),
-        output_end: 12,
-    };
-    world.say(crate::input::Input::Activity(output));
+    world.say(printed(Sign::VisibleEvent, 12));
     assert_eq!(world.attempt_state(task), AttemptState::Streaming);
     assert!(!world.newest(task).retry_safe, "people have seen something");
     let tool = |id: &str| crate::input::FrameBody::ToolStarted {
