@@ -53,6 +53,8 @@ pub(crate) struct Daemon {
     pub(crate) stopped_until: u64,
     /// Its whole machine does nothing before this, or did so.
     pub(crate) asleep_until: u64,
+    /// Since when it did.
+    pub(crate) asleep_since: u64,
     /// What may come again much later.
     pub(crate) past: Past,
     pub(crate) ghosts: BTreeSet<(AttemptId, u64)>,
@@ -98,6 +100,7 @@ impl World {
             held: BTreeMap::new(),
             stopped_until: 0,
             asleep_until: 0,
+            asleep_since: 0,
             past: Past::default(),
             ghosts: BTreeSet::new(),
             answers: BTreeMap::new(),
@@ -276,7 +279,12 @@ impl World {
         daemon.failures = 0;
         daemon.instance = instance;
         daemon.boot += u64::from(reboot);
-        (daemon.stopped_until, daemon.asleep_until) = (0, 0);
+        daemon.stopped_until = 0;
+        if reboot {
+            // The machine that slept is gone with all that ran on it. A daemon that ends leaves its shims on a machine that
+            // may have woken this instant.
+            daemon.asleep_until = 0;
+        }
         let life = daemon.life;
         let long = self.rng.chance(20);
         let away = self.rng.between(100, if long { 90_000 } else { 8_000 });

@@ -256,7 +256,6 @@ impl World {
             self.relay.heard.insert(word.attempt, seq);
             self.judge_order(word);
         }
-        self.hear_again(word);
         let Some(after) = self.relay.store.view.record(word.task.task) else {
             return;
         };
@@ -274,28 +273,21 @@ impl World {
         }
     }
 
-    /// A refused result is not acknowledged, so it may come again to a relay that knows it only from its records.
-    fn hear_again(&mut self, word: &Word) {
-        let known = word.task.attempt(word.attempt);
-        let refused = known.and_then(|attempt| attempt.refused_seq);
-        if let Some(nth) = word
-            .nth
-            .filter(|_| refused.is_some() && refused == word.control_seq)
-        {
-            self.relay.heard_words.insert((word.attempt, nth));
-        }
-    }
-
-    /// A worker leaves nothing out: every word before this one was heard, or is acknowledged.
+    /// A worker leaves nothing out: every word before this one was heard, or is acknowledged. A refused result is not
+    /// acknowledged, and the relay knows it from its records all the same: a double of what follows may come before it does.
     fn judge_order(&mut self, word: &Word) {
         let (attempt, Some(nth)) = (word.attempt, word.nth) else {
             return;
         };
         let held = self.daemons.iter().find_map(|d| d.held.get(&attempt));
         let heard = &self.relay.heard_words;
+        let known = word.task.attempt(attempt);
         let missed = held.and_then(|held| {
+            let refused = known.and_then(|known| known.refused_seq);
+            let refused = refused.and_then(|seq| held.spoken.get(&seq));
             let mut earlier = held.untold.range(..nth);
-            earlier.find(|earlier| !heard.contains(&(attempt, **earlier)))
+            earlier
+                .find(|earlier| !heard.contains(&(attempt, **earlier)) && Some(*earlier) != refused)
         });
         assert!(
             missed.is_none(),

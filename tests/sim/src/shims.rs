@@ -143,7 +143,7 @@ impl World {
         };
         let lead = u64::try_from(held.cleanup_term.as_millis()).unwrap_or(u64::MAX);
         let lead = lead.min(held.rights.least_granted / 4);
-        let due = held.rights.until.saturating_sub(lead);
+        let due = self.awake_at(index, held.rights.until.saturating_sub(lead));
         assert!(
             shim.term_at.is_some_and(|at| at <= due),
             "S14: {attempt} is killed, and TERM was due at {due} and came at {:?}",

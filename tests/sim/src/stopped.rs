@@ -53,6 +53,7 @@ impl World {
         self.counts.suspends += 1;
         let until = self.now + self.rng.between(2_000, 120_000);
         self.note(|| format!("the machine of d{index} sleeps until {until}"));
+        self.daemons[index].asleep_since = self.now;
         self.daemons[index].asleep_until = until;
         self.at(until, Event::Wake { daemon: index });
         // Asleep it does nothing, and awake it is ended before it does: it is in nobody's way.
@@ -68,6 +69,13 @@ impl World {
     pub(crate) fn has_slept(&self, index: usize) -> bool {
         let until = self.daemons[index].asleep_until;
         until > 0 && self.now < until + WAKING_MS
+    }
+
+    /// When a machine can do what is due at this moment: nobody acts in his sleep.
+    pub(crate) fn awake_at(&self, index: usize, due: u64) -> u64 {
+        let daemon = &self.daemons[index];
+        let asleep = daemon.asleep_since <= due && due < daemon.asleep_until;
+        if asleep { daemon.asleep_until } else { due }
     }
 
     pub(crate) fn stop_daemon(&mut self, index: usize) {
