@@ -111,7 +111,7 @@ clients! {
 impl Relay {
     /// With what the command line, the environment and the data directory say.
     pub(crate) async fn discover(args: &RelayArgs) -> Result<Self, CliError> {
-        let url = args.relay_url();
+        let url = args.relay_url()?;
         let ca = args.ca.as_deref().map(|path| {
             fs::read(path).map_err(|error| {
                 CliError::local(

@@ -89,22 +89,29 @@ impl RelayArgs {
         (relay_is_meant || !directory_is_meant).then_some(relay)
     }
 
-    pub(crate) fn relay_url(&self) -> String {
+    /// The relay that was named, or that of the data directory. A directory's own token is sent to no relay but its own: where
+    /// that has stopped, whoever listens at the usual address now may be a stranger.
+    pub(crate) fn relay_url(&self) -> Result<String, CliError> {
+        let data = self.data_dir();
         let given = self.named_relay().map(str::to_owned);
-        given
-            .or_else(|| written_url(&self.data_dir()))
-            .unwrap_or_else(|| DEFAULT_RELAY.to_owned())
+        let known = given.or_else(|| written_url(&data));
+        let own_token = self.named_token().is_none() && data.join(ADMIN_TOKEN_FILE).exists();
+        match known {
+            Some(url) => Ok(url),
+            None if own_token => Err(not_running(&data)),
+            None => Ok(DEFAULT_RELAY.to_owned()),
+        }
+    }
+
+    fn named_token(&self) -> Option<&Path> {
+        let named = self.token_file.as_deref();
+        named.filter(|path| !path.as_os_str().is_empty())
     }
 
     /// The token, or a story about where it was looked for.
     pub(crate) fn token(&self) -> Result<String, CliError> {
-        let named = self
-            .token_file
-            .clone()
-            .filter(|path| !path.as_os_str().is_empty());
-        let path = named
-            .clone()
-            .unwrap_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE));
+        let named = self.named_token();
+        let path = named.map_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE), Path::to_owned);
         read_token(&path).map_err(|error| token_story(&path, named.is_some(), &error))
     }
 }
@@ -125,6 +132,15 @@ fn written_url(data: &Path) -> Option<String> {
     let text = fs::read_to_string(data.join(RELAY_URL_FILE)).ok()?;
     let url = text.trim();
     (!url.is_empty()).then(|| url.to_owned())
+}
+
+fn not_running(data: &Path) -> CliError {
+    CliError::Unreachable(Story {
+        what: format!("reach the relay of {}", data.display()),
+        why: "no relay runs on this data directory".to_owned(),
+        hint: "start it with `baton up` or `baton relay`, or name another relay with --relay and its token with --token-file"
+            .to_owned(),
+    })
 }
 
 fn read_token(path: &Path) -> io::Result<String> {
@@ -165,11 +181,27 @@ mod tests {
     #[test]
     fn a_data_directory_is_enough_to_find_relay_and_token() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(args(dir.path()).relay_url(), DEFAULT_RELAY);
+        assert_eq!(args(dir.path()).relay_url().unwrap(), DEFAULT_RELAY);
         fs::write(dir.path().join(RELAY_URL_FILE), "http://127.0.0.1:9999\n").unwrap();
         fs::write(dir.path().join(ADMIN_TOKEN_FILE), "btn_abc\n").unwrap();
-        assert_eq!(args(dir.path()).relay_url(), "http://127.0.0.1:9999");
+        assert_eq!(
+            args(dir.path()).relay_url().unwrap(),
+            "http://127.0.0.1:9999"
+        );
         assert_eq!(args(dir.path()).token().unwrap(), "btn_abc");
+    }
+
+    #[test]
+    fn the_token_of_a_relay_that_has_stopped_is_sent_to_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(ADMIN_TOKEN_FILE), "btn_abc\n").unwrap();
+        let stopped = args(dir.path()).relay_url().unwrap_err();
+        assert!(stopped.is_transient() && stopped.to_string().contains("no relay runs"));
+        let named = RelayArgs {
+            token_file: Some("/of/another".into()),
+            ..args(dir.path())
+        };
+        assert_eq!(named.relay_url().unwrap(), DEFAULT_RELAY);
     }
 
     #[test]
