@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::overheard::{Memory, listener};
 use crate::run::now;
-use crate::{BATON, pass, some_ms};
+use crate::{BATON, in_turn, pass, some_ms};
 
 /// One daemon and its wire.
 pub(crate) struct Member {
@@ -153,8 +153,10 @@ pub(crate) async fn troubles(
     view: &Viewpoint,
     stop: &CancellationToken,
 ) {
-    while pass(some_ms(gap_ms / 2, gap_ms * 2), stop).await {
-        let trouble = mix[rand::random_range(0..mix.len())];
+    let mut turns = in_turn(mix);
+    while pass(some_ms(gap_ms / 2, gap_ms * 2), stop).await
+        && let Some(trouble) = turns.next()
+    {
         let member = rand::random_range(0..group.len());
         let member = &mut group[member];
         if member.suffer(trouble, others, stop).await {

@@ -47,6 +47,12 @@ fn some_ms(from: u64, to: u64) -> Duration {
     Duration::from_millis(rand::random_range(from..to))
 }
 
+/// One after the other without end, from anywhere: chance must not leave a kind out of a run that has to see it.
+fn in_turn<T: Copy>(mix: &[T]) -> impl Iterator<Item = T> {
+    let first = rand::random_range(0..mix.len());
+    mix.iter().copied().cycle().skip(first)
+}
+
 /// Lets time pass, which is all that a fault does while it lasts. False when it was stopped before.
 async fn pass(time: Duration, stop: &CancellationToken) -> bool {
     tokio::time::timeout(time, stop.cancelled()).await.is_err()

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clients::Load;
 use crate::run::now;
-use crate::{BATON, pass, skips, some_ms};
+use crate::{BATON, in_turn, pass, skips, some_ms};
 
 /// Room for the data of a long run above the mark.
 const DISK_MIB: u32 = 768;
@@ -112,9 +112,11 @@ impl Victim {
 
     /// One thing after the other, until it is told to stop.
     pub(crate) async fn faults(&mut self, mix: &[Fault], gap_ms: u64, stop: &CancellationToken) {
-        while pass(some_ms(gap_ms / 2, gap_ms * 2), stop).await {
-            self.suffer(mix[rand::random_range(0..mix.len())], stop)
-                .await;
+        let mut turns = in_turn(mix);
+        while pass(some_ms(gap_ms / 2, gap_ms * 2), stop).await
+            && let Some(fault) = turns.next()
+        {
+            self.suffer(fault, stop).await;
         }
     }
 

@@ -260,6 +260,7 @@ async fn weather(storm: &mut Storm, time: Duration) {
         Trouble::Kill,
         Trouble::Stop,
         Trouble::Cut,
+        Trouble::Stop,
         Trouble::Echo,
         Trouble::Lie,
     ];
