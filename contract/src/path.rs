@@ -8,8 +8,15 @@ pub const PATHS_MAX: usize = 64;
 /// Length of one path.
 pub const PATH_BYTES_MAX: usize = 1024;
 
-/// How every credential and lease token of ours begins, and from where on a word is one.
-const TOKEN_PREFIXES: [&str; 2] = ["btn_", "rlt_"];
+/// How our credentials and lease tokens begin, and what must follow for a word to be one. A credential goes on with an id in
+/// hexadecimal: without that it is the name of a button.
+const TOKENS: [(&str, IsTokenByte); 2] = [
+    ("btn_", |b| matches!(b, b'0'..=b'9' | b'a'..=b'f')),
+    ("rlt_", |b| {
+        b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-')
+    }),
+];
+type IsTokenByte = fn(&u8) -> bool;
 const TOKEN_BYTES_MIN: usize = 16;
 
 /// What is wrong with a path.
@@ -79,12 +86,10 @@ fn is_drive(path: &str) -> bool {
 }
 
 fn holds_token(path: &str) -> bool {
-    TOKEN_PREFIXES.iter().any(|prefix| {
+    TOKENS.iter().any(|(prefix, goes_on)| {
         path.match_indices(prefix).any(|(at, _)| {
-            let body = path[at + prefix.len()..].bytes();
-            body.take_while(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-'))
-                .count()
-                >= TOKEN_BYTES_MIN
+            let body = &path.as_bytes()[at + prefix.len()..];
+            body.iter().take_while(|b| goes_on(b)).count() >= TOKEN_BYTES_MIN
         })
     })
 }
@@ -106,6 +111,7 @@ mod tests {
             "dir/.hidden",
             "ä/ß c",
             "ab:c",
+            "ui/btn_primary_outline_large.tsx",
         ] {
             assert_eq!(check_path(good), Ok(()), "{good}");
         }

@@ -41,9 +41,10 @@ static SHAPES: LazyLock<Vec<Shape>> = LazyLock::new(|| {
         ),
         // Our own credentials, and what the usual issuers give out.
         shape(
+            // A credential begins with an id in hexadecimal; without that it is the name of a button.
             &["btn_", "rlt_"],
-            r"\b(btn_|rlt_)[A-Za-z0-9_-]{16,}",
-            "${1}[redacted]",
+            r"\b(?:(btn_)[0-9a-f]{16}[A-Za-z0-9_-]*|(rlt_)[A-Za-z0-9_-]{16,})",
+            "${1}${2}[redacted]",
         ),
         shape(
             &["eyj"],
@@ -133,6 +134,10 @@ mod tests {
                 "?access_token=[redacted]&page=2",
             ),
             ("btn_0123456789abcdefXY", "btn_[redacted]"),
+            (
+                "ui/btn_primary_outline_large.tsx",
+                "ui/btn_primary_outline_large.tsx",
+            ),
         ] {
             assert_eq!(without(words), clean);
         }
