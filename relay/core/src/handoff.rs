@@ -151,8 +151,10 @@ impl Core {
     ) -> Result<Said, Rejection> {
         check_park(live)?;
         let said = match park.checkpoint {
-            Some(draft) => {
-                add_checkpoint(live, draft, CheckpointKind::Blocked, park.by, known, turn)
+            Some((mut draft, redacted)) => {
+                stand_where_it_stood(&mut draft, known.as_deref(), &park.reason);
+                let (draft, kind) = ((draft, redacted), CheckpointKind::Blocked);
+                add_checkpoint(live, draft, kind, park.by, known, turn)
             }
             None => Said {
                 progress: progress_of(live, known),
@@ -261,10 +263,7 @@ impl Park {
         control_seq: Option<u64>,
     ) -> Self {
         let (block, redacted) = block.into_parts();
-        let mut draft = block.checkpoint.unwrap_or_default();
-        if draft.summary.trim().is_empty() {
-            draft.summary = Arc::clone(&block.reason);
-        }
+        let draft = block.checkpoint.unwrap_or_default();
         Self {
             cause: ParkCause::Blocked,
             reason: block.reason,
@@ -335,6 +334,25 @@ pub(crate) fn add_progress(
     turn.write(Write::PutProgress(Arc::clone(&progress)));
     live.note(EventKind::Progress, message);
     progress
+}
+
+/// A block says why it stops. Where the work stands is what was said of it before, unless the block says that as well: the
+/// next attempt goes by the newest checkpoint alone.
+fn stand_where_it_stood(
+    draft: &mut CheckpointDraft,
+    known: Option<&ProgressRecord>,
+    why: &Arc<str>,
+) {
+    let is_told = |text: &&Arc<str>| !text.trim().is_empty();
+    if !is_told(&&draft.summary) {
+        let before = known.map(|known| &known.summary).filter(is_told);
+        draft.summary = Arc::clone(before.unwrap_or(why));
+    }
+    if let Some(before) = known.map(|known| &known.cursor)
+        && !is_told(&&draft.cursor)
+    {
+        draft.cursor = Arc::clone(before);
+    }
 }
 
 /// Writes the next checkpoint, pushes the oldest out, and brings the progress up to it.

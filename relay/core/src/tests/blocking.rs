@@ -234,3 +234,28 @@ fn a_cancel_wins_over_a_block_and_a_block_is_refused_while_an_end_is_on_its_way(
     world.frame(&mut work, super::world::canceled());
     assert_eq!(world.state(task), TaskState::Canceled);
 }
+
+/// The next attempt goes by the newest checkpoint, so a block that says only why hides nothing of what was known.
+#[test]
+fn a_block_without_a_checkpoint_stands_where_the_work_stood() {
+    let mut world = World::new();
+    world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    let draft = CheckpointDraft {
+        summary: "half of it".into(),
+        cursor: "page 3".into(),
+        ..CheckpointDraft::default()
+    };
+    world.frame(
+        &mut work,
+        FrameBody::Goal(GoalWord::Checkpoint(Clean::new(draft))),
+    );
+    world.block(task, "a key is missing").unwrap();
+    let written = &world.store.checkpoints[&(task, 2)];
+    assert_eq!(
+        (&*written.summary, &*written.cursor),
+        ("half of it", "page 3")
+    );
+    assert_eq!(&*world.store.progress[&task].summary, "half of it");
+}
