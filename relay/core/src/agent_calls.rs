@@ -11,7 +11,7 @@ use crate::attempt::{Event, Outcome};
 use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply};
-use crate::frame::{event_of, note_delivered, proves};
+use crate::frame::{event_of, note_delivered, note_unmet, proves};
 use crate::goal::GoalWord;
 use crate::handoff::{Park, Said, add_progress};
 use crate::id::Incarnation;
@@ -233,6 +233,10 @@ impl Core {
         let event = event_of(body, &live.spec, turn.now.wall).ok_or(Rejection::WrongOrder)?;
         match self.apply(live, event, None, turn) {
             Outcome::Applied => Ok(Answer::Task),
+            Outcome::Refused(Rejection::ContractUnmet) => {
+                note_unmet(live);
+                Err(Rejection::ContractUnmet)
+            }
             Outcome::Refused(code) => Err(code),
             Outcome::Ignored | Outcome::Regressed | Outcome::Late => Err(Rejection::WrongOrder),
         }

@@ -32,7 +32,7 @@ impl Core {
         if let Some(prior) = self.prior(&submit) {
             return self.start_again(&submit, &prior, caller, turn);
         }
-        let may = self.admit(&submit.spec, turn);
+        let may = self.admit(&submit.spec);
         if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.at)) {
             return turn.refuse(submit.request, code);
         }

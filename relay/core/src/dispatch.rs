@@ -16,7 +16,6 @@ use crate::queue::{Takers, Waiting};
 use crate::record::{DaemonHolder, Holder, Lease, Runner, TaskRecord};
 use crate::requirements::Requirements;
 use crate::spec::TaskSpec;
-use crate::time::Moment;
 use crate::timers::TimerKey;
 
 impl Core {
@@ -41,7 +40,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn could_place(&self, spec: &TaskSpec, _now: Moment) -> bool {
+    pub(crate) fn could_place(&self, spec: &TaskSpec) -> bool {
         self.pause_of(&spec.tenant).is_none()
             && !self.dispatch_held
             && placement::could_any_take(&Requirements::of(spec), &self.roster)

@@ -60,6 +60,10 @@ impl Verb {
         !matches!(self, Verb::Unpause)
     }
 
+    pub fn name(&self) -> &'static str {
+        self.operation().as_str()
+    }
+
     fn operation(&self) -> Operation {
         match self {
             Verb::ForceRelease { .. } => Operation::ForceRelease,
@@ -209,10 +213,6 @@ impl Core {
         if live.is_reopened() {
             self.fence_inherited(live, turn.now);
             self.open.add(&live.spec);
-            if let Some(key) = &live.spec.idempotency_key {
-                // The store still knows the key; the core looks for live tasks there only.
-                self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
-            }
         }
         live.note(EventKind::RetryAsked, Some(reason));
         self.send_on(live, by, turn);
@@ -223,8 +223,8 @@ impl Core {
         if live.record().counters.dispatches >= self.config.max_dispatches {
             return Err(Rejection::DispatchLimit);
         }
-        if live.is_reopened() && self.tasks.len() >= self.config.max_open {
-            return Err(Rejection::QueueFull);
+        if live.is_reopened() {
+            self.has_room_for(&live.spec)?;
         }
         match live.record().state {
             TaskState::Failed

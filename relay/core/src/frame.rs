@@ -239,6 +239,11 @@ fn known_frame(live: &Live, from: From, turn: &mut Turn<'_>) {
 
 fn note_refusal(live: &mut Live, control_seq: u64) {
     live.newest_mut().refused_seq = Some(control_seq);
+    note_unmet(live);
+}
+
+/// A completion without its files is on record, with the receipts that were seen.
+pub(crate) fn note_unmet(live: &mut Live) {
     let unmet = contract::unmet(&live.spec, live.newest());
     let mut words = contract::words(&unmet);
     bounds::clip(&mut words, bounds::NOTE_BYTES);

@@ -281,12 +281,19 @@ fn late_failure(live: &Live, index: usize, body: &Completed, unmet: &[Unmet]) ->
 
 /// A successor that takes nothing away from a late end: nobody asked for it, and no process of it ever ran.
 fn gave_way(successor: &AttemptRecord) -> bool {
-    let never_ran = successor
-        .state
-        .end()
-        .map_or(successor.state == State::Queued, |end| {
-            end.receipt == Receipt::NotNeeded
-        });
+    let never_ran = match &successor.state {
+        State::Queued => true,
+        State::Ended(end) => end.receipt == Receipt::NotNeeded,
+        State::Parked(parked) => parked.receipt == Receipt::NotNeeded,
+        State::Offered
+        | State::Accepted
+        | State::Starting
+        | State::Prompted
+        | State::Streaming
+        | State::ToolRunning
+        | State::WaitingInput
+        | State::CleaningUp { .. } => false,
+    };
     never_ran && !successor.asked
 }
 

@@ -10,6 +10,7 @@ use crate::effects::{
     TaskView, WaitsFor, Write,
 };
 use crate::fences::{Fence, Guard};
+use crate::heartbeats::renew_every_ms;
 use crate::id::{AttemptId, DaemonId, RequestId, TaskId, TenantId, TenantScope};
 use crate::input::Actor;
 use crate::live::{Live, wall_of};
@@ -217,11 +218,20 @@ impl Core {
             away: self.session_of(live).is_none(),
             quiet_ms: since(live.heard_at),
             unrenewed_ms: since(live.renewed_at),
-            heartbeat_ms: self.config.heartbeat_for(live.spec.lease_ttl_ms),
+            heartbeat_ms: self.renewed_every_ms(live),
             nobody: nobody.as_deref(),
             durable: None,
         };
         diagnose::diagnose(live.record(), &facts)
+    }
+
+    /// An agent that holds its lease itself has no heartbeat of a daemon's.
+    fn renewed_every_ms(&self, live: &Live) -> u64 {
+        let ttl_ms = live.spec.lease_ttl_ms;
+        match live.newest().agent() {
+            Some(_) => renew_every_ms(ttl_ms),
+            None => self.config.heartbeat_for(ttl_ms),
+        }
     }
 
     /// The first need that keeps every such daemon out, counting only those that met the needs before it.
@@ -246,7 +256,7 @@ impl Core {
 
     /// What it waits for, and until when at most where time alone ends that.
     fn waits_for(&self, live: &Live, now: Moment) -> Option<(WaitsFor, Option<Moment>)> {
-        if live.record().attention.is_some() {
+        if live.record().attention.is_some() || live.newest().state == State::WaitingInput {
             return Some((WaitsFor::Person, None));
         }
         if let Some(retry_at) = live.retry_at {

@@ -22,7 +22,7 @@ impl Core {
         if let Some(prior) = self.prior(&submit) {
             return self.submit_again(&submit, &prior, turn);
         }
-        if let Err(code) = self.admit(&submit.spec, turn) {
+        if let Err(code) = self.admit(&submit.spec) {
             return turn.refuse(submit.request, code);
         }
         let live = self.open_task(&submit, turn);
@@ -106,7 +106,17 @@ impl Core {
         }
     }
 
-    pub(crate) fn admit(&self, spec: &TaskSpec, turn: &Turn<'_>) -> Result<(), Rejection> {
+    pub(crate) fn admit(&self, spec: &TaskSpec) -> Result<(), Rejection> {
+        self.has_room_for(spec)?;
+        match spec.dispatch_policy {
+            DispatchPolicy::Queue => Ok(()),
+            DispatchPolicy::FailFast if self.could_place(spec) => Ok(()),
+            DispatchPolicy::FailFast => Err(Rejection::NoDaemon),
+        }
+    }
+
+    /// The bounds on open tasks, for whatever opens one.
+    pub(crate) fn has_room_for(&self, spec: &TaskSpec) -> Result<(), Rejection> {
         if self.tasks.len() >= self.config.max_open && !mutant!(BoundIgnored) {
             return Err(Rejection::QueueFull);
         }
@@ -116,11 +126,7 @@ impl Core {
         if self.open.tasks_of(&spec.tenant) >= self.config.max_open_per_tenant {
             return Err(Rejection::TenantQueueFull);
         }
-        match spec.dispatch_policy {
-            DispatchPolicy::Queue => Ok(()),
-            DispatchPolicy::FailFast if self.could_place(spec, turn.now.at) => Ok(()),
-            DispatchPolicy::FailFast => Err(Rejection::NoDaemon),
-        }
+        Ok(())
     }
 
     pub(crate) fn add_attempt(&mut self, live: &mut Live, asked: bool, turn: &mut Turn<'_>) {

@@ -37,7 +37,10 @@ impl Machine<'_> {
             ForcedEnd::Released => (EndState::Released, None),
             ForcedEnd::Failed => (EndState::Failed, Some(FailureCode::OperatorForced)),
             ForcedEnd::Completed { result } => {
-                self.attempt.result = result;
+                // Without words of the operator's own, what the agent had to say counts: a park keeps it for that.
+                if result.is_some() {
+                    self.attempt.result = result;
+                }
                 (EndState::Completed, None)
             }
         };

@@ -106,6 +106,10 @@ impl Machine<'_> {
             | Event::Released { .. }
             | Event::Rejected { .. }
             | Event::Receipt(_) => Outcome::Late,
+            // What was parked before it ever ran is needed no more when a result came late.
+            Event::Withdraw if self.parked_receipt() == Receipt::NotNeeded => {
+                self.finish(EndState::Released, None, EndedBy::Relay, Receipt::NotNeeded)
+            }
             Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
             Event::Park { .. } => Outcome::Refused(Rejection::AlreadyParked),
             Event::Accepted

@@ -1,9 +1,13 @@
 //! What agents say about leases that they hold themselves: the order of the checks, and what each verb does.
 
+use std::sync::Arc;
+
 use super::world::{GRACE, Hand, TTL, World, agent, complete, fail, for_agents};
 use crate::id::{AttemptId, TaskId};
 use crate::input::{Agent, HeldVerb, LeaseToken};
-use crate::record::{AttemptState, EndState, EndedBy, FailureCode, Receipt, TaskState};
+use crate::record::{
+    AttemptState, EndState, EndedBy, EventKind, FailureCode, Receipt, TaskState, TimelineEvent,
+};
 use crate::reject::Rejection;
 use crate::samples;
 use crate::spec::{
@@ -303,6 +307,12 @@ fn a_completion_without_its_receipts_is_refused_and_may_be_tried_again() {
     };
     let hand = world.start(&agent(1), spec, "k").unwrap();
     assert_eq!(world.complete(&hand).unwrap_err(), Rejection::ContractUnmet);
+    let refused = |event: &Arc<TimelineEvent>| {
+        matches!(event.kind, EventKind::CompletionRefused { missing: 1 })
+    };
+    let stored = world.task(hand.task);
+    let on_record = stored.timeline.events.iter().any(refused);
+    assert!(on_record, "with what it lacked");
     assert_eq!(world.renew(&hand), Ok((TTL, false)), "it is still leased");
     let HeldVerb::Complete(mut completed, _) = complete(b"done") else {
         panic!("not a completion");

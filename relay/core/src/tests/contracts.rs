@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::world::{GRACE, Machine, TTL, Work, World, actor, gone, spec};
 use crate::contract::{self, FoundFile};
 use crate::effects::{Downstream, Verdict};
+use crate::force::Verb;
 use crate::id::TaskId;
 use crate::input::{ActiveState, Completed, FrameBody, Input};
 use crate::record::{
@@ -190,6 +191,16 @@ fn what_follows_is_what_the_contract_says() {
     );
     assert_eq!(world.rejections(&machine), [], "it is heard, not refused");
     assert_eq!(contract::unmet(&asks(MissingPolicy::Park), parked).len(), 2);
+    let lets_it_count = Verb::Complete {
+        overridden: true,
+        result: None,
+    };
+    let record = world.operate(task, lets_it_count).unwrap();
+    assert_eq!(record.state, TaskState::Completed);
+    assert_eq!(
+        record.newest().unwrap().result.as_deref(),
+        Some(&b"done"[..])
+    );
 }
 
 #[test]

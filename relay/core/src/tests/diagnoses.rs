@@ -1,6 +1,6 @@
 //! Each finding is produced by a history that deserves it, and by nothing before.
 
-use super::world::{GRACE, TTL, Work, World, gone, spec};
+use super::world::{GRACE, TTL, Work, World, agent, for_agents, gone, spec};
 use crate::diagnose::{self, Diagnosis, Facts, Problem};
 use crate::id::TaskId;
 use crate::input::{FrameBody, Termination};
@@ -61,6 +61,22 @@ fn a_daemon_that_beats_without_renewing_has_a_stale_lease() {
     assert!(problems(&mut world, task).is_empty());
     world.pass(10_001);
     assert_eq!(problems(&mut world, task), [Problem::StaleLease]);
+}
+
+/// It renews by its own lease, not by a daemon's heartbeat.
+#[test]
+fn an_agent_with_a_long_lease_is_not_stale_between_two_renewals() {
+    let mut world = World::new();
+    let spec = TaskSpec {
+        lease_ttl_ms: 600_000,
+        ..for_agents()
+    };
+    let hand = world.start(&agent(1), spec, "k").unwrap();
+    world.renew(&hand).unwrap();
+    world.pass(200_000);
+    assert!(problems(&mut world, hand.task).is_empty());
+    world.pass(200_001);
+    assert_eq!(problems(&mut world, hand.task), [Problem::StaleLease]);
 }
 
 #[test]

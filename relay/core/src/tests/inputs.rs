@@ -1,7 +1,7 @@
 //! Permission requests and questions: single use, bound to their attempt, answered once, sent until confirmed.
 
 use super::world::{SLACK, Work, World, spec};
-use crate::effects::Downstream;
+use crate::effects::{Downstream, WaitsFor};
 use crate::id::InputId;
 use crate::input::{ActiveState, FrameBody};
 use crate::record::{
@@ -40,6 +40,8 @@ fn an_answer_is_stored_sent_again_after_a_reconnect_and_closed_by_the_daemon() {
     let mut machine = world.machine(1);
     let (task, mut work) = asked(&mut world, spec());
     assert_eq!(world.attempt_state(task), AttemptState::WaitingInput);
+    let view = world.inspect(task).unwrap();
+    assert_eq!(view.waits_for, Some(WaitsFor::Person));
     world.disconnect(&machine);
     world.answer(task, input(1), true).unwrap();
     assert!(

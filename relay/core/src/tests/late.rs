@@ -55,6 +55,26 @@ fn a_late_result_of_a_parked_loss_completes_the_task() {
     assert!(record.attention.is_none() && world.core.open_tasks() == 0);
 }
 
+/// Nobody ever ran it, so it takes nothing away: a long absence must not cost a result that was made in time.
+#[test]
+fn a_successor_that_starved_is_released_by_a_late_result() {
+    let mut world = World::new();
+    let spec = TaskSpec {
+        queue_ms: Some(60_000),
+        ..policy(WhenUnsafe::Retry)
+    };
+    let (mut machine, task, mut work) = lost(&mut world, spec);
+    world.pass(70_000);
+    assert_eq!(world.newest(task).state.name(), AttemptState::Parked);
+    machine.slots = 0;
+    comes_back(&mut world, &mut machine, &mut work, ActiveState::Finished);
+    world.frame(&mut work, completed());
+    let record = world.task(task);
+    assert_eq!(record.state, TaskState::Completed);
+    assert_eq!(record.attempts[1].state.name(), AttemptState::Released);
+    assert!(record.attention.is_none() && world.core.open_tasks() == 0);
+}
+
 #[test]
 fn a_successor_that_only_waits_is_released_by_a_late_result() {
     let mut world = World::new();
