@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use baton_proto::unpack_error_detail;
 use baton_proto::v1::{
-    AttemptState, EndedBy, TaskEvent, TaskEventKind, TaskSpec, TaskState, WaitsFor,
+    AttemptState, EndedBy, ListTasksRequest, TaskEvent, TaskEventKind, TaskSpec, TaskState,
+    WaitsFor,
 };
 use baton_tests::{Agent, Lease, Relay, code_of, for_agent, for_scope, retried, together, within};
 use tonic::{Code, Status};
@@ -150,7 +151,14 @@ async fn foreign_and_unknown_leases_look_alike_and_change_nothing() {
     for refusal in every_verb(&agent, &forged).await {
         assert_eq!(refusal, is(Code::PermissionDenied, "bad_proof"));
     }
+    let own = agent.client.get(&lease.task_id).await;
+    assert_eq!(own.task_id, lease.task_id, "what it holds it may read");
     for stranger in [&other_scope, &other_tenant] {
+        let read = stranger.client.try_get(&lease.task_id).await;
+        assert_eq!(refused(read), is(Code::NotFound, "unknown_task"));
+        let mut tasks = stranger.client.tasks();
+        let listed = tasks.list(ListTasksRequest::default()).await;
+        assert!(listed.expect("it may ask").into_inner().tasks.is_empty());
         let claimed = stranger.claim(&waiting).await;
         assert_eq!(refused(claimed), is(Code::NotFound, "unknown_task"));
         assert!(stranger.claim("").await.expect("it may ask").is_none());

@@ -11,8 +11,8 @@ use baton_proto::v1::{
     TaskState, UpdateProgressRequest,
 };
 use baton_tests::{
-    BentClock, Client, Relay, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of, for_agent,
-    hello, receipt, within,
+    Agent, BentClock, Client, Relay, RelayProcess, ScriptedAttempt, ScriptedDaemon, code_of,
+    for_agent, for_scope, hello, receipt, within,
 };
 use tonic::Code;
 
@@ -314,6 +314,9 @@ async fn credentials_in_words_about_work_are_in_no_store_and_no_export() {
     }))
     .await;
     client.until_state(&task.task_id, TaskState::Failed).await;
+    let agent = Agent::new(&client, "ada", "any").await;
+    let lease = agent.start(for_scope("any"), "k").await.expect("it starts");
+    agent.fail(&lease, &words).await.expect("it may fail");
     let kept = client.get(&task.task_id).await;
     let progress = kept.progress.unwrap();
     for text in [

@@ -1,7 +1,7 @@
 //! `baton checkpoints`: the milestones of a task, newest first.
 
 use baton_proto::to_json;
-use baton_proto::v1::ListCheckpointsRequest;
+use baton_proto::v1::{Checkpoint, ListCheckpointsRequest};
 use clap::Args;
 
 use crate::client::Relay;
@@ -27,29 +27,42 @@ pub(crate) struct CheckpointsArgs {
 
 pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let request = ListCheckpointsRequest {
-        task_id: args.task_id,
-        ..ListCheckpointsRequest::default()
-    };
-    // As many as are kept fit into one page.
-    let listed = relay.tasks().list_checkpoints(request).await?.into_inner();
+    let (checkpoints, total) = list(&relay, args.task_id).await?;
     if args.json {
-        for checkpoint in &listed.checkpoints {
+        for checkpoint in &checkpoints {
             console.json(&to_json(checkpoint))?;
         }
         return Ok(Exit::Done);
     }
-    if listed.checkpoints.is_empty() {
+    if checkpoints.is_empty() {
         console.note("it has no checkpoint yet");
     }
-    for checkpoint in &listed.checkpoints {
+    for checkpoint in &checkpoints {
         for line in goal_view::checkpoint(checkpoint) {
             console.line(&line)?;
         }
     }
-    let dropped = listed.total.saturating_sub(listed.checkpoints.len() as u64);
+    let dropped = total.saturating_sub(checkpoints.len() as u64);
     if dropped > 0 {
         console.note(&format!("{dropped} older ones are no longer kept"));
     }
     Ok(Exit::Done)
+}
+
+/// All that are kept, and how many there ever were. Long ones take several pages.
+async fn list(relay: &Relay, task_id: String) -> Result<(Vec<Checkpoint>, u64), CliError> {
+    let mut request = ListCheckpointsRequest {
+        task_id,
+        ..ListCheckpointsRequest::default()
+    };
+    let mut checkpoints = Vec::new();
+    loop {
+        let page = relay.tasks().list_checkpoints(request.clone()).await?;
+        let page = page.into_inner();
+        checkpoints.extend(page.checkpoints);
+        if page.next_page_token.is_empty() {
+            return Ok((checkpoints, page.total));
+        }
+        request.page_token = page.next_page_token;
+    }
 }

@@ -214,7 +214,7 @@ impl Api {
         let Some(task) = task else {
             return taken;
         };
-        match self.stored_task(&who.tenant, task).await {
+        match self.stored_task(who, task).await {
             Ok((_, record)) => holder(&record).map_or(taken, |by| Fault::TakenBy { by }),
             Err(_) => taken,
         }

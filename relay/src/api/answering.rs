@@ -23,7 +23,7 @@ impl Api {
         let input: InputId = validate::id("input_id", &request.input_id)?;
         let given = validate::present("answer", request.answer.clone())?;
         let (decision, payload) = checked(&given)?;
-        let (spec, record) = self.stored_task(&who.tenant, task).await?;
+        let (spec, record) = self.stored_task(&who, task).await?;
         let (attempt, waiting) = find(&record, input).ok_or(Fault::NotFound(Thing::Input))?;
         refuse_stale(&request, attempt, waiting)?;
         refuse_unfit(&given, waiting)?;
@@ -54,7 +54,7 @@ impl Api {
 
     /// Who answered otherwise, and when.
     async fn outrun(&self, who: &Principal, task: TaskId, input: InputId) -> Fault {
-        let Ok((_, record)) = self.stored_task(&who.tenant, task).await else {
+        let Ok((_, record)) = self.stored_task(who, task).await else {
             return Fault::Refused(Rejection::AnswerConflict);
         };
         let given = find(&record, input).and_then(|(_, input)| input.state.answer());

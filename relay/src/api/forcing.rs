@@ -80,7 +80,7 @@ impl Api {
         };
         match self.operated(&who, task, reason, verb).await {
             Err(Fault::Refused(Rejection::ContractUnmet)) => {
-                let (spec, record) = self.stored_task(&who.tenant, task).await?;
+                let (spec, record) = self.stored_task(&who, task).await?;
                 let newest = record.newest().ok_or(Fault::Internal)?;
                 Err(Fault::Unmet(contract::unmet(&spec, newest)))
             }
@@ -159,7 +159,7 @@ impl Api {
     }
 }
 
-/// The same for everybody who has a verb: the audit is the core's, the log tells the relay's keeper.
+/// The same for everybody who has a verb. The audit is the core's; the log tells the relay's keeper what was asked, without results.
 pub(super) fn operate(
     who: &Principal,
     task: TaskId,
@@ -167,7 +167,7 @@ pub(super) fn operate(
     verb: Verb,
 ) -> impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static {
     let (tenant, by) = (who.tenant.clone(), actor(who));
-    tracing::info!(task_id = %task, by = %by.name, %reason, ?verb, "an operator's verb");
+    tracing::info!(task_id = %task, by = %by.name, %reason, verb = verb.name(), "an operator's verb");
     move |request| {
         Input::Operate(Box::new(Operate {
             request,

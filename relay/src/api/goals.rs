@@ -138,7 +138,7 @@ impl Api {
 
     /// Somebody else sent it on: says who.
     pub(super) async fn who_was_first(&self, who: &Principal, task: TaskId) -> Fault {
-        let Ok((_, record)) = self.stored_task(&who.tenant, task).await else {
+        let Ok((_, record)) = self.stored_task(who, task).await else {
             return Fault::Refused(Rejection::HandedOff);
         };
         let handed = record.attempts.iter().rev();
@@ -155,7 +155,8 @@ impl Api {
         request: v1::ListBlockedRequest,
     ) -> Result<v1::ListBlockedResponse, Fault> {
         let scope = validate::optional("agent_scope", request.agent_scope, limits::NAME)?;
-        let agent_scope: Option<Arc<str>> = scope.map(Into::into);
+        // An agent is shown what it may pick up.
+        let agent_scope: Option<Arc<str>> = who.agent_scope.clone().or(scope.map(Into::into));
         let (default, most) = (limits::BLOCKED_PAGE_DEFAULT, limits::PAGE_MAX);
         let size = paging::page_size_of(request.page_size, default, most)?;
         let causes = asked_causes(&request.causes)?;
@@ -178,23 +179,22 @@ impl Api {
             after,
             limit: size + 1,
         };
-        let mut found = match self.dispatcher.request(list).await {
+        let found = match self.dispatcher.request(list).await {
             Ok(Reply::Parked(found)) => found,
             other => return Err(unexpected(other)),
         };
-        let more = found.len() > size;
-        found.truncate(size);
-        let last = found
-            .last()
-            .filter(|_| more)
-            .and_then(|(record, _)| place(record));
         let rows = self
             .read(move |reader| with_progress(found, reader))
             .await?;
         let now = self.clock.now().wall;
+        let rows = rows
+            .iter()
+            .map(|row| (place(&row.0), Some(shown(row, now))));
+        let (tasks, last) = paging::one_page(rows, size);
+        let next = last.flatten().map(|place| paging.token(&place));
         Ok(v1::ListBlockedResponse {
-            tasks: rows.iter().map(|row| shown(row, now)).collect(),
-            next_page_token: last.map(|place| paging.token(&place)).unwrap_or_default(),
+            tasks,
+            next_page_token: next.unwrap_or_default(),
         })
     }
 
@@ -204,7 +204,7 @@ impl Api {
         request: v1::GetBlockedRequest,
     ) -> Result<v1::GetBlockedResponse, Fault> {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
-        let (spec, record) = self.stored_task(&who.tenant, task).await?;
+        let (spec, record) = self.stored_task(&who, task).await?;
         if record.attention.is_none() {
             return Err(Fault::Refused(Rejection::NotParked));
         }
@@ -239,20 +239,17 @@ impl Api {
             Some(number) => Some(parse_number(&number)?),
             None => None,
         };
-        let (_, record) = self.stored_task(&who.tenant, task).await?;
+        let (_, record) = self.stored_task(&who, task).await?;
         let (tenant, total) = (who.tenant.clone(), record.checkpoints);
         // A checkpoint may be stored ahead of its record; the record says which count.
         let upto = before.map_or(total, |before| total.min(before.saturating_sub(1)));
         let list = move |reader: &Reader| reader.checkpoints(&tenant, task, upto, size + 1);
-        let mut found = self.read(list).await?;
-        let more = found.len() > size;
-        found.truncate(size);
-        let last = found.last().filter(|_| more).map(|last| last.number);
+        let found = self.read(list).await?;
+        let rows = found.iter();
+        let rows = rows.map(|record| (record.number, Some(goal::checkpoint(record))));
+        let (checkpoints, last) = paging::one_page(rows, size);
         Ok(v1::ListCheckpointsResponse {
-            checkpoints: found
-                .iter()
-                .map(|record| goal::checkpoint(record))
-                .collect(),
+            checkpoints,
             next_page_token: last
                 .map(|number| paging.token(&number.to_be_bytes()))
                 .unwrap_or_default(),

@@ -21,7 +21,7 @@ use super::tasks::unexpected;
 use super::validate::{self, Checked, Why, invalid};
 use super::{Api, limits, optional_reason};
 use crate::auth::Principal;
-use crate::session::{artifact, usage};
+use crate::session::{artifact, usage, words_of};
 use crate::wire::{goal, timestamp};
 
 /// The code of a failure that the agent did not name.
@@ -90,7 +90,7 @@ impl Api {
         let verb = HeldVerb::Complete(completed, last_words);
         match self.held_task(&who, lease, verb).await {
             Err(Fault::Refused(Rejection::ContractUnmet)) => {
-                let (spec, _) = self.stored_task(&who.tenant, task).await?;
+                let (spec, _) = self.stored_task(&who, task).await?;
                 Err(Fault::Unmet(contract::judge_found(&spec, &found)))
             }
             task => Ok(v1::AgentCompleteResponse { task: Some(task?) }),
@@ -322,12 +322,11 @@ fn errored(request: &v1::AgentFailRequest) -> Checked<Errored> {
             code
         }
     };
-    let user_message = Some(request.user_message.as_str()).filter(|words| !words.is_empty());
     Ok(Errored {
         code: FailureCode::parse(code),
         retryable_hint: request.retryable_hint,
-        message: Some(request.message.as_str().into()),
-        user_message: user_message.map(Arc::from),
+        message: words_of(&request.message),
+        user_message: words_of(&request.user_message),
         usage: usage(request.usage.as_ref()),
         agent_session_id: None,
         final_offset: 0,

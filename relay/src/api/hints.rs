@@ -120,6 +120,7 @@ fn frame(fault: &FrameFault) -> &'static str {
         | FrameFault::MalformedId(_)
         | FrameFault::Blank(_)
         | FrameFault::TooLong { .. }
+        | FrameFault::TooMany { .. }
         | FrameFault::DigestMismatch
         | FrameFault::WrongNumber
         | FrameFault::BadCut => "see PROTOCOL.md for this frame",

@@ -6,7 +6,6 @@ use baton_core::id::{InputId, TaskId, TenantId};
 use baton_core::time::Wall;
 use baton_proto::v1;
 use baton_proto::v1::inputs_server::Inputs;
-use prost::Message;
 use tokio::sync::broadcast;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -67,11 +66,12 @@ impl Api {
             "" => self.open_inputs(&who.tenant, after, size).await?,
             id => {
                 let task = validate::id("task_id", id)?;
-                let stored = self.stored_task(&who.tenant, task).await?;
+                let stored = self.stored_task(&who, task).await?;
                 of_task(&stored, after, request.include_closed)
             }
         };
-        let (inputs, last) = one_page(rows, size);
+        let rows = rows.into_iter().map(|row| (row.place, row.input));
+        let (inputs, last) = paging::one_page(rows, size);
         Ok(v1::ListInputsResponse {
             inputs,
             next_page_token: last
@@ -115,7 +115,7 @@ impl Api {
         // The ear first, the list second: what happens in between is seen twice and shown once.
         let changes = self.inbox.listen();
         if let Some(task) = only {
-            self.stored_task(&who.tenant, task).await?;
+            self.stored_task(&who, task).await?;
         }
         let watching = Watching {
             api: self.clone(),
@@ -155,22 +155,6 @@ fn of_task(stored: &StoredTask, after: Option<Place>, closed: bool) -> Vec<Row> 
     }
     rows.sort_by_key(|row| row.place);
     rows
-}
-
-/// As many rows as are asked for and fit into a message, and where the next page begins.
-fn one_page(rows: Vec<Row>, size: usize) -> (Vec<v1::Input>, Option<Place>) {
-    let (mut inputs, mut bytes, mut last) = (Vec::new(), 0, None);
-    for (count, Row { place, input }) in rows.into_iter().enumerate() {
-        let length = input.as_ref().map_or(0, Message::encoded_len);
-        let full = count >= size || (count > 0 && bytes + length > limits::PAGE_BYTES);
-        if full {
-            return (inputs, last);
-        }
-        bytes += length;
-        inputs.extend(input);
-        last = Some(place);
-    }
-    (inputs, None)
 }
 
 fn open((spec, record): &StoredTask, input: InputId) -> Option<v1::Input> {

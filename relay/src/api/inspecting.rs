@@ -42,7 +42,7 @@ impl Api {
             }
             // The core holds live tasks only; a finished one is read from the store.
             Err(Refusal::Rejected(_)) => {
-                let (spec, record) = self.stored_task(&who.tenant, task).await?;
+                let (spec, record) = self.stored_task(&who, task).await?;
                 let diagnoses = self.of_record(&record);
                 Ok(self.inspected(&TaskView {
                     record,
@@ -238,7 +238,8 @@ fn unpause_words(view: &TaskView) -> String {
 
 fn resume_words(id: TaskId) -> String {
     format!(
-        "look at why it stopped, then `baton retry {id}`, `baton complete {id}` if its work is done, or `baton cancel {id}`"
+        "look at why it stopped, then `baton resume {id} --reason …` sends it on with what you have to say, `baton complete {id}` \
+         says that its work is done, or `baton cancel {id}` ends it"
     )
 }
 

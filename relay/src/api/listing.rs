@@ -9,6 +9,7 @@ use prost::Message;
 
 use super::limits;
 use super::validate::{self, Checked, Why, invalid};
+use crate::auth::Principal;
 use crate::reader::{Reader, StoredTask};
 use crate::wire::words;
 
@@ -31,6 +32,7 @@ pub(super) struct Filter {
     labels: BTreeMap<String, String>,
     since_ms: u64,
     daemon: String,
+    who: Principal,
 }
 
 /// One page of what the filter lets through.
@@ -42,7 +44,7 @@ pub(super) struct Found {
 }
 
 impl Filter {
-    pub(super) fn new(request: v1::ListTasksRequest) -> Checked<Self> {
+    pub(super) fn new(request: v1::ListTasksRequest, who: &Principal) -> Checked<Self> {
         validate::count("states", request.states.len(), limits::FILTER_STATES)?;
         let state = |number: &i32| validate::enumeration("states", *number);
         validate::text("agent", &request.agent, limits::NAME)?;
@@ -59,6 +61,7 @@ impl Filter {
             labels: validate::labels("labels", request.labels)?,
             since_ms: since.map_or(0, baton_proto::timestamp_to_ms),
             daemon: request.daemon,
+            who: who.clone(),
         })
     }
 
@@ -98,7 +101,8 @@ impl Filter {
         let state = words::task_state(record.state);
         let has = |(key, value): (&String, &String)| spec.labels.get(key) == Some(value);
         let either = |wanted: &str, given: Option<&str>| wanted.is_empty() || given == Some(wanted);
-        (self.states.is_empty() || self.states.contains(&state))
+        self.who.sees(spec)
+            && (self.states.is_empty() || self.states.contains(&state))
             && either(&self.agent, Some(&spec.agent))
             && either(&self.conversation_id, spec.conversation_id.as_deref())
             && self.labels.iter().all(has)

@@ -32,7 +32,7 @@ impl Api {
     ) -> Result<Answers<v1::ReadOutputResponse>, Fault> {
         let (task, attempt) = self.named_attempt(&who.tenant, &request).await?;
         let tail = self.watch_place(task, 0)?;
-        let (_, record) = self.stored_task(&who.tenant, task).await?;
+        let (_, record) = self.stored_task(&who, task).await?;
         let attempt = match attempt {
             Some(id) => record.attempt(id),
             None => record.newest(),

@@ -6,6 +6,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use baton_core::id::TenantId;
+use prost::Message;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
@@ -91,6 +92,24 @@ pub(super) fn page_size_of(asked: u32, default: u32, most: u32) -> Checked<usize
         ));
     }
     Ok(size as usize)
+}
+
+/// As many rows as are asked for and fit into a message, and behind which the next page begins. A row may be an empty place.
+pub(super) fn one_page<P, M: Message>(
+    rows: impl IntoIterator<Item = (P, Option<M>)>,
+    size: usize,
+) -> (Vec<M>, Option<P>) {
+    let (mut shown, mut bytes, mut last) = (Vec::new(), 0, None);
+    for (count, (place, row)) in rows.into_iter().enumerate() {
+        let length = row.as_ref().map_or(0, Message::encoded_len);
+        if count >= size || (count > 0 && bytes + length > limits::PAGE_BYTES) {
+            return (shown, last);
+        }
+        bytes += length;
+        shown.extend(row);
+        last = Some(place);
+    }
+    (shown, None)
 }
 
 #[cfg(test)]

@@ -208,6 +208,7 @@ fn frame_code(fault: &FrameFault) -> Code {
         | FrameFault::MalformedId(_)
         | FrameFault::Blank(_)
         | FrameFault::TooLong { .. }
+        | FrameFault::TooMany { .. }
         | FrameFault::DigestMismatch
         | FrameFault::WrongNumber
         | FrameFault::BadCut => Code::InvalidArgument,

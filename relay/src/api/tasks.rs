@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use baton_core::effects::Reply;
-use baton_core::id::{AttemptId, TaskId, TenantId};
+use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Input, Submit};
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
@@ -249,7 +249,7 @@ impl Api {
         request: v1::GetTaskRequest,
     ) -> Result<v1::GetTaskResponse, Fault> {
         let task = validate::id("task_id", &request.task_id)?;
-        let (spec, record) = self.stored_task(&who.tenant, task).await?;
+        let (spec, record) = self.stored_task(&who, task).await?;
         let view = if request.include_spec {
             View::WithSpec
         } else {
@@ -281,17 +281,18 @@ impl Api {
         }
     }
 
-    /// A task of this tenant; another tenant's is not found like one that never was.
+    /// A task that the caller may see; any other one is not found like one that never was.
     pub(super) async fn stored_task(
         &self,
-        tenant: &TenantId,
+        who: &Principal,
         task: TaskId,
     ) -> Result<StoredTask, Fault> {
-        let tenant = tenant.clone();
+        let tenant = who.tenant.clone();
         let found = self
             .read(move |reader| reader.newest_task(&tenant, task))
             .await?;
-        found.ok_or(Fault::NotFound(Thing::Task))
+        let seen = found.filter(|(spec, _)| who.sees(spec));
+        seen.ok_or(Fault::NotFound(Thing::Task))
     }
 
     async fn list_tasks(
@@ -302,7 +303,7 @@ impl Api {
         let size = paging::page_size(request.page_size)?;
         let paging = self.paging(&who, "tasks", &listing::conditions(&request));
         let before = paging.id(&request.page_token)?.map(TaskId);
-        let filter = listing::Filter::new(request)?;
+        let filter = listing::Filter::new(request, &who)?;
         let tenant = who.tenant.clone();
         let page = move |reader: &Reader| {
             let found = filter.page(reader, &tenant, before, size);

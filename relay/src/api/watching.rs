@@ -24,7 +24,7 @@ impl Api {
         let task: TaskId = validate::id("task_id", &request.task_id)?;
         // The place first, the record second: what happens in between is seen twice and shown once.
         let tail = self.watch_place(task, request.from_revision)?;
-        let (spec, record) = self.stored_task(&who.tenant, task).await?;
+        let (spec, record) = self.stored_task(&who, task).await?;
         let watching = Watching {
             spec,
             tail,

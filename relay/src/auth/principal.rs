@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use baton_core::id::{TenantId, TenantScope, TokenId};
+use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +46,12 @@ impl Principal {
             expires_at: record.expires_at,
             revoked,
         }
+    }
+
+    /// Whether a task of its tenant is there for it. An agent sees the work of its scope; anything else is unknown to it.
+    pub(crate) fn sees(&self, spec: &TaskSpec) -> bool {
+        let scope = self.agent_scope.as_deref();
+        scope.is_none_or(|scope| spec.agent_scope.as_deref() == Some(scope))
     }
 
     /// Completes when this credential is revoked or expires. Live streams select on it and close. Cancel safe.

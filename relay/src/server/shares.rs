@@ -43,6 +43,8 @@ const LARGE_PER_TOKEN: usize = 32;
 const LARGE: &[&str] = &[
     "/baton.v1.Tasks/Get",
     "/baton.v1.Tasks/List",
+    "/baton.v1.Tasks/ListBlocked",
+    "/baton.v1.Tasks/ListCheckpoints",
     "/baton.v1.Inputs/ListInputs",
     "/baton.v1.Fleet/ListDaemons",
     "/baton.v1.Operator/Inspect",

@@ -8,7 +8,7 @@ mod tests;
 use std::sync::Arc;
 
 use baton_core::contract::FoundFile;
-use baton_core::goal::{Clean, GoalWord};
+use baton_core::goal::{self, Clean, GoalWord};
 use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
 use baton_core::input::{
     CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, MachineLoad, Termination,
@@ -146,6 +146,17 @@ pub(super) fn body(body: Option<Body>, in_lease: bool) -> Result<Decoded, FrameF
             input: input_id(&withdrawn.input_id)?,
         },
         Body::Progress(update) => {
+            few(
+                "progress.completed_items",
+                update.completed_items.len(),
+                goal::ITEMS,
+            )?;
+            few(
+                "progress.failed_items",
+                update.failed_items.len(),
+                goal::ITEMS,
+            )?;
+            few("progress.evidence", update.evidence.len(), goal::EVIDENCE)?;
             let update = Clean::new(wire::goal::asked_progress(update));
             FrameBody::Goal(GoalWord::Progress(update))
         }
@@ -411,6 +422,19 @@ fn not_blank(field: &'static str, sent: &str) -> Result<(), FrameFault> {
     }
 }
 
+/// Lists are worked through on the dispatcher's loop, so nobody may send one that is longer than what is kept of it.
+fn few(field: &'static str, count: usize, limit: usize) -> Result<(), FrameFault> {
+    if count <= limit {
+        Ok(())
+    } else {
+        Err(FrameFault::TooMany {
+            field,
+            count,
+            limit,
+        })
+    }
+}
+
 fn at_most(field: &'static str, size: usize, limit: usize) -> Result<(), FrameFault> {
     if size <= limit {
         Ok(())
@@ -430,7 +454,7 @@ fn with_tail(message: &str, tail: &str) -> Option<Arc<str>> {
 }
 
 /// Free words about what happened: without credentials, which go before a cut could halve them.
-fn words_of(sent: &str) -> Option<Arc<str>> {
+pub(crate) fn words_of(sent: &str) -> Option<Arc<str>> {
     text(&secrets::without(sent))
 }
 

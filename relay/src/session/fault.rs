@@ -18,6 +18,12 @@ pub enum FrameFault {
         size: usize,
         limit: usize,
     },
+    #[error("{field} has {count} entries and may have {limit}; send the rest in further frames")]
+    TooMany {
+        field: &'static str,
+        count: usize,
+        limit: usize,
+    },
     #[error("tool_input_sha256 is not the digest of tool_input; send the bytes that were hashed")]
     DigestMismatch,
     #[error("control frames are numbered from 1, output has number 0")]
@@ -38,6 +44,7 @@ impl FrameFault {
             Self::MalformedId(_) => "malformed_id",
             Self::Blank(_) => "blank",
             Self::TooLong { .. } => "too_large",
+            Self::TooMany { .. } => "too_many",
             Self::DigestMismatch => "digest_mismatch",
             Self::WrongNumber => "wrong_number",
             Self::UnknownAttempt => refusals::UNKNOWN_ATTEMPT,
@@ -50,7 +57,10 @@ impl FrameFault {
     pub fn field(&self) -> &'static str {
         match self {
             Self::MissingRef => "ref",
-            Self::MalformedId(field) | Self::Blank(field) | Self::TooLong { field, .. } => field,
+            Self::MalformedId(field)
+            | Self::Blank(field)
+            | Self::TooLong { field, .. }
+            | Self::TooMany { field, .. } => field,
             Self::DigestMismatch => "tool_input_sha256",
             Self::WrongNumber => "control_seq",
             Self::UnknownAttempt => "ref.attempt_id",

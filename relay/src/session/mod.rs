@@ -40,7 +40,7 @@ use handshake::Turned;
 use held::Held;
 
 pub(crate) use admission::Admission;
-pub(crate) use decode::{artifact, usage};
+pub(crate) use decode::{artifact, usage, words_of};
 pub(crate) use encode::Stamp;
 pub use fault::{FrameFault, LinkFault};
 pub(crate) use inbound::VISIBLE;
