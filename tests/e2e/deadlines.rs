@@ -11,7 +11,7 @@ use baton_proto::v1::{
     CommandSpec, DeadlineProfile, LifecyclePhase, TaskEventKind, TaskSpec, TaskState,
 };
 use baton_tests::{
-    ASKING_AGENTS, Client, RealDaemon, Relay, coding_agents, lease_of, played,
+    ASKING_AGENTS, Client, RealDaemon, Relay, coding_agents, command, lease_of, played,
     played_from_the_start, poll_until, recorded_ms, together,
 };
 use tempfile::TempDir;
@@ -298,4 +298,27 @@ async fn a_tool_of_15_minutes_is_not_killed_by_a_stream_idle_of_two() {
         let short = Duration::from_millis(took) < Duration::from_millis(14 * MINUTE);
         assert!(!short, "the tool ran for {took} ms only");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_cannot_be_loaded_now_keeps_no_other_work_waiting() {
+    let relay = Relay::start().await;
+    let token = relay.daemon_token().await;
+    let mut program = HeldProgram::make();
+    program.hold().await;
+    let agents = coding_agents(&program.program, &[]);
+    let began = std::time::Instant::now();
+    // Asked for its version before the daemon says Hello, the program is not heard of for as long as the lease lasts.
+    let _daemon = RealDaemon::start_with(relay.url(), &token, |config| {
+        config.agents.extend(agents);
+    })
+    .await;
+    let client = relay.admin();
+    let task = client.submit(command("true", &[], "beside")).await;
+    client
+        .until_state(&task.task_id, TaskState::Completed)
+        .await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    program.let_go();
 }

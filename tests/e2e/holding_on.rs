@@ -318,6 +318,11 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
         .client
         .until_state(&task, TaskState::NeedsAttention)
         .await;
+    let lost = machine.client.get(&task).await;
+    assert_eq!(
+        lost.attempts[0].message,
+        "its processes are gone and told no result"
+    );
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let end = within("the cut to be stored", async {
         loop {

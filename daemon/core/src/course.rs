@@ -249,8 +249,26 @@ impl Course {
         self.stop.is_some() || now >= self.lease.term_at
     }
 
-    /// The earliest of all that speak about KILL.
+    /// When KILL goes out: as early as anybody wants it, and TERM before it.
     fn kill_at(&self) -> Moment {
+        let wanted = self.kill_wanted_at();
+        match &self.stage {
+            Stage::Clearing { ladder, .. } => ladder.kill_from(wanted, self.last_call()),
+            Stage::Running
+            | Stage::Settling { .. }
+            | Stage::Draining { .. }
+            | Stage::Over { .. } => wanted,
+        }
+    }
+
+    /// From here on what is left of the lease is for KILL alone.
+    fn last_call(&self) -> Moment {
+        let lead = self.lease.kill_at.until(self.lease.limit);
+        self.lease.kill_at.after(lead / 2)
+    }
+
+    /// The earliest of all that speak about KILL.
+    fn kill_wanted_at(&self) -> Moment {
         let mut at = self.lease.kill_at;
         if let Some(ordered) = self.stop {
             at = at.min(ordered);
@@ -402,10 +420,27 @@ mod tests {
     }
 
     #[test]
+    fn a_shim_that_comes_too_late_for_the_grace_still_asks_first() {
+        let mut course = course();
+        course.on_stop(at(1_000));
+        assert_eq!(sent(&mut course, 1_200), Some(Rung::Term));
+        assert_eq!(course.next(at(1_200)), Some(at(1_210)));
+        assert_eq!(sent(&mut course, 1_209), None);
+        assert_eq!(sent(&mut course, 1_210), Some(Rung::Kill));
+        // Also a lease, while there is time: KILL is to be done by its limit.
+        let mut late = self::course();
+        assert_eq!(sent(&mut late, 12_040), Some(Rung::Term));
+        assert_eq!(sent(&mut late, 12_050), Some(Rung::Kill));
+        let mut too_late = self::course();
+        assert_eq!(sent(&mut too_late, 12_050), Some(Rung::Kill));
+    }
+
+    #[test]
     fn what_cannot_be_killed_ends_the_course_without_a_drain() {
         let mut course = course();
         course.on_stop(at(0));
         sent(&mut course, 0);
+        sent(&mut course, 10);
         sent(&mut course, 60_000);
         course.advance(at(60_000), false);
         let (_, cleared) = course.over().unwrap();

@@ -51,11 +51,20 @@ pub enum Rung {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ladder {
     cleared: Cleared,
+    /// The first look: whoever it saw was told to end.
+    told_at: Option<Moment>,
     give_up: Option<Moment>,
     over: bool,
 }
 
 impl Ladder {
+    /// KILL is never the first word to a process, however late this came to look, unless `last` has come as well: from
+    /// then on there is no time left to ask.
+    pub fn kill_from(&self, kill_at: Moment, last: Moment) -> Moment {
+        let asked = self.told_at.map_or(last, |told| told.after(POLL).min(last));
+        kill_at.max(asked)
+    }
+
     /// Whether a cheap look at those who are known is enough: they were told, and have time left.
     pub fn can_wait(&self, now: Moment, kill_at: Moment) -> bool {
         self.cleared.terminated && now < kill_at
@@ -98,6 +107,7 @@ impl Ladder {
 
     fn rung(&mut self, now: Moment, kill_at: Moment) -> Rung {
         if now < kill_at || mutant!(TermIsEnough) {
+            self.told_at.get_or_insert(now);
             return Rung::Term;
         }
         let give_up = *self.give_up.get_or_insert(now.after(SWEEP_LIMIT));
@@ -161,6 +171,19 @@ mod tests {
         let mut ladder = Ladder::default();
         let rung = ladder.on_sight(members(1, 0), at(2_000), KILL_AT);
         assert_eq!(rung, Some(Rung::Kill));
+    }
+
+    #[test]
+    fn who_is_seen_for_the_first_time_is_asked_before_it_is_killed_unless_it_is_too_late() {
+        let (mut ladder, last) = (Ladder::default(), at(5_000));
+        assert_eq!(ladder.kill_from(KILL_AT, last), last);
+        assert_eq!(ladder.kill_from(KILL_AT, at(900)), KILL_AT);
+        let kill_at = ladder.kill_from(KILL_AT, last);
+        // Nobody was seen, and somebody is there: time runs from this look on all the same.
+        ladder.on_sight(members(0, 0), at(2_000), kill_at);
+        assert_eq!(ladder.kill_from(KILL_AT, last), at(2_010));
+        assert_eq!(ladder.kill_from(at(3_000), last), at(3_000));
+        assert_eq!(ladder.kill_from(KILL_AT, at(2_004)), at(2_004));
     }
 
     #[test]

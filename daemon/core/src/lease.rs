@@ -61,12 +61,15 @@ impl LeaseClock {
         self.granted
     }
 
-    /// When TERM goes out if no renewal is acknowledged before.
+    /// When TERM goes out if no renewal is acknowledged before. A short cleanup_term has its time before KILL, which comes
+    /// before the limit.
     pub fn term_at(&self, cleanup_term: Duration) -> Moment {
         if mutant!(TermTooLate) {
             return self.kill_at();
         }
-        self.limit.before(cleanup_term.min(self.granted / 4))
+        let least = self.kill_lead() + cleanup_term.min(self.kill_lead());
+        let lead = cleanup_term.min(self.granted / 4).max(least);
+        self.limit.before(lead)
     }
 
     /// When KILL goes out after that, so that nothing is left at the limit.
@@ -74,7 +77,11 @@ impl LeaseClock {
         if mutant!(KillAtLimit) {
             return self.limit;
         }
-        self.limit.before(KILL_LEAD.min(self.granted / 8))
+        self.limit.before(self.kill_lead())
+    }
+
+    fn kill_lead(&self) -> Duration {
+        KILL_LEAD.min(self.granted / 8)
     }
 }
 
@@ -115,7 +122,21 @@ mod tests {
         let short = LeaseClock::granted(ms(0), Duration::from_millis(800));
         assert_eq!(short.term_at(Duration::from_secs(2)), ms(600));
         assert_eq!(short.kill_at(), ms(700));
-        assert!(short.term_at(Duration::ZERO) >= short.kill_at());
+        assert_eq!(short.term_at(Duration::ZERO), short.kill_at());
+    }
+
+    #[test]
+    fn a_short_cleanup_term_is_kept_between_term_and_kill() {
+        for granted in [800, 5_000, 30_000] {
+            let lease = LeaseClock::granted(ms(0), Duration::from_millis(granted));
+            for term in [1, 50, 100, 199, 200, 201, 400, 10_000] {
+                let (term_at, kill_at) =
+                    (lease.term_at(Duration::from_millis(term)), lease.kill_at());
+                let least = Duration::from_millis(term.min(200).min(granted / 8));
+                assert!(term_at.until(kill_at) >= least, "{granted} {term}");
+                assert!(term_at >= lease.limit().before(Duration::from_millis(granted / 4)));
+            }
+        }
     }
 
     #[test]

@@ -108,12 +108,17 @@ pub(crate) async fn version(program: &OsStr, limit: Duration) -> io::Result<Stri
     said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
+/// Becomes the program, however long that takes.
+const BECOME: &str = "exec \"$0\" --version";
+
+/// Through a shell: whoever starts a process waits until its program is loaded, with a thread of the runtime and a lock that
+/// all starts share, and the disk that holds this program may not answer.
 async fn ask(program: &OsStr) -> io::Result<String> {
-    let mut command = Command::new(program);
+    let mut command = Command::new("/bin/sh");
     let kept = ["PATH", "HOME", "USER", "LANG", "TMPDIR"];
     let kept = kept.into_iter();
     command
-        .arg("--version")
+        .args([OsStr::new("-c"), OsStr::new(BECOME), program])
         .env_clear()
         .envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))))
         .stdin(Stdio::null())

@@ -95,6 +95,26 @@ fn an_order_terminates_first_and_kills_at_its_moment() {
     assert!(pids.iter().all(|pid| is_dead(*pid)));
 }
 
+/// An order that came too late for its grace, and a lease of a daemon that counted a short grace wrongly.
+#[test]
+fn term_comes_before_kill_however_short_the_grace_is() {
+    let mut ordered = Shim::run(FAMILY);
+    ordered.transcript(0).pids(&mut ordered.wire);
+    ordered.wire.stop(Duration::ZERO);
+    let report = ordered.report();
+    assert!(report.terminated && report.killed && report.empty);
+    let mut leased = Shim::start();
+    let mut launch = shell(FAMILY);
+    let kill_in = Duration::from_millis(1_000);
+    let mut lease = lease(kill_in + Duration::from_millis(50), kill_in);
+    lease.limit_ms = lease.kill_at_ms + 2_000;
+    launch.lease = Some(lease);
+    leased.launch(launch);
+    let report = leased.report();
+    assert_eq!(report.ended_by(), EndedBy::Lease);
+    assert!(report.terminated && report.killed && report.empty);
+}
+
 #[test]
 fn a_child_that_listens_to_term_is_not_killed() {
     // One process: a second one might be between fork and exec, where a signal finds nobody.

@@ -109,6 +109,9 @@ impl Machine<'_> {
 
     /// The daemon's word that it is over, whatever word it chose.
     fn over(&mut self, termination: &Termination) -> Outcome {
+        if self.pending().is_none() {
+            return self.gone(termination);
+        }
         self.learn(termination);
         let receipt = self.receipt_of(termination);
         let outcome = self.end_as_pending(receipt, FailureCode::DaemonLostAttempt);

@@ -4,7 +4,7 @@ use super::world::{GRACE, TTL, Work, World, agent, for_agents, gone, spec};
 use crate::diagnose::{self, Diagnosis, Facts, Problem};
 use crate::id::TaskId;
 use crate::input::{FrameBody, Termination};
-use crate::record::{EventKind, Phase};
+use crate::record::{EventKind, Phase, State};
 use crate::spec::TaskSpec;
 
 fn problems(world: &mut World, task: TaskId) -> Vec<Problem> {
@@ -107,6 +107,13 @@ fn processes_that_are_gone_without_a_result_have_crashed() {
     assert!(problems(&mut world, task).is_empty());
     world.phase(&mut work, Phase::CleanupFinished);
     assert_eq!(problems(&mut world, task), [Problem::Crashed]);
+    let termination = gone();
+    world.frame(&mut work, FrameBody::Receipt { termination });
+    let State::Ended(end) = &world.newest(task).state else {
+        panic!("the receipt ends it");
+    };
+    let words = "its processes are gone and told no result";
+    assert_eq!(end.message.as_deref(), Some(words));
 }
 
 #[test]
