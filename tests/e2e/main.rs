@@ -53,6 +53,7 @@ mod tls;
 mod tracing;
 mod up;
 mod upgrade;
+mod whole_story;
 mod wire;
 mod workspaces;
 

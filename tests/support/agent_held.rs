@@ -54,11 +54,16 @@ impl Lease {
         }
     }
 
+    pub fn secret(&self) -> Vec<u8> {
+        let token = self.named.token.clone().expect("a lease has a token");
+        token.value.to_vec()
+    }
+
     /// The secret in every spelling in which it could leak.
     pub fn spellings(&self) -> Vec<Vec<u8>> {
-        let token = self.named.token.clone().expect("a lease has a token").value;
+        let token = self.secret();
         let hex: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
-        vec![token.to_vec(), hex.to_uppercase().into(), hex.into()]
+        vec![token, hex.to_uppercase().into(), hex.into()]
     }
 }
 

@@ -1,5 +1,7 @@
 //! The executable under test as processes: relays that are killed and come back, daemons, and single commands.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 
@@ -25,6 +27,8 @@ pub struct Baton {
     clock: Option<&'static Path>,
     /// Holds the boot id in place of the kernel's.
     boot: Option<&'static Path>,
+    /// Takes all that its processes log.
+    log: Option<&'static Path>,
 }
 
 /// What a command printed and how it ended.
@@ -49,6 +53,16 @@ impl Baton {
             program,
             clock: None,
             boot: None,
+            log: None,
+        }
+    }
+
+    /// Its processes log all that there is, to the finest level, and a file keeps it.
+    pub fn logging_to(self, file: PathBuf) -> Self {
+        let file: &'static PathBuf = Box::leak(Box::new(file));
+        Self {
+            log: Some(file),
+            ..self
         }
     }
 
@@ -89,15 +103,17 @@ impl Baton {
             .envs(self.boot.map(|file| (BOOT_FILE, file)))
             .env("HOME", data)
             .env("BATON_DATA", data)
-            .env(
-                "RUST_LOG",
-                std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned()),
-            )
+            .env("RUST_LOG", self.level())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
         command
+    }
+
+    fn level(self) -> String {
+        let wanted = std::env::var("RUST_LOG").unwrap_or_else(|_| "info".to_owned());
+        self.log.map_or(wanted, |_| "trace".to_owned())
     }
 
     /// Runs one command to its end.
@@ -238,18 +254,19 @@ pub(crate) async fn spawn_relay(
         .args(arguments)
         .spawn();
     let mut child = child.expect("the executable can be started");
-    await_line(&mut child, "listening on").await;
+    await_line(&mut child, "listening on", baton.log).await;
     child
 }
 
 /// Reads stderr until a line holds `text`, then keeps reading so that the pipe never fills.
-async fn await_line(child: &mut Child, text: &str) {
+async fn await_line(child: &mut Child, text: &str, log: Option<&'static Path>) {
     let stderr = child.stderr.take().expect("stderr is piped");
     let mut lines = BufReader::new(stderr).lines();
     let mut said = Vec::new();
     let found = async {
         while let Ok(Some(line)) = lines.next_line().await {
             let found = line.contains(text);
+            keep(log, &line);
             said.push(line);
             if found {
                 return true;
@@ -260,20 +277,31 @@ async fn await_line(child: &mut Child, text: &str) {
     if !within(&format!("a line with {text:?}"), found).await {
         panic!("the process ended early: {said:#?}");
     }
-    tokio::spawn(drain(lines.into_inner()));
+    tokio::spawn(drain(lines.into_inner(), log));
     if let Some(stdout) = child.stdout.take() {
-        tokio::spawn(drain(stdout));
+        tokio::spawn(drain(stdout, log));
     }
 }
 
 /// Whoever looks for a fault sets `BATON_TEST_LOG` and gets what the processes say.
-async fn drain(pipe: impl AsyncRead + Unpin) {
+async fn drain(pipe: impl AsyncRead + Unpin, log: Option<&'static Path>) {
     let shown = std::env::var_os("BATON_TEST_LOG").is_some();
     let mut lines = BufReader::new(pipe).lines();
     while let Ok(Some(line)) = lines.next_line().await {
+        keep(log, &line);
         if shown {
             show(&line);
         }
+    }
+}
+
+/// Lines of several processes may share a file: each is one write.
+fn keep(log: Option<&Path>, line: &str) {
+    if let Some(log) = log {
+        let mut file = File::options().create(true).append(true).open(log);
+        let kept = file.as_mut().map(|file| writeln!(file, "{line}"));
+        // The test may be over, and its directory gone.
+        drop(kept);
     }
 }
 
@@ -343,7 +371,7 @@ impl DaemonProcess {
         arguments(&mut command);
         let child = command.current_dir(data).spawn();
         let mut child = child.expect("the executable can be started");
-        await_line(&mut child, "baton daemon").await;
+        await_line(&mut child, "baton daemon", baton.log).await;
         let data = data.to_owned();
         Self { child, data }
     }
