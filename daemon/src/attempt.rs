@@ -277,6 +277,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
     let mut ending = attempt.live(contact).await;
     attempt.end_group().await;
     ending.workspace = attempt.move_out(ending.cleared).await;
+    attempt.end_filters(ending.workspace.as_ref()).await;
     attempt.tell(AttemptEvent::Ended(ending)).await;
 }
 

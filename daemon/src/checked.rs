@@ -5,8 +5,9 @@ use prost::Message;
 
 /// Length, its checksum, the message's checksum: big endian.
 pub(crate) const HEADER: usize = 12;
-/// Longest message; the largest frame is 2 MiB.
-pub(crate) const LARGEST: usize = 4 * 1024 * 1024;
+/// Longest message. The largest frame is 2 MiB; a snapshot of a talk may hold one such message as text inside text, which every
+/// quote and backslash makes longer.
+pub(crate) const LARGEST: usize = 16 * 1024 * 1024;
 
 /// What stands at a place of a file.
 #[derive(Debug, PartialEq, Eq)]

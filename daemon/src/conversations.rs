@@ -125,9 +125,9 @@ impl Conversations {
             Some(known) if known.agent_session_id == agent_session_id => known.used,
             Some(_) | None => Some(Tokens::default()),
         };
-        let used = before
-            .zip(usage)
-            .map(|(before, usage)| before.plus(usage.tokens));
+        // What a turn used that did not say so is counted with the next one that does.
+        let this = usage.map(|usage| usage.tokens).unwrap_or_default();
+        let used = before.map(|before| before.plus(this));
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let known = Known {
             agent: conversing.agent.clone(),
@@ -229,8 +229,8 @@ mod tests {
             },
             ..TurnUsage::default()
         };
-        for _ in 0..2 {
-            conversations.remember(&own, "talk", Some(&usage), at(1));
+        for used in [Some(&usage), None, Some(&usage)] {
+            conversations.remember(&own, "talk", used, at(1));
         }
         save(&mut conversations, dir.path());
         let conversations = Conversations::open(dir.path()).unwrap();

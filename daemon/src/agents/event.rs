@@ -65,6 +65,8 @@ pub(crate) struct Output {
 /// Bytes for the agent's stdin, whole or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Message {
+    /// Text in a snapshot: an array of numbers would be four times as long.
+    #[serde(with = "text")]
     pub(crate) bytes: Vec<u8>,
     /// Nothing follows: stdin is closed behind it.
     pub(crate) last: bool,
@@ -81,6 +83,19 @@ impl Message {
             bytes: text.into_bytes(),
             last: false,
         }
+    }
+}
+
+/// Messages are text on every wire.
+mod text {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&String::from_utf8_lossy(bytes))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+        String::deserialize(from).map(String::into_bytes)
     }
 }
 

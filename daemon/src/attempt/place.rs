@@ -11,6 +11,7 @@ use tracing::info;
 use super::{Attempt, AttemptEvent, Cause, Ending, Workshop};
 use crate::attempt_dir::AttemptDir;
 use crate::clock::Moment;
+use crate::process::{ATTEMPT_MARKER, kill_marked};
 use crate::process::{Cleared, identity_of};
 use crate::workspace::{self, Departure, Guest, Holder, NotEntered, Plan};
 
@@ -84,6 +85,15 @@ impl Attempt {
             limit,
         };
         workspace::leave(self.place.as_ref()?, &self.guest(), departure).await
+    }
+
+    /// What git was asked after the child's death may have started filters that the repository names, and those may have gone
+    /// their own ways. They carry the attempt's marker like everything of it.
+    pub(super) async fn end_filters(&self, left: Option<&WorkspaceReport>) {
+        if left.is_some_and(|left| !left.head_commit.is_empty()) {
+            let shim = self.own_shim.or_else(|| self.adopted_shim());
+            kill_marked(ATTEMPT_MARKER, &self.id, shim, &self.workshop.clock).await;
+        }
     }
 
     /// The group that the child is to be in, where there are groups.

@@ -39,6 +39,8 @@ pub(crate) struct AttemptMeta {
     pub(crate) tools: Option<Granted>,
     /// What it has to leave.
     pub(crate) files: Option<WantedFiles>,
+    /// A coding agent, whose end nobody can judge without what was said.
+    pub(crate) talks: bool,
 }
 
 /// Nobody can say what the attempt was.
@@ -105,6 +107,7 @@ impl AttemptMeta {
             workspace: self.workspace.as_ref().and_then(workspace::Plan::to_disk),
             tools: self.tools.as_ref().map(Granted::to_disk),
             files: self.files.as_ref().map(files_to_disk),
+            talks: self.talks,
         }
     }
 
@@ -120,6 +123,7 @@ impl AttemptMeta {
             workspace: stored.workspace.and_then(workspace::Plan::from_disk),
             tools: stored.tools.and_then(Granted::from_disk),
             files: stored.files.and_then(files_from_disk),
+            talks: stored.talks,
         })
     }
 }

@@ -36,6 +36,7 @@ fn meta(id: AttemptId) -> AttemptMeta {
         workspace: None,
         tools: None,
         files: files(),
+        talks: true,
     }
 }
 

@@ -10,7 +10,7 @@ use super::reins::{Bits, Reach, Reins};
 use super::voice::Voice;
 use super::{Held, Place, Stage, StopWhy};
 use crate::agents::Refusal;
-use crate::attempt::{AttemptEvent, Progress};
+use crate::attempt::{AttemptEvent, Progress, Talk};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::{Clock, Moment};
 use crate::frames;
@@ -29,6 +29,13 @@ impl Remains {
     pub(crate) fn snapshot(&self) -> FoldSnapshot {
         let snapshot = self.stored.outbox.progress().snapshot.clone();
         FoldSnapshot::decode(snapshot).unwrap_or_default()
+    }
+
+    /// It runs, was a talk, and what was said cannot be read: it was killed before the first word was stored, or another version
+    /// wrote it. Taken for a command it would be called done because it ended with 0.
+    pub(crate) fn lacks_its_talk(&self) -> bool {
+        let talk = self.snapshot().talk;
+        self.meta.talks && !self.is_finished() && serde_json::from_slice::<Talk>(&talk).is_err()
     }
 
     /// Its last word is on disk.

@@ -138,7 +138,11 @@ fn read_one(dir: AttemptDir, boot_id: &str) -> Left {
             stored,
         })
     });
+    let started = read_lease(dir.path()).is_some();
     match remains {
+        Ok(remains) if remains.lacks_its_talk() && (started || remains.has_begun()) => {
+            unreadable(dir, same_boot, "what was said with its agent is not there")
+        }
         Ok(remains) => Left {
             dir,
             same_boot,

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::{Course, Live, Supervisor};
 use crate::DaemonError;
 use crate::agents::Refusal;
-use crate::attempt::{AttemptPlan, Word};
+use crate::attempt::{AttemptPlan, Word, Words};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::Moment;
 use crate::conversations::{ConversationKey, Conversing};
@@ -319,6 +319,7 @@ impl Supervisor {
             workspace: Some(plan.workspace.clone()),
             tools: plan.tools.clone(),
             files: plan.files.clone(),
+            talks: matches!(plan.words, Words::Talk(_)),
         };
         // Checked before it was taken.
         let id = attempt.attempt_id.parse();

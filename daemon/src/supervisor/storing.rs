@@ -1,6 +1,7 @@
 //! The supervisor and the disk: what is to be written goes to the writer as far as there is room, what it reports opens the gate for
 //! frames, and a disk that refuses is a state of the daemon. The loop never waits for the disk.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use tokio::sync::mpsc::error::TrySendError;
@@ -91,7 +92,10 @@ impl Supervisor {
             Report::Failed { id, error } => {
                 warn!(attempt_id = %id, %error, "the attempt fails because its frames cannot be stored");
                 let before = self.disk.state();
-                self.disk.on_failed_write();
+                // What no disk would take says nothing about this one.
+                if error.kind() != ErrorKind::InvalidData {
+                    self.disk.on_failed_write();
+                }
                 self.on_disk_state(before);
                 self.look_at = self.clock.now();
                 self.on_refused(id);

@@ -171,12 +171,16 @@ async fn look(plan: &Plan, guest: &Guest, made: &Made, report: &mut WorkspaceRep
         directory: &plan.path,
         attempt_id: &guest.holder.attempt_id,
     };
-    if plan.mode == Mode::Scratch && !plan.path.join(".git").exists() {
-        report.changed_files = entries(&plan.path);
+    let path = plan.path.clone();
+    // A mount that hangs shows nothing, and git would hang there too.
+    let Ok((is_git, entries)) = off_the_loop(move || Ok(within(&path))).await else {
+        return;
+    };
+    if plan.mode == Mode::Scratch && !is_git {
+        report.changed_files = entries;
         return;
     }
-    if made.base_commit.is_empty() && plan.mode == Mode::Shared && !plan.path.join(".git").exists()
-    {
+    if made.base_commit.is_empty() && plan.mode == Mode::Shared && !is_git {
         return;
     }
     match evidence::look(git).await {
@@ -193,8 +197,10 @@ async fn look(plan: &Plan, guest: &Guest, made: &Made, report: &mut WorkspaceRep
     }
 }
 
-fn entries(directory: &Path) -> u64 {
-    std::fs::read_dir(directory).map_or(0, |entries| entries.count() as u64)
+/// Whether git knows the directory, and how much is in it.
+fn within(directory: &Path) -> (bool, u64) {
+    let entries = std::fs::read_dir(directory).map_or(0, |entries| entries.count() as u64);
+    (directory.join(".git").exists(), entries)
 }
 
 /// Removes what was made, where the policy and what is left allow it.

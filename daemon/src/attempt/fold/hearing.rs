@@ -363,6 +363,11 @@ impl Fold {
             // Nobody knows how: then there is no end to tell.
             Some(Exit::Unseen) | None => return,
         };
+        // The end of the line that it came inside of will not come any more.
+        let behind = std::mem::take(&mut self.heard.behind);
+        if !behind.is_empty() {
+            self.push_stderr(&behind, self.read, now);
+        }
         self.catch_up();
         let stderr = self.stderr_tail();
         let told = self.talk.as_mut().map(|talk| talk.exited(exit, &stderr));

@@ -33,6 +33,7 @@ fn offer() -> (AttemptId, Offer) {
         workspace: None,
         tools: None,
         files: None,
+        talks: false,
     };
     let offer = Offer {
         attempt,

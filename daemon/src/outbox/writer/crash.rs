@@ -166,6 +166,7 @@ fn meta() -> AttemptMeta {
         workspace: None,
         tools: None,
         files: None,
+        talks: false,
     }
 }
 

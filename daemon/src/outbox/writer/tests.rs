@@ -50,6 +50,7 @@ impl Bench {
             workspace: None,
             tools: None,
             files: None,
+            talks: false,
         };
         let (id, meta) = (place.id, Box::new(meta));
         self.job(Job::Begin { id, meta }).await;
