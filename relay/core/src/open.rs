@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::id::TenantId;
-use crate::spec::TaskSpec;
+use crate::spec::{PermissionRule, RequiredArtifact, TaskSpec};
 
 /// What a task takes besides the words that were submitted.
 const RECORD_BYTES: u64 = 4 * 1024;
@@ -48,6 +48,15 @@ fn weight(spec: &TaskSpec) -> u64 {
         let sizes = map.iter().map(|(key, value)| key.len() + value.len());
         sizes.sum::<usize>()
     };
+    let rule =
+        |rule: &PermissionRule| size_of::<PermissionRule>() + rule.tool.len() + rule.pattern.len();
+    let file = |file: &RequiredArtifact| {
+        size_of::<RequiredArtifact>()
+            + file.path.len()
+            + file.sha256.as_ref().map_or(0, String::len)
+    };
+    let files = spec.contract.iter().flat_map(|asks| &asks.artifacts);
+    let target = &spec.target;
     let options = &spec.options;
     let bytes = spec.prompt.len()
         + spec.goal.len()
@@ -56,7 +65,11 @@ fn weight(spec: &TaskSpec) -> u64 {
         + words(&options.context_refs)
         + options.instructions.as_ref().map_or(0, String::len)
         + pairs(&spec.env)
-        + pairs(&spec.labels);
+        + pairs(&spec.labels)
+        + pairs(&target.labels)
+        + words(&target.capabilities)
+        + spec.permission_rules.iter().map(rule).sum::<usize>()
+        + files.map(file).sum::<usize>();
     RECORD_BYTES + bytes as u64
 }
 
@@ -64,6 +77,36 @@ fn weight(spec: &TaskSpec) -> u64 {
 mod tests {
     use super::*;
     use crate::samples::task_spec;
+    use crate::spec::{CompletionContract, MissingPolicy, PermissionEffect};
+
+    /// Whatever a client can make long counts.
+    #[test]
+    fn rules_files_and_places_weigh_as_much_as_words() {
+        let light = weight(&task_spec());
+        let mut spec = task_spec();
+        spec.permission_rules = vec![
+            PermissionRule {
+                effect: PermissionEffect::Allow,
+                tool: "Bash".into(),
+                pattern: "x".repeat(1_000),
+            };
+            256
+        ];
+        assert!(weight(&spec) - light > 256 * 1_000);
+        let mut spec = task_spec();
+        spec.contract = Some(CompletionContract {
+            artifacts: vec![
+                RequiredArtifact {
+                    path: "x".repeat(1_000),
+                    min_size: None,
+                    sha256: None,
+                };
+                64
+            ],
+            missing_policy: MissingPolicy::Reject,
+        });
+        assert!(weight(&spec) - light > 64 * 1_000);
+    }
 
     #[test]
     fn what_was_added_is_taken_away_and_long_prompts_fill_the_room() {

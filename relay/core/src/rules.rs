@@ -5,9 +5,9 @@
 //!
 //! Arguments are looked at in two ways, so that a rule errs on the side of asking:
 //! - `deny` and `ask` match when the pattern matches the arguments as the agent wrote them, or any one text among them.
-//! - `allow` matches when the pattern matches the arguments as they were written, or all those that say what is done
+//! - `allow` matches when the pattern is the arguments to the letter, or matches all those that say what is done
 //!   (`SUBJECTS`, at any depth), of which there must be one. A shell command with an operator that the pattern does not spell is not
-//!   matched: `git *` does not allow `git status; rm -r .`.
+//!   matched: neither `git *` nor `*git status*` allows `git status; rm -r .`, and a description that says it allows nothing.
 //!
 //! This compares texts. It knows no shell and no file system, and it is no sandbox.
 
@@ -20,6 +20,8 @@ use crate::spec::{PermissionEffect, PermissionRule};
 
 /// Longer arguments are compared with no pattern: looking at them must not hold the loop. A person is asked instead.
 const COMPARED_BYTES: usize = 64 * 1024;
+/// For one request and all its rules together, for the same reason.
+const BUDGET_BYTES: usize = 1024 * 1024;
 
 /// Arguments that say what a tool does, in the words of the agents we know.
 const SUBJECTS: [&str; 8] = [
@@ -41,7 +43,7 @@ pub(crate) fn decide(
     tool: &str,
     arguments: &[u8],
 ) -> Option<(u32, PermissionEffect)> {
-    let mut known = None;
+    let (mut known, mut budget) = (None, BUDGET_BYTES);
     for (number, rule) in (1..).zip(rules) {
         if !matches(&rule.tool, tool) {
             continue;
@@ -50,10 +52,13 @@ pub(crate) fn decide(
             return Some((number, rule.effect));
         }
         let known = known.get_or_insert_with(|| Arguments::read(arguments));
-        match known {
-            None => return Some((number, PermissionEffect::Ask)),
-            Some(known) if known.fit(rule) => return Some((number, rule.effect)),
-            Some(_) => {}
+        let left = known
+            .as_ref()
+            .and_then(|known| budget.checked_sub(known.bytes()));
+        match (known, left) {
+            (Some(known), Some(_)) if known.fit(rule) => return Some((number, rule.effect)),
+            (Some(_), Some(left)) => budget = left,
+            (None, _) | (_, None) => return Some((number, PermissionEffect::Ask)),
         }
     }
     None
@@ -90,16 +95,20 @@ impl<'a> Arguments<'a> {
         })
     }
 
+    /// What one comparison looks at.
+    fn bytes(&self) -> usize {
+        let texts = self.found.texts.iter().map(|(_, text)| text.len());
+        self.whole.len() + texts.sum::<usize>()
+    }
+
     fn fit(&self, rule: &PermissionRule) -> bool {
         let pattern = rule.pattern.as_str();
-        if matches(pattern, &self.whole) {
-            return true;
-        }
         match rule.effect {
             PermissionEffect::Deny | PermissionEffect::Ask => {
                 let mut texts = self.found.texts.iter();
-                texts.any(|(_, text)| matches(pattern, text))
+                matches(pattern, &self.whole) || texts.any(|(_, text)| matches(pattern, text))
             }
+            PermissionEffect::Allow if *self.whole == *pattern => true,
             PermissionEffect::Allow => !self.found.is_opaque && self.subjects_fit(pattern),
         }
     }
@@ -333,6 +342,18 @@ mod tests {
         let edit = [rule(Allow, "Edit", "src/*")];
         let text = r#"{"file_path":"src/a.rs","old_string":"; rm"}"#;
         assert_eq!(said(&edit, "Edit", text), Some(Allow));
+        for wide in ["*git status*", "*status*"] {
+            let rules = [rule(Allow, "Bash", wide)];
+            assert_eq!(said(&rules, "Bash", &command("git status")), Some(Allow));
+            for sly in [
+                command("git status; rm -r ."),
+                r#"{"command":"rm -r .","description":"git status"}"#.to_owned(),
+                r#"{"why":"git status"}"#.to_owned(),
+                "rm -r . # git status".to_owned(),
+            ] {
+                assert_eq!(said(&rules, "Bash", &sly), None, "{wide}: {sly}");
+            }
+        }
         let whole = [rule(Allow, "Bash", r#"{"command":"ls"}"#)];
         assert_eq!(said(&whole, "Bash", r#"{"command":"ls"}"#), Some(Allow));
     }
@@ -357,5 +378,16 @@ mod tests {
         let rules = [rule(Deny, "Bash", "*y*"), rule(Allow, "Bash", "")];
         assert_eq!(said(&rules, "Bash", &long), Some(Ask));
         assert_eq!(said(&rules[1..], "Bash", &long), Some(Allow));
+    }
+
+    /// A request costs the loop no more than so much, however many rules there are.
+    #[test]
+    fn many_rules_over_long_arguments_are_for_a_person() {
+        let long = command(&"x".repeat(COMPARED_BYTES / 2));
+        let few = vec![rule(Deny, "Bash", "*y*"); 4];
+        assert_eq!(said(&few, "Bash", &long), None);
+        let many = vec![rule(Deny, "Bash", "*y*"); 256];
+        assert_eq!(said(&many, "Bash", &long), Some(Ask));
+        assert_eq!(said(&many, "Bash", &command("ls")), None);
     }
 }
