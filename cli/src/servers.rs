@@ -275,6 +275,7 @@ fn demo_agent() -> Result<AgentConfig, CliError> {
         program: program.into(),
         args: vec!["demo-agent".into()],
         env: BTreeMap::new(),
+        task_env: Vec::new(),
     })
 }
 

@@ -43,7 +43,7 @@ pub(crate) struct TaskArgs {
     )]
     pub cwd: String,
 
-    /// Environment variable for the agent, if the daemon's allow-list takes its name. May be repeated.
+    /// Environment variable for the agent, if its daemon's operator lets tasks set it (task_env). May be repeated.
     #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::pair)]
     pub env: Vec<(String, String)>,
 

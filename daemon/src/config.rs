@@ -135,6 +135,8 @@ pub enum AgentConfig {
         program: OsString,
         args: Vec<OsString>,
         env: BTreeMap<String, String>,
+        /// Variables that tasks may set. Others could make it run anything, or send what the operator gave it anywhere.
+        task_env: Vec<String>,
     },
     /// A coding agent, spoken to in its own way.
     Coding {
@@ -142,7 +144,20 @@ pub enum AgentConfig {
         program: OsString,
         args: Vec<OsString>,
         env: BTreeMap<String, String>,
+        task_env: Vec<String>,
     },
+}
+
+impl AgentConfig {
+    /// Whether a task may set this variable. Whoever brings the whole command line may set what he likes.
+    pub(crate) fn takes_variable(&self, name: &str) -> bool {
+        match self {
+            Self::AnyCommand => true,
+            Self::Command { task_env, .. } | Self::Coding { task_env, .. } => {
+                task_env.iter().any(|allowed| allowed == name)
+            }
+        }
+    }
 }
 
 /// What a coding agent speaks.

@@ -36,6 +36,42 @@ pub const CANCELED_BY_OPERATOR: &str = "canceled_by_operator";
 pub const OPERATOR_FORCED: &str = "operator_forced";
 pub const DISPATCH_LIMIT: &str = "dispatch_limit";
 
+/// Longest code, and longest result of an attempt.
+pub const CODE_BYTES: usize = 64;
+pub const RESULT_BYTES: usize = 64 * 1024;
+
+/// What relay, daemon or operator say of an attempt. An agent may use any other word of its own failure.
+const NOT_AN_AGENTS: [&str; 23] = [
+    "relay_unreachable",
+    DELIVERY_FAILED,
+    NOT_ACCEPTED,
+    DAEMON_LOST_ATTEMPT,
+    LEASE_EXPIRED,
+    PROCESS_START_TIMEOUT,
+    PROMPT_WRITE_TIMEOUT,
+    NO_FIRST_EVENT_TIMEOUT,
+    NO_VISIBLE_EVENT_TIMEOUT,
+    STREAM_IDLE_TIMEOUT,
+    TOOL_IDLE_TIMEOUT,
+    USER_INPUT_TIMEOUT,
+    TASK_DEADLINE_EXCEEDED,
+    SPAWN_FAILED,
+    PROVIDER_MISSING,
+    BAD_CWD,
+    RESUME_FAILED,
+    RECEIPTS_MISSING,
+    WORKER_DISK_FULL,
+    CANCELED_BY_USER,
+    CANCELED_BY_OPERATOR,
+    OPERATOR_FORCED,
+    DISPATCH_LIMIT,
+];
+
+/// Whether an agent may say this of itself; `lease_expired` from its mouth would park a task as lost.
+pub fn may_an_agent_say(code: &str) -> bool {
+    !NOT_AN_AGENTS.contains(&code)
+}
+
 /// Machine codes of `FrameRejected` and `CommandResult` that a daemon acts on; every other one it only logs.
 pub mod refusals {
     /// An earlier control frame is missing: replay from `expected_control_seq`.

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
+use crate::private_dir;
+
 /// Longer bodies become files; shorter ones stay in the record.
 pub(crate) const BODY_INLINE_MAX: usize = 64 * 1024;
 
@@ -93,7 +95,7 @@ struct Pin {
 
 impl Bodies {
     pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
-        fs::create_dir_all(&dir)?;
+        private_dir::make_own(&dir)?;
         if let Some(parent) = dir.parent() {
             File::open(parent)?.sync_all()?;
         }

@@ -11,6 +11,7 @@ mod inbox;
 mod look_ups;
 mod mint;
 pub mod output;
+mod private_dir;
 pub mod reader;
 mod records;
 mod retention;

@@ -41,7 +41,7 @@ fn agent(dir: &Path, name: &str) -> String {
     let dump = dump(&dir.join(name)).replace('"', "\\\"");
     format!(
         "[agents.{name}]\nkind = \"{kind}\"\nprogram = \"sh\"\nargs = [\"-c\", \"{dump}\", \"agent\"]\n{more}\
-         env = {{ GIVEN = \"by the operator\" }}\n"
+         env = {{ GIVEN = \"by the operator\" }}\ntask_env = [\"ASKED\"]\n"
     )
 }
 

@@ -15,6 +15,9 @@ pub const CODING_AGENTS: [(&str, AgentWire, &str); 4] = [
     ("acp", AgentWire::Acp, "acp"),
 ];
 
+/// A script for an agent that is to know it before it has a prompt.
+const SCRIPT: &str = "STANDIN_SCRIPT";
+
 /// Those that can ask people.
 pub const ASKING_AGENTS: [&str; 3] = ["claude", "codex", "acp"];
 
@@ -30,6 +33,7 @@ pub fn coding_agents(program: &Path, env: &[(&str, &str)]) -> BTreeMap<String, A
             program: program.into(),
             args: vec!["speak".into(), spoken.into()],
             env: env.clone(),
+            task_env: vec![SCRIPT.to_owned()],
         };
         (name.to_owned(), agent)
     });
@@ -51,7 +55,10 @@ pub fn coding_agents_file(program: &str, env: &[(&str, &str)]) -> String {
             AgentWire::Acp => "kind = \"acp\"",
         };
         let args = format!("args = [\"speak\", {spoken:?}]");
-        format!("[agents.{name}]\n{kind}\nprogram = {program:?}\n{args}\nenv = {{ {env} }}\n")
+        let task_env = format!("task_env = [{SCRIPT:?}]");
+        format!(
+            "[agents.{name}]\n{kind}\nprogram = {program:?}\n{args}\nenv = {{ {env} }}\n{task_env}\n"
+        )
     });
     agents.join("\n")
 }
@@ -73,7 +80,7 @@ pub fn played(agent: &str, script: &str) -> TaskSpec {
 pub fn played_from_the_start(agent: &str, script: &str, prompt: &str) -> TaskSpec {
     TaskSpec {
         prompt: prompt.to_owned(),
-        env: [("STANDIN_SCRIPT".to_owned(), script.to_owned())].into(),
+        env: [(SCRIPT.to_owned(), script.to_owned())].into(),
         ..played(agent, "")
     }
 }

@@ -184,6 +184,7 @@ mod tests {
             program: "agent".into(),
             args: vec!["--own".into()],
             env: BTreeMap::from([("KEY".to_owned(), "value".to_owned())]),
+            task_env: Vec::new(),
         };
         let desk = Desk {
             wire,

@@ -9,7 +9,7 @@ use baton_proto::v1::{AgentOptions, AttemptRef, Dispatch, RejectCode};
 
 use super::Refusal;
 use crate::config::AgentConfig;
-use crate::process::{ChildSpec, Owner, child_environment};
+use crate::process::{ChildSpec, Owner, child_environment, is_batons};
 
 /// A command takes no options.
 pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
@@ -42,6 +42,7 @@ pub(super) fn child(
     daemon_id: &str,
     cwd: PathBuf,
 ) -> Result<ChildSpec, Refusal> {
+    check_variables(config, dispatch)?;
     let (program, args) = command_line(config, dispatch)?;
     let owner = Owner {
         attempt_id: &attempt.attempt_id,
@@ -61,6 +62,19 @@ pub(super) fn child(
         cwd,
         environment: child_environment(std::env::vars_os(), variables, &owner),
         group: None,
+    })
+}
+
+/// A variable can say what a program loads and where it sends what it knows, so an agent that the operator chose takes those
+/// that the operator named. Baton's own are nobody's to set, and left out everywhere.
+fn check_variables(config: &AgentConfig, dispatch: &Dispatch) -> Result<(), Refusal> {
+    let mut names = dispatch.env.keys();
+    let refused = names.find(|name| !is_batons(name) && !config.takes_variable(name));
+    refused.map_or(Ok(()), |name| {
+        let message = format!(
+            "the agent takes no variable {name} from tasks; its operator can allow it with task_env in daemon.toml"
+        );
+        Err(Refusal::new(RejectCode::UnsupportedOption, message))
     })
 }
 

@@ -156,6 +156,7 @@ mod tests {
             program: program.into(),
             args: Vec::new(),
             env: BTreeMap::new(),
+            task_env: Vec::new(),
         }
     }
 

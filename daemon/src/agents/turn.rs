@@ -14,7 +14,7 @@ use super::failure::Failure;
 use super::usage::TurnUsage;
 
 /// Bytes of a final text that are kept.
-pub(crate) const RESULT_MAX: usize = 64 * 1024;
+pub(crate) const RESULT_MAX: usize = baton_proto::codes::RESULT_BYTES;
 
 /// What a person can be shown whole.
 const ARGUMENTS_MAX: usize = 256 * 1024;

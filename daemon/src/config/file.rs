@@ -32,8 +32,8 @@ const LIMITS: [&str; 3] = [
     "attempt_memory_mib",
     "attempt_processes",
 ];
-const AGENT: [&str; 4] = ["kind", "program", "args", "env"];
-const CODEX: [&str; 5] = ["kind", "program", "args", "env", "protocol"];
+const AGENT: [&str; 5] = ["kind", "program", "args", "env", "task_env"];
+const CODEX: [&str; 6] = ["kind", "program", "args", "env", "task_env", "protocol"];
 
 /// Reads and checks it. Roots must exist.
 pub fn read_config(path: &Path) -> Result<FileConfig, ConfigError> {
@@ -250,6 +250,8 @@ enum AgentEntry {
         args: Vec<String>,
         #[serde(default)]
         env: BTreeMap<String, String>,
+        #[serde(default)]
+        task_env: Vec<String>,
     },
     Claude {
         #[serde(default = "claude")]
@@ -258,6 +260,8 @@ enum AgentEntry {
         args: Vec<String>,
         #[serde(default)]
         env: BTreeMap<String, String>,
+        #[serde(default)]
+        task_env: Vec<String>,
     },
     Codex {
         #[serde(default = "codex")]
@@ -267,6 +271,8 @@ enum AgentEntry {
         #[serde(default)]
         env: BTreeMap<String, String>,
         #[serde(default)]
+        task_env: Vec<String>,
+        #[serde(default)]
         protocol: CodexProtocol,
     },
     Acp {
@@ -275,6 +281,8 @@ enum AgentEntry {
         args: Vec<String>,
         #[serde(default)]
         env: BTreeMap<String, String>,
+        #[serde(default)]
+        task_env: Vec<String>,
     },
 }
 
@@ -296,34 +304,56 @@ fn codex() -> String {
 
 impl From<AgentEntry> for AgentConfig {
     fn from(entry: AgentEntry) -> Self {
-        let (wire, program, args, env) = match entry {
-            AgentEntry::Command { program, args, env } => {
+        let words = |args: Vec<String>| args.into_iter().map(OsString::from).collect();
+        let (wire, program, args, env, task_env) = match entry {
+            AgentEntry::Command {
+                program,
+                args,
+                env,
+                task_env,
+            } => {
                 return Self::Command {
                     program: program.into(),
-                    args: args.into_iter().map(OsString::from).collect(),
+                    args: words(args),
                     env,
+                    task_env,
                 };
             }
-            AgentEntry::Claude { program, args, env } => (AgentWire::Claude, program, args, env),
+            AgentEntry::Claude {
+                program,
+                args,
+                env,
+                task_env,
+            } => (AgentWire::Claude, program, args, env, task_env),
             AgentEntry::Codex {
                 program,
                 args,
                 env,
+                task_env,
                 protocol,
-            } => {
-                let wire = match protocol {
-                    CodexProtocol::AppServer => AgentWire::CodexAppServer,
-                    CodexProtocol::Exec => AgentWire::CodexExec,
-                };
-                (wire, program, args, env)
-            }
-            AgentEntry::Acp { program, args, env } => (AgentWire::Acp, program, args, env),
+            } => (protocol.into(), program, args, env, task_env),
+            AgentEntry::Acp {
+                program,
+                args,
+                env,
+                task_env,
+            } => (AgentWire::Acp, program, args, env, task_env),
         };
         Self::Coding {
             wire,
             program: program.into(),
-            args: args.into_iter().map(OsString::from).collect(),
+            args: words(args),
             env,
+            task_env,
+        }
+    }
+}
+
+impl From<CodexProtocol> for AgentWire {
+    fn from(protocol: CodexProtocol) -> Self {
+        match protocol {
+            CodexProtocol::AppServer => Self::CodexAppServer,
+            CodexProtocol::Exec => Self::CodexExec,
         }
     }
 }
@@ -338,12 +368,15 @@ mod tests {
 
     #[test]
     fn agents_are_read_by_name() {
-        let text = "[agents.lint]\nkind = \"command\"\nprogram = \"lint\"\nargs = [\"-q\"]\n";
+        let text = "[agents.lint]\nkind = \"command\"\nprogram = \"lint\"\nargs = [\"-q\"]\n\
+                    task_env = [\"LEVEL\"]\n";
         let lint = AgentConfig::Command {
             program: "lint".into(),
             args: vec!["-q".into()],
             env: BTreeMap::new(),
+            task_env: vec!["LEVEL".to_owned()],
         };
+        assert!(lint.takes_variable("LEVEL") && !lint.takes_variable("LD_PRELOAD"));
         let agents = parsed(text).unwrap().agents;
         assert_eq!(agents, BTreeMap::from([("lint".to_owned(), lint)]));
         let text = "[agents.a]\nkind = \"claude\"\n[agents.b]\nkind = \"codex\"\nprotocol = \"exec\"\n\

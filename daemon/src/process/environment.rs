@@ -55,7 +55,12 @@ fn is_task_variable(name: &str, value: &str) -> bool {
             .bytes()
             .next()
             .is_some_and(|first| !first.is_ascii_digit());
-    is_name && !value.contains('\0') && !name.starts_with("BATON_") && name != "TRACEPARENT"
+    is_name && !value.contains('\0') && !is_batons(name)
+}
+
+/// A name that Baton speaks for.
+pub(crate) fn is_batons(name: &str) -> bool {
+    name.starts_with("BATON_") || name == "TRACEPARENT"
 }
 
 #[cfg(test)]

@@ -6,9 +6,10 @@ use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::Path;
 use std::time::Duration;
 
+use baton_proto::codes;
 use baton_proto::v1::ErrorDetail;
 use baton_proto::worker::{
-    FinishOutcome, Noted, ToolAnswer, ToolCall, ToolRefused, tool_answer, tool_call,
+    Finish, FinishOutcome, Noted, ToolAnswer, ToolCall, ToolRefused, tool_answer, tool_call,
 };
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -192,8 +193,32 @@ fn wrong(verb: &tool_call::Verb) -> Option<ErrorDetail> {
             let next = "it is completed, failed or canceled";
             Some(detail("missing", "the outcome is missing", next, "outcome"))
         }
-        tool_call::Verb::Finish(finish) => blank("summary", &finish.summary),
+        tool_call::Verb::Finish(finish) => {
+            blank("summary", &finish.summary).or_else(|| untellable(finish))
+        }
     }
+}
+
+/// What the relay would refuse at the very end, when nobody could say it otherwise any more.
+fn untellable(finish: &Finish) -> Option<ErrorDetail> {
+    if finish.result.len() > codes::RESULT_BYTES {
+        let next = "write it to a file and name that instead";
+        return Some(detail(
+            "too_large",
+            "the result is too long",
+            next,
+            "result",
+        ));
+    }
+    let code = finish.failure_code.as_str();
+    let is_word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
+    let good = code.len() <= codes::CODE_BYTES && code.bytes().all(is_word);
+    (!good || !codes::may_an_agent_say(code)).then(|| {
+        let next =
+            "use a word of your own, of at most 64 of a-z, 0-9, '-', '_' and '.', or leave it out";
+        let message = "the failure code is not one that an agent may say";
+        detail("malformed_name", message, next, "failure_code")
+    })
 }
 
 pub(crate) fn detail(code: &str, message: &str, hint: &str, field: &str) -> ErrorDetail {

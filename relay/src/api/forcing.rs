@@ -9,8 +9,8 @@ use baton_core::force::{Operate, Verb};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::Input;
 use baton_core::reject::Rejection;
-use baton_proto::v1;
 use baton_proto::v1::bulk_force_result::Result as RowResult;
+use baton_proto::{codes, v1};
 
 use super::fault::Fault;
 use super::validate::{self, Checked, Why, invalid};
@@ -70,8 +70,8 @@ impl Api {
     ) -> Result<v1::CompleteTaskResponse, Fault> {
         let reason = required_reason(&request.reason)?;
         let task = validate::id("task_id", &request.task_id)?;
-        if request.result.len() > limits::RESULT_BYTES {
-            let limit = limits::Size::Bytes(limits::RESULT_BYTES);
+        if request.result.len() > codes::RESULT_BYTES {
+            let limit = limits::Size::Bytes(codes::RESULT_BYTES);
             return Err(invalid("result", Why::TooLong { limit }).into());
         }
         let verb = Verb::Complete {

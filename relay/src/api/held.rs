@@ -10,7 +10,7 @@ use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Completed, Errored, HeldCall, HeldVerb, Input, LeaseToken, Termination};
 use baton_core::record::{CallMark, CheckpointRecord, FailureCode, TaskRecord};
 use baton_core::reject::Rejection;
-use baton_proto::v1;
+use baton_proto::{codes, v1};
 use prost::Message;
 use sha2::{Digest, Sha256};
 
@@ -297,8 +297,8 @@ fn check_draft(draft: &v1::CheckpointDraft) -> Checked<()> {
 }
 
 fn completed(request: &v1::AgentCompleteRequest) -> Checked<Completed> {
-    if request.result.len() > limits::RESULT {
-        let limit = limits::Size::Bytes(limits::RESULT);
+    if request.result.len() > codes::RESULT_BYTES {
+        let limit = limits::Size::Bytes(codes::RESULT_BYTES);
         return Err(invalid("result", Why::TooLong { limit }));
     }
     validate::count("artifacts", request.artifacts.len(), limits::ARTIFACTS)?;
@@ -319,6 +319,10 @@ fn errored(request: &v1::AgentFailRequest) -> Checked<Errored> {
         "" => AGENT_REPORTED,
         code => {
             validate::name("failure_code", code, limits::FAILURE_CODE)?;
+            if !codes::may_an_agent_say(code) {
+                let rule = "it is the relay's or a daemon's to say; use a word of your own";
+                return Err(invalid("failure_code", Why::MalformedName { rule }));
+            }
             code
         }
     };

@@ -49,9 +49,7 @@ pub const HANDLE: Size = Size::Bytes(256);
 pub const REASON: Size = Size::Chars(2048);
 /// What a holder says of a failure.
 pub const MESSAGE: Size = Size::Chars(4096);
-pub const FAILURE_CODE: Size = Size::Bytes(64);
-/// Bytes of a result.
-pub const RESULT: usize = 64 * 1024;
+pub const FAILURE_CODE: Size = Size::Bytes(baton_proto::codes::CODE_BYTES);
 pub const IDEMPOTENCY_KEY: Size = Size::Bytes(256);
 pub const PATH: Size = Size::Bytes(4096);
 pub const ARTIFACT_PATH: Size = Size::Bytes(baton_contract::PATH_BYTES_MAX);
@@ -98,8 +96,6 @@ pub const RESUME_ANSWERS: usize = 64;
 pub const RESUME_ANSWERS_BYTES: usize = 32 * 1024;
 pub const SUBMIT_MANY: usize = 500;
 pub const BULK_FORCE: usize = 50;
-/// A result that an operator gives by hand.
-pub const RESULT_BYTES: usize = 64 * 1024;
 pub const FILTER_STATES: usize = 32;
 pub const PROFILES: usize = 1000;
 

@@ -1,8 +1,6 @@
 //! From a data directory to a running dispatcher: opens the stores, recovers the core, loads and makes credentials.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -282,14 +280,6 @@ fn on_fatal(config: &RelayConfig) -> FatalHook {
         }
         std::process::abort();
     })
-}
-
-/// Nobody else may look in: it holds what people asked of agents, and what those answered.
-pub(super) fn private_directory(path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
 }
 
 /// Every known token, and the first ones where there are none.

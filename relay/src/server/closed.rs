@@ -14,10 +14,11 @@ use tonic::transport::ServerTlsConfig;
 use tower::{Layer, Service};
 
 use super::listener::Listener;
-use super::{RelayError, bind, boot, drained, health, server};
+use super::{RelayError, bind, drained, health, server};
 use crate::api::fault::Fault;
 use crate::api::status;
 use crate::config::{NetworkLimits, RelayConfig};
+use crate::private_dir;
 use crate::space::{self, Guard, Shortage};
 
 const HEALTH: &str = "/grpc.health.";
@@ -53,7 +54,7 @@ pub(super) async fn until_room(
 pub(super) async fn make_room(config: &RelayConfig) -> Result<Result<Guard, Shortage>, RelayError> {
     let data = config.data.clone();
     let made = tokio::task::spawn_blocking(move || {
-        boot::private_directory(&data).and_then(|()| space::make_room(&data))
+        private_dir::make(&data).and_then(|()| space::make_room(&data))
     });
     let made = made.await.map_err(|_| RelayError::Stopped)?;
     made.map_err(|source| RelayError::Data {

@@ -17,8 +17,8 @@ use baton_core::record::{Exit, FailureCode, Phase, RejectCode, Usage, Workspace}
 use baton_core::secrets;
 use baton_core::time::Wall;
 use baton_proto::ShortName;
-use baton_proto::v1;
 use baton_proto::v1::attempt_frame::Body;
+use baton_proto::{codes, v1};
 use bytes::Bytes;
 use prost::Message;
 use sha2::{Digest, Sha256};
@@ -32,7 +32,6 @@ const NOTE_MAX: usize = 256;
 pub(super) const TOOL_ID_MAX: usize = 256;
 const TOOL_INPUT_MAX: usize = 256 * 1024;
 const QUESTION_MAX: usize = 64 * 1024;
-const RESULT_MAX: usize = 64 * 1024;
 const ARTIFACTS_MAX: usize = baton_contract::PATHS_MAX;
 
 /// What an attempt-scoped frame is to the session.
@@ -304,7 +303,7 @@ fn question(question: &v1::Question) -> Result<FrameBody, FrameFault> {
 }
 
 fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<Completed, FrameFault> {
-    at_most("complete.result", sent.result.len(), RESULT_MAX)?;
+    at_most("complete.result", sent.result.len(), codes::RESULT_BYTES)?;
     at_most("complete.artifacts", sent.artifacts.len(), ARTIFACTS_MAX)?;
     Ok(Completed {
         result: bytes(&sent.result),
@@ -321,7 +320,11 @@ fn completed(sent: v1::TaskComplete, in_lease: bool) -> Result<Completed, FrameF
 
 fn errored(sent: &v1::TaskError, in_lease: bool) -> Result<Errored, FrameFault> {
     not_blank("error.failure_code", &sent.failure_code)?;
-    at_most("error.failure_code", sent.failure_code.len(), 64)?;
+    at_most(
+        "error.failure_code",
+        sent.failure_code.len(),
+        codes::CODE_BYTES,
+    )?;
     Ok(Errored {
         code: FailureCode::parse(&sent.failure_code),
         retryable_hint: sent.retryable_hint,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 
 use super::{OpenError, log};
+use crate::private_dir;
 
 /// A second relay is refused after this many pauses; a relay that is just closing gets time to let go.
 const LOCK_TRIES: u32 = 20;
@@ -64,7 +65,7 @@ pub(super) fn is_locked(places: &Places) -> Result<bool, OpenError> {
 
 /// Creates the directory and takes its lock, which lasts as long as the returned file is open.
 pub(super) fn lock(places: &Places) -> Result<File, OpenError> {
-    fs::create_dir_all(&places.dir).map_err(io_error("create", &places.dir))?;
+    private_dir::make_own(&places.dir).map_err(io_error("create", &places.dir))?;
     let path = places.dir.join("lock");
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).truncate(false);

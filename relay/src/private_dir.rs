@@ -1,0 +1,42 @@
+//! Directories that nobody else may look into: they hold what people asked of agents, and what those answered.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::Path;
+
+const OWNERS: u32 = 0o700;
+
+/// With all that leads to it. One that is there stays as it is: it may be anybody's.
+pub(crate) fn make(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(OWNERS).create(path)
+}
+
+/// The same for a directory inside the relay's own, which is closed where an earlier start, or whoever made it before, left it
+/// open.
+pub(crate) fn make_own(path: &Path) -> io::Result<()> {
+    make(path)?;
+    if fs::metadata(path)?.permissions().mode() & 0o077 != 0 {
+        fs::set_permissions(path, Permissions::from_mode(OWNERS))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ours_is_closed_and_what_may_be_anybodys_is_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let (open, new) = (dir.path().join("open"), dir.path().join("a/new"));
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
+        make(&open).unwrap();
+        make_own(&new).unwrap();
+        assert_eq!((mode(&open), mode(&new)), (0o755, 0o700));
+        make_own(&open).unwrap();
+        assert_eq!(mode(&open), 0o700);
+    }
+}
