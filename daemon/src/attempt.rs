@@ -31,6 +31,7 @@ mod coalesce;
 mod ending;
 mod fold;
 mod follow;
+mod interrupting;
 mod kin;
 mod lease_file;
 mod place;
@@ -85,6 +86,8 @@ pub(crate) enum Words {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stop {
     pub(crate) kill_at: Moment,
+    /// There is still somebody who wants to hear of it, so an agent may end its turn first.
+    pub(crate) may_ask: bool,
 }
 
 #[derive(Debug)]
@@ -272,6 +275,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         noting: None,
         cause: None,
         kill_at: None,
+        asked_until: None,
         pending: None,
     };
     let mut ending = attempt.live(contact).await;
@@ -329,6 +333,8 @@ struct Attempt {
     cause: Option<Cause>,
     /// When KILL is due, once it was decided that it ends.
     kill_at: Option<Moment>,
+    /// The agent was asked to end its turn, and has until then before its process is told.
+    asked_until: Option<Moment>,
     /// An event that waits for room.
     pending: Option<AttemptEvent>,
 }

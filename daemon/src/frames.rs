@@ -12,7 +12,7 @@ use baton_proto::v1::{
 };
 use prost_types::Timestamp;
 
-use crate::agents::{Refusal, Verdict};
+use crate::agents::{Refusal, Used, Verdict};
 use crate::attempt::Ending;
 use crate::clock::whole_millis;
 use crate::outbox::{CutWhy, Label, Leaves, Record};
@@ -392,13 +392,15 @@ pub(crate) fn terminal(verdict: &Verdict, ending: &Ending, closing: Closing) -> 
     }
 }
 
-pub(crate) fn canceled(reason: CancelReason, closing: Closing) -> Body {
+pub(crate) fn canceled(reason: CancelReason, used: &Used, closing: Closing) -> Body {
     let (final_offset, workspace, receipt) = closing.parts();
     Body::Canceled(TaskCanceled {
         final_offset,
         receipt: Some(receipt),
         reason: reason.into(),
         workspace,
+        usage: said::usage(used),
+        agent_session_id: used.conversation.clone(),
         ..TaskCanceled::default()
     })
 }

@@ -13,8 +13,8 @@ use baton_proto::v1::{
 use baton_proto::worker::Finish;
 use bytes::Bytes;
 
-use crate::agents::Refusal;
-use crate::attempt::AttemptPlan;
+use crate::agents::{Refusal, Used};
+use crate::attempt::{AttemptPlan, Stop};
 use crate::attempt_dir::AttemptId;
 use crate::clock::{Clock, Moment};
 use crate::conversations::Conversing;
@@ -107,6 +107,16 @@ impl StopWhy {
             Self::Canceled(_) | Self::Drained | Self::DiskFull => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
+        }
+    }
+
+    /// Whether an agent may end its turn first. Not where nobody would hear of it; and not when a deadline has passed that
+    /// the relay watches: who was told that nobody answered would come to a result without the answer.
+    fn leaves_time_to_ask(self) -> bool {
+        match self {
+            Self::Canceled(reason) => reason != CancelReason::Deadline,
+            Self::Drained => true,
+            Self::DiskFull | Self::LeaseEnded | Self::Fenced => false,
         }
     }
 }
@@ -302,7 +312,11 @@ impl Held {
             Stage::Accepted { .. } => {
                 let receipt = frames::nothing_ran(clock.wall());
                 let closing = self.closing(receipt.clone());
-                self.finish(frames::canceled(reason, closing), receipt, clock);
+                self.finish(
+                    frames::canceled(reason, &Used::default(), closing),
+                    receipt,
+                    clock,
+                );
             }
             Stage::Running(_) => {
                 let grace = grace.unwrap_or(self.cleanup_term);
@@ -367,7 +381,8 @@ impl Held {
     fn order_stop(&mut self, why: StopWhy, kill_at: Moment) {
         self.raise_stop(why);
         if let Stage::Running(reins) = &self.stage {
-            reins.order_stop(kill_at);
+            let may_ask = why.leaves_time_to_ask();
+            reins.order_stop(Stop { kill_at, may_ask });
         }
     }
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use baton_proto::v1::input::Body;
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{
-    AgentOptions, ContextRef, CutReason, Input, LifecyclePhase, OutputKind, ReadOutputRequest,
-    Role, Task, TaskEventKind, TaskSpec, TaskState,
+    AgentOptions, ContextRef, CutReason, DeadlineProfile, Input, LifecyclePhase, OutputKind,
+    ReadOutputRequest, Role, Task, TaskEvent, TaskEventKind, TaskSpec, TaskState,
 };
 use baton_tests::{
     ASKING_AGENTS, CODING_AGENTS, Client, DaemonProcess, RealDaemon, Relay, RelayProcess,
@@ -182,6 +182,62 @@ async fn a_task_that_is_canceled_while_its_agent_asks_ends_canceled() {
         stage.client.cancel(&task.task_id).await;
         let done = stage.end(&task).await;
         assert_eq!(done.state(), TaskState::Canceled, "{agent}: {done:?}");
+    }
+}
+
+/// In the words of each wire.
+const INTERRUPTS: [(&str, &str); 3] = [
+    ("claude", r#""subtype":"interrupt""#),
+    ("codex", r#""method":"turn/interrupt""#),
+    ("acp", r#""method":"session/cancel""#),
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_is_canceled_or_too_slow_is_asked_to_end_its_turn_and_tells_what_it_used() {
+    let stage = Stage::open().await;
+    for (agent, words) in INTERRUPTS {
+        let slow = TaskSpec {
+            profile: Some(DeadlineProfile {
+                stream_idle_ms: Some(1_000),
+                cleanup_term_ms: Some(20_000),
+                ..DeadlineProfile::default()
+            }),
+            ..played(agent, "say hm; stall")
+        };
+        let patient = TaskSpec {
+            profile: Some(DeadlineProfile {
+                cleanup_term_ms: Some(20_000),
+                ..DeadlineProfile::default()
+            }),
+            ..slow.clone()
+        };
+        let task = stage.client.submit(patient).await;
+        let spoke = |event: &TaskEvent| event.phase() == LifecyclePhase::FirstVisibleEventSeen;
+        let mut watch = stage.client.watch(&task.task_id).await;
+        watch.until("words", spoke).await;
+        stage.client.cancel(&task.task_id).await;
+        let canceled = stage.end(&task).await;
+        assert_eq!(
+            canceled.state(),
+            TaskState::Canceled,
+            "{agent}: {canceled:?}"
+        );
+        let late = stage.run(slow).await;
+        let attempt = &late.attempts[0];
+        let found = (late.state(), attempt.failure_code.as_str());
+        assert_eq!(
+            found,
+            (TaskState::TimedOut, "stream_idle_timeout"),
+            "{late:?}"
+        );
+        for attempt in [&canceled.attempts[0], attempt] {
+            let usage = attempt.usage.clone().unwrap_or_default();
+            assert!(usage.input_tokens > 0, "{agent}: {attempt:?}");
+            assert_eq!(attempt.exit_code, Some(0), "{agent}: {attempt:?}");
+        }
+        let told = stage.told();
+        let asked = told.iter().filter(|line| line.contains(words));
+        assert_eq!(asked.count(), 2, "{agent}: {told:?}");
     }
 }
 

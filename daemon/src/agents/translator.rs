@@ -132,10 +132,6 @@ impl Translator {
     }
 
     /// How the agent is asked to end its turn. Empty where only a signal will do.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "an attempt that stops is told so by TERM alone")
-    )]
     pub(crate) fn interrupt(&self) -> Vec<Message> {
         match &self.wire {
             Wire::Claude(claude) => claude.interrupt(),

@@ -47,6 +47,15 @@ pub(crate) struct Used {
     pub(crate) conversation: String,
 }
 
+impl Used {
+    pub(crate) fn of(spoken: &Spoken) -> Self {
+        Self {
+            usage: spoken.end.as_ref().and_then(|end| end.usage.clone()),
+            conversation: spoken.conversation.clone().unwrap_or_default(),
+        }
+    }
+}
+
 impl Failing {
     fn new(code: &str, message: String) -> Self {
         Self {
@@ -73,10 +82,7 @@ pub(crate) fn judge(ending: &Ending) -> Verdict {
     let Some(spoken) = &ending.spoken else {
         return verdict;
     };
-    let used = Used {
-        usage: spoken.end.as_ref().and_then(|end| end.usage.clone()),
-        conversation: spoken.conversation.clone().unwrap_or_default(),
-    };
+    let used = Used::of(spoken);
     match verdict {
         Verdict::Complete(completion) => Verdict::Complete(Completion { used, ..completion }),
         Verdict::Failed(failing) => Verdict::Failed(Failing { used, ..failing }),

@@ -49,7 +49,7 @@ pub(crate) struct EndedAt {
 }
 
 /// What ended the attempt: the first of these that happened.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Cause {
     /// There was never a child. The code is a failure code of the protocol.
     NotStarted {
@@ -215,9 +215,9 @@ impl Attempt {
         self.tell(AttemptEvent::Over).await;
         let decided = self.cause.take();
         let (mut ending, report) = match findings {
-            Findings::Report(report) => (Ending::reported(&report, decided), Some(report)),
-            Findings::Nothing(cleared) => (Ending::unreported(cleared, decided), None),
-            Findings::NoShim(cleared) => (Ending::unlaunched(cleared, decided), None),
+            Findings::Report(report) => (Ending::reported(&report, decided.clone()), Some(report)),
+            Findings::Nothing(cleared) => (Ending::unreported(cleared, decided.clone()), None),
+            Findings::NoShim(cleared) => (Ending::unlaunched(cleared, decided.clone()), None),
         };
         if let Some(report) = &report {
             self.on_stdin_done(report.stdin_done);
@@ -228,6 +228,11 @@ impl Attempt {
         } else {
             Missing::default()
         };
+        if let (Cause::Exited(_), Some(decided)) = (&ending.cause, decided)
+            && self.ended_as_asked()
+        {
+            ending.cause = decided;
+        }
         let now = self.workshop.clock.now();
         self.fold.exited(ending.exit, now);
         self.fold.close(missing);

@@ -102,7 +102,7 @@ impl Attempt {
         if self.fold.reached(OncePhase::CleanupStarted) {
             let cause = match self.fold.deadline() {
                 Some(deadline) => Cause::Deadline(deadline),
-                None if self.fold.is_over() => Cause::Lingered,
+                None if self.fold.ended_by_itself() => Cause::Lingered,
                 None => Cause::Stopped,
             };
             self.decide(cause);
@@ -130,7 +130,8 @@ impl Attempt {
                 self.sweep_all_but(connection.shim());
             }
             let look = self.kin.look_at(self.adopted_shim());
-            let wake = [self.wake_at(), give_up, self.sweep_at(&told), look];
+            let asked = self.asked_until.filter(|_| told.kill_at.is_none());
+            let wake = [self.wake_at(), give_up, self.sweep_at(&told), look, asked];
             tokio::select! {
                 message = connection.next() => match message {
                     Ok(Some(Message::Report(report))) => return Parting::Reported(Box::new(report)),
@@ -194,7 +195,6 @@ impl Attempt {
             self.fold.ended_by(*kind);
         }
         self.cause = Some(cause);
-        self.enter(OncePhase::CleanupStarted, None);
         // What does not run needs no grace.
         let grace = if self.is_unstarted() {
             Duration::ZERO
@@ -203,6 +203,8 @@ impl Attempt {
         };
         let by_grace = self.workshop.clock.now().after(grace);
         self.kill_at.get_or_insert(by_grace);
+        self.ask_to_end();
+        self.enter(OncePhase::CleanupStarted, None);
     }
 
     /// The program could not be started in time: its file may be on a disk that hangs.
@@ -217,7 +219,7 @@ impl Attempt {
     fn obey(&mut self) {
         let ordered = *self.lines.stop.borrow_and_update();
         if let Some(stop) = ordered {
-            self.kill_at = Some(self.kill_at.map_or(stop.kill_at, |at| at.min(stop.kill_at)));
+            self.kill_by(stop.kill_at);
             self.decide(Cause::Stopped);
         }
         let now = self.workshop.clock.now();
@@ -238,7 +240,8 @@ impl Attempt {
             connection.renew(to_message(lease));
         }
         self.note_lease();
-        if let Some(kill_at) = self.kill_at.filter(|_| told.kill_at != self.kill_at) {
+        let due = !self.is_being_asked() && told.kill_at != self.kill_at;
+        if let Some(kill_at) = self.kill_at.filter(|_| due) {
             told.kill_at = Some(kill_at);
             connection.stop(StopOrder {
                 kill_at_ms: kill_at.as_millis(),

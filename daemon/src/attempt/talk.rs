@@ -160,6 +160,21 @@ impl Talk {
         Some(told)
     }
 
+    /// Asks the agent to end its turn, where its wire has words for that. Stored before it is said, like an answer: the
+    /// next daemon must not give its number to another message.
+    pub(super) fn interrupt(&mut self) -> Option<Vec<Told>> {
+        let messages = self.translator.interrupt();
+        if messages.is_empty() || self.end.is_some() {
+            return None;
+        }
+        self.answers += 1;
+        let mut told = Vec::new();
+        for message in messages {
+            self.write(message, &mut told);
+        }
+        Some(told)
+    }
+
     fn hear(&mut self, input_id: &str) -> Option<OpenInput> {
         let open = self.inputs.get_mut(input_id)?;
         open.answered = true;

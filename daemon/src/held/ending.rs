@@ -5,7 +5,7 @@ use baton_proto::v1::TerminationReceipt;
 use baton_proto::v1::attempt_frame::Body;
 
 use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
-use crate::agents::{as_told, judge};
+use crate::agents::{Used, as_told, judge};
 use crate::attempt::{Cause, Ending};
 use crate::clock::Clock;
 use crate::frames::{self, Closing, Control};
@@ -61,7 +61,7 @@ impl Held {
             Some(StopWhy::Canceled(reason)) => {
                 let own = self.closing(receipt.clone());
                 frames::terminal(&verdict, ending, own)
-                    .unwrap_or_else(|| frames::canceled(reason, closing))
+                    .unwrap_or_else(|| frames::canceled(reason, &used(ending), closing))
             }
         };
         let within_lease = ending
@@ -137,4 +137,9 @@ impl Held {
         let last_seq = self.outbox.push_control(control, clock.wall(), leaves);
         self.stage = Stage::Finished { last_seq, receipt };
     }
+}
+
+/// What it has used, also where that is all that it could say.
+fn used(ending: &Ending) -> Used {
+    ending.spoken.as_ref().map(Used::of).unwrap_or_default()
 }

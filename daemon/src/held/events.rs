@@ -76,8 +76,10 @@ impl Held {
                 next_deadline,
                 progress,
             } => {
+                let answers = progress.answers;
                 self.advance(progress);
                 self.enter(phase, pid, next_deadline, clock);
+                self.note_answers(answers);
             }
         }
     }

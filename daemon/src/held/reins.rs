@@ -114,11 +114,11 @@ impl Reins {
     }
 
     /// A later order can only bring KILL forward.
-    pub(super) fn order_stop(&self, kill_at: Moment) {
+    pub(super) fn order_stop(&self, stop: Stop) {
         self.stop.send_if_modified(|order| {
-            let sooner = order.is_none_or(|order| kill_at < order.kill_at);
+            let sooner = order.is_none_or(|order| stop.kill_at < order.kill_at);
             if sooner {
-                *order = Some(Stop { kill_at });
+                *order = Some(stop);
             }
             sooner
         });

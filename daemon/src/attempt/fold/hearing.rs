@@ -11,7 +11,7 @@ use super::super::AttemptEvent;
 use super::super::coalesce::Chunk;
 use super::super::talk::{Said, Spoken, Talk, Told, Word};
 use super::{Fold, OutputKind, SNAPSHOT_EVERY};
-use crate::agents::AgentExit;
+use crate::agents::{AgentExit, Outcome};
 use crate::clock::Moment;
 use crate::outbox::Label;
 use crate::phases::OncePhase;
@@ -301,6 +301,25 @@ impl Fold {
         }
     }
 
+    /// Asks the agent to end its turn. False where there is nothing to ask, or nobody who would understand.
+    pub(crate) fn interrupt(&mut self, now: Moment) -> bool {
+        let works = self.order.reached(OncePhase::PromptWritten)
+            && !self.order.reached(OncePhase::CleanupStarted);
+        let talk = self.talk.as_mut().filter(|_| works);
+        let Some(told) = talk.and_then(|talk| talk.interrupt()) else {
+            return false;
+        };
+        self.catch_up();
+        self.take_line(told, self.heard.line_end, now);
+        true
+    }
+
+    /// The turn ended, and not because somebody asked for that.
+    pub(crate) fn ended_by_itself(&self) -> bool {
+        let end = self.spoken().and_then(|spoken| spoken.end);
+        end.is_some_and(|end| end.outcome != Outcome::Interrupted)
+    }
+
     /// What goes to the child's stdin after `sent`, as far as the answers in it are stored.
     pub(crate) fn stdin_after(
         &self,
@@ -344,10 +363,6 @@ impl Fold {
             let span = if patient { LINGER } else { Duration::ZERO };
             self.heard.linger_until.get_or_insert(now.after(span));
         }
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        self.heard.linger_until.is_some()
     }
 
     /// The turn is over, and the process should be by now.

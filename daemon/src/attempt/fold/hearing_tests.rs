@@ -247,7 +247,7 @@ fn an_undisturbed_talk_tells_each_thing_once_and_in_order() {
             || written[5].contains("\"decision\":\"accept\"")
     );
     assert_eq!(written[7], "", "stdin is closed when the turn is over");
-    assert!(fold.is_over() && fold.lingers(at(5_010)) && !fold.lingers(at(5_009)));
+    assert!(fold.ended_by_itself() && fold.lingers(at(5_010)) && !fold.lingers(at(5_009)));
     assert_eq!(world.phases.last(), Some(&OncePhase::Streaming));
 }
 
@@ -356,4 +356,30 @@ fn a_prompt_that_was_written_before_its_line_is_read_again_is_told_then() {
         fold.take_in(*kind, format!("{line}\n").as_bytes(), at(2));
     }
     assert_eq!(entered(&mut fold), [OncePhase::PromptWritten]);
+}
+
+#[test]
+fn an_agent_that_works_is_asked_to_end_its_turn_once_that_is_stored() {
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    fold.enter(OncePhase::AgentStarted, Some(7), at(1));
+    assert!(!fold.interrupt(at(1)), "it has nothing to end");
+    for (kind, line) in LINES.iter().take(5) {
+        fold.take_in(*kind, format!("{line}\n").as_bytes(), at(2));
+    }
+    let prompt = fold.stdin_after(0, 0).last().unwrap().id;
+    fold.stdin_done(prompt, at(3));
+    assert!(fold.interrupt(at(4)));
+    fold.enter(OncePhase::CleanupStarted, None, at(4));
+    let mut stored = 0;
+    while let Some(event) = fold.next(at(4)) {
+        stored = event.progress().unwrap().answers.max(stored);
+    }
+    assert_eq!(fold.stdin_after(prompt, 0).count(), 0);
+    let asked = fold.stdin_after(prompt, stored).next().unwrap();
+    let text = String::from_utf8_lossy(&asked.data).into_owned();
+    assert!(text.contains("turn/interrupt"), "{text}");
+    assert!(!fold.interrupt(at(5)), "once");
+    let ended = r#"{"method":"turn/completed","params":{"threadId":"th","turn":{"id":"tu","status":"interrupted"}}}"#;
+    fold.take_in(OutputKind::Stdout, format!("{ended}\n").as_bytes(), at(6));
+    assert!(!fold.ended_by_itself());
 }
