@@ -57,7 +57,7 @@ impl<'a> OldDaemon<'a> {
             said: HashMap::new(),
             added: HashMap::new(),
         };
-        for step in &release.tape.0 {
+        for step in release.tape.as_spoken() {
             daemon.step(step).await;
         }
     }

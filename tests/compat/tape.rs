@@ -61,6 +61,27 @@ impl Tape {
         Self(lines.map(step).collect())
     }
 
+    /// In the order in which the daemon spoke: its first heartbeat follows from Welcome, whatever crossed it on the way to
+    /// where it was recorded.
+    pub(crate) fn as_spoken(&self) -> Vec<&Step> {
+        let is = |step: &Step, name: &str| match step {
+            Step::Up { kind, .. } | Step::Down { kind, .. } => kind == name,
+            _ => false,
+        };
+        let mut steps: Vec<&Step> = self.0.iter().collect();
+        for at in 0..steps.len() {
+            let rest = &mut steps[at..];
+            let beat = rest.iter().position(|step| is(step, "heartbeat"));
+            let next = rest.iter().position(|step| is(step, "hello"));
+            if let Some(beat) = beat.filter(|beat| next.is_none_or(|next| *beat < next))
+                && is(rest[0], "welcome")
+            {
+                rest[1..=beat].rotate_right(1);
+            }
+        }
+        steps
+    }
+
     /// The same conversation about other attempts: two plays at one time must not sweep each other's processes. Ids
     /// are text of one length wherever they stand.
     pub(crate) fn with_fresh_ids(&self) -> Self {

@@ -103,6 +103,11 @@ impl ScriptedDaemon {
             ..Beat::default()
         }));
         let (tell, heard) = mpsc::channel(FRAMES);
+        if let Some(first) = next_beat(&beat) {
+            // A stream that has ended is noticed below.
+            drop(outgoing.send(first).await);
+        }
+        let waiting = until_greeted(&mut incoming, &tell).await;
         let pump = tokio::spawn(pump(incoming, tell, outgoing.clone(), beat.clone()));
         Ok(Self {
             hello: Hello {
@@ -113,7 +118,7 @@ impl ScriptedDaemon {
             client: client.clone(),
             outgoing,
             heard,
-            waiting: VecDeque::new(),
+            waiting,
             beat,
             _pump: AbortOnDropHandle::new(pump),
         })
@@ -335,6 +340,29 @@ fn framed(frame: daemon_frame::Frame) -> DaemonFrame {
 
 fn lock(beat: &Mutex<Beat>) -> MutexGuard<'_, Beat> {
     beat.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads up to the answer of the first heartbeat: from there on the relay knows that this daemon hears, and offers it work.
+async fn until_greeted(
+    incoming: &mut Streaming<RelayFrame>,
+    tell: &mpsc::Sender<Heard>,
+) -> VecDeque<RelayFrame> {
+    let mut waiting = VecDeque::new();
+    loop {
+        let ended = match within("the first heartbeat's answer", incoming.message()).await {
+            Ok(Some(frame)) if matches!(frame.frame, Some(Frame::HeartbeatAck(_))) => break,
+            Ok(Some(frame)) => {
+                waiting.push_back(frame);
+                continue;
+            }
+            Ok(None) => Ok(()),
+            Err(status) => Err(status),
+        };
+        // The queue is new, and a test reads it after what waits.
+        let _ = tell.try_send(Heard::Ended(ended));
+        break;
+    }
+    waiting
 }
 
 async fn pump(

@@ -190,6 +190,8 @@ impl Core {
         let granted_ms = live.spec.lease_ttl_ms;
         // Also where settlement had confirmed it already: the worker counts from the send of this frame.
         live.renew(turn.now.at + granted_ms, &self.config, turn.now.at);
+        let pace_ms = self.config.heartbeat_for(granted_ms);
+        self.roster.quicken(session, pace_ms, turn.now.at);
         let expires_at = wall_of(turn.now.at + granted_ms, turn.now);
         let to = self.attempt_ref(live);
         turn.tell(

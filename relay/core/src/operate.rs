@@ -294,6 +294,7 @@ fn connected(presence: &Presence, now: Now) -> Option<Connected> {
         Presence::Connected { since, heard, .. } => Some(Connected {
             since: Wall(now.wall.0.saturating_sub(now.at.since(since))),
             heard: Wall(now.wall.0.saturating_sub(now.at.since(heard))),
+            greeted: presence.is_greeted(),
         }),
     }
 }

@@ -228,6 +228,7 @@ fn lapse_of(daemon: &Daemon) -> Option<Lapse> {
         Presence::Unheard | Presence::Away { .. } => Some(Lapse::Away),
         Presence::Connected { .. } if daemon.draining || daemon.drained => Some(Lapse::Draining),
         Presence::Connected { deaf: true, .. } => Some(Lapse::Silent),
+        Presence::Connected { greeted: false, .. } => Some(Lapse::Away),
         Presence::Connected { .. } if daemon.is_unfit() => Some(Lapse::Unfit),
         Presence::Connected { .. } => (daemon.free_slots() == 0).then_some(Lapse::Busy),
     }

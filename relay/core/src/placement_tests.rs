@@ -8,7 +8,7 @@ use crate::input::Hello;
 use crate::queue::Takers;
 use crate::queue::Waiting;
 use crate::record::Runner;
-use crate::roster::tests::{attempt, daemon_id, hello, session};
+use crate::roster::tests::{attempt, daemon_id, hello, join, session};
 use crate::samples::{config, task_spec, tenant};
 use crate::spec::TaskSpec;
 
@@ -26,7 +26,7 @@ impl Bench {
         let mut roster = Roster::new(&config());
         for hello in hellos {
             let session = session(hello.daemon.0.as_u128());
-            roster.hello(session, &hello, 5_000, Moment(0));
+            join(&mut roster, session, &hello, 5_000, Moment(0));
         }
         Self {
             queue: Queue::default(),
@@ -147,7 +147,7 @@ fn a_need_is_met_or_the_task_waits_and_says_what_is_missing() {
         let why = why_not(&needs, None, &bench.roster, Moment(0)).unwrap();
         assert!(matches!(why, WhyNot::Lacking(_)));
         assert!(why.to_string().contains(named), "{why}");
-        bench.roster.hello(session(2), &able, 5_000, Moment(0));
+        join(&mut bench.roster, session(2), &able, 5_000, Moment(0));
         assert_eq!(bench.next(), Some(went(1, 2)), "{named}");
         assert_eq!(why_not(&needs, None, &bench.roster, Moment(0)), None);
     }
@@ -175,7 +175,7 @@ fn a_daemon_of_another_tenant_is_never_used() {
     let mut bench = Bench::new([foreign]);
     bench.push(1, &task_spec());
     assert_eq!(bench.next(), None);
-    bench.roster.hello(session(2), &own, 5_000, Moment(0));
+    join(&mut bench.roster, session(2), &own, 5_000, Moment(0));
     assert_eq!(bench.next(), Some(went(1, 2)));
 }
 
@@ -300,7 +300,7 @@ fn a_daemon_that_rejected_a_task_is_not_asked_again_at_once() {
     let needs = Requirements::of(&task_spec());
     let why = why_not(&needs, Some(task(1)), &bench.roster, Moment(0));
     assert_eq!(why, Some(WhyNot::Lapse(Lapse::Rejected)));
-    bench.roster.hello(session(2), &hello(2), 5_000, Moment(0));
+    join(&mut bench.roster, session(2), &hello(2), 5_000, Moment(0));
     assert_eq!(bench.all(), [went(1, 2)], "a newcomer may take it");
     let mut bench = Bench::with(1);
     bench.roster.exclude(task(1), daemon_id(1), Moment(5_000));

@@ -112,6 +112,7 @@ impl Roster {
             since: now,
             heard: now,
             heartbeat_ms,
+            greeted: false,
             deaf: false,
             unheard: None,
         };
@@ -162,6 +163,14 @@ impl Roster {
     pub fn answered(&mut self, session: SessionId, seq: Option<u64>, every_ms: u64, now: Moment) {
         if let Some(daemon) = self.daemon_of(session) {
             self.change(daemon, now, |d| d.presence.answered(seq, every_ms, now));
+        }
+    }
+
+    /// It was heard just now and takes a lease that wants a quicker pace, which it keeps without being told: its silence is
+    /// measured by that from here on.
+    pub fn quicken(&mut self, session: SessionId, every_ms: u64, now: Moment) {
+        if let Some(daemon) = self.daemon_of(session) {
+            self.change(daemon, now, |d| d.presence.quicken(every_ms, now));
         }
     }
 

@@ -276,7 +276,7 @@ fn position(view: &DaemonView) -> Vec<u8> {
 
 fn state(view: &DaemonView) -> v1::DaemonState {
     match view {
-        view if view.connected.is_none() => v1::DaemonState::Offline,
+        view if view.connected.is_none_or(|stream| !stream.greeted) => v1::DaemonState::Offline,
         view if view.draining => v1::DaemonState::Draining,
         view if view.sick => v1::DaemonState::Sick,
         _takes_work => v1::DaemonState::Online,

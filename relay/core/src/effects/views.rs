@@ -137,4 +137,6 @@ pub struct HeldView {
 pub struct Connected {
     pub since: Wall,
     pub heard: Wall,
+    /// It has shown that it hears; before that it is offered nothing.
+    pub greeted: bool,
 }

@@ -63,6 +63,9 @@ pub enum Presence {
         heard: Moment,
         /// What it was told to keep to.
         heartbeat_ms: u64,
+        /// It has sent a heartbeat, which it does once it has read Welcome: so it hears. One that cannot hear dials again and
+        /// says Hello like any other, and an offer to it would wait for its deadline.
+        greeted: bool,
         /// Two heartbeats are missing: it is not offered work.
         deaf: bool,
         /// The oldest answer that it has not been shown to hear, and when that was given.
@@ -81,6 +84,11 @@ impl Presence {
         }
     }
 
+    /// Whether its stream has shown that it hears.
+    pub fn is_greeted(&self) -> bool {
+        matches!(self, Presence::Connected { greeted: true, .. })
+    }
+
     /// When its stream last said something; none without a stream.
     pub fn last_heard(&self) -> Option<Moment> {
         match self {
@@ -93,11 +101,13 @@ impl Presence {
         if let Presence::Connected {
             heard,
             heartbeat_ms,
+            greeted,
             deaf,
             ..
         } = self
         {
             (*heard, *heartbeat_ms, *deaf) = (now, every_ms, false);
+            *greeted = true;
         }
     }
 
@@ -128,6 +138,19 @@ impl Presence {
         {
             *heartbeat_ms = every_ms;
             *unheard = unheard.or(seq.map(|seq| (seq, now)));
+        }
+    }
+
+    /// It was heard, and beats at least so often from here on.
+    pub(super) fn quicken(&mut self, every_ms: u64, now: Moment) {
+        if let Presence::Connected {
+            heard,
+            heartbeat_ms,
+            ..
+        } = self
+            && every_ms < *heartbeat_ms
+        {
+            (*heard, *heartbeat_ms) = (now, every_ms);
         }
     }
 
@@ -254,9 +277,10 @@ impl Daemon {
         self.sick_until.is_some_and(|until| until > now)
     }
 
-    /// Connected, heard, fit, and neither it nor an operator wants it to end.
+    /// Connected, heard and hearing, fit, and neither it nor an operator wants it to end.
     pub fn takes_work(&self) -> bool {
-        let heard = matches!(self.presence, Presence::Connected { deaf: false, .. });
+        let heard = self.presence.is_greeted()
+            && matches!(self.presence, Presence::Connected { deaf: false, .. });
         let ending = (self.draining || self.drained) && !mutant!(DrainIgnored);
         heard && !ending && !self.is_unfit()
     }

@@ -43,10 +43,23 @@ pub(crate) fn hello(n: u128) -> Hello {
 
 const BEAT: u64 = 5_000;
 
+/// Says Hello, hears Welcome, and shows that by a first heartbeat.
+pub(crate) fn join(
+    roster: &mut Roster,
+    session: SessionId,
+    hello: &Hello,
+    every_ms: u64,
+    now: Moment,
+) -> Greeting {
+    let greeting = roster.hello(session, hello, every_ms, now);
+    roster.heartbeat(session, hello.draining, every_ms, now);
+    greeting
+}
+
 fn roster(n: u128) -> Roster {
     let mut roster = Roster::new(&config());
     for n in 1..=n {
-        roster.hello(session(n), &hello(n), BEAT, Moment(0));
+        join(&mut roster, session(n), &hello(n), BEAT, Moment(0));
     }
     roster
 }
@@ -58,13 +71,13 @@ fn open(roster: &Roster) -> Vec<DaemonId> {
 #[test]
 fn a_new_stream_replaces_the_same_process_and_supersedes_another() {
     let mut roster = roster(1);
-    let greeting = roster.hello(session(2), &hello(1), BEAT, Moment(1));
+    let greeting = join(&mut roster, session(2), &hello(1), BEAT, Moment(1));
     assert_eq!(greeting.opened, Opened::Replaced(session(1)));
     let other = Hello {
         instance: InstanceId(Uuid::from_u128(99)),
         ..hello(1)
     };
-    let greeting = roster.hello(session(3), &other, BEAT, Moment(2));
+    let greeting = join(&mut roster, session(3), &other, BEAT, Moment(2));
     assert_eq!(greeting.opened, Opened::Superseded(session(2)));
     assert_eq!(roster.daemon_of(session(2)), None);
     assert_eq!(roster.session_of(daemon_id(1)), Some(session(3)));
@@ -74,23 +87,19 @@ fn a_new_stream_replaces_the_same_process_and_supersedes_another() {
     assert_eq!(open(&roster), [daemon_id(1)]);
     assert_eq!(roster.closed(session(3), Moment(4)), Some(daemon_id(1)));
     assert!(open(&roster).is_empty());
-    let back = roster.hello(session(4), &hello(1), BEAT, Moment(5));
+    let back = join(&mut roster, session(4), &hello(1), BEAT, Moment(5));
     assert_eq!(back.opened, Opened::First);
 }
 
 #[test]
 fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
     let mut roster = roster(1);
-    assert!(
-        !roster
-            .hello(session(2), &hello(1), BEAT, Moment(1))
-            .rebooted
-    );
+    assert!(!join(&mut roster, session(2), &hello(1), BEAT, Moment(1)).rebooted);
     let booted = Hello {
         boot_id: "later".into(),
         ..hello(1)
     };
-    assert!(roster.hello(session(3), &booted, BEAT, Moment(2)).rebooted);
+    assert!(join(&mut roster, session(3), &booted, BEAT, Moment(2)).rebooted);
     let record = DaemonRecord {
         daemon: daemon_id(5),
         scope: TenantScope::All,
@@ -110,11 +119,7 @@ fn a_reboot_shows_in_hello_also_after_a_restart_of_the_relay() {
     };
     roster.know(&record);
     assert!(!open(&roster).contains(&daemon_id(5)), "not heard yet");
-    assert!(
-        roster
-            .hello(session(5), &hello(5), BEAT, Moment(3))
-            .rebooted
-    );
+    assert!(join(&mut roster, session(5), &hello(5), BEAT, Moment(3)).rebooted);
 }
 
 #[test]
@@ -126,7 +131,7 @@ fn held_attempts_take_slots_also_while_it_is_away_and_load_orders_the_open() {
     roster.hold(daemon_id(1), attempt(2), Moment(0));
     assert_eq!(open(&roster), [daemon_id(2)], "full");
     roster.closed(session(1), Moment(1));
-    roster.hello(session(9), &hello(1), BEAT, Moment(2));
+    join(&mut roster, session(9), &hello(1), BEAT, Moment(2));
     assert_eq!(roster.get(daemon_id(1)).unwrap().free_slots(), 0);
     assert_eq!(roster.holder_of(attempt(2)), Some(daemon_id(1)));
     roster.let_go(attempt(2), Moment(3));
@@ -143,10 +148,23 @@ fn draining_by_its_own_wish_or_an_operators_takes_no_work() {
     roster.heartbeat(session(1), false, BEAT, Moment(2));
     assert_eq!(open(&roster).len(), 1);
     roster.set_drained(daemon_id(1), true, Moment(3));
-    roster.hello(session(2), &hello(1), BEAT, Moment(4));
+    join(&mut roster, session(2), &hello(1), BEAT, Moment(4));
     assert!(open(&roster).is_empty(), "a new stream does not lift it");
     roster.set_drained(daemon_id(1), false, Moment(5));
     assert_eq!(open(&roster).len(), 1);
+}
+
+#[test]
+fn a_stream_is_open_to_work_from_its_first_heartbeat_on() {
+    let mut roster = Roster::new(&config());
+    roster.hello(session(1), &hello(1), BEAT, Moment(0));
+    assert!(open(&roster).is_empty(), "nobody knows whether it hears");
+    roster.heartbeat(session(1), false, BEAT, Moment(1));
+    assert_eq!(open(&roster), [daemon_id(1)]);
+    roster.hello(session(2), &hello(1), BEAT, Moment(2));
+    assert!(open(&roster).is_empty(), "each stream has to show it");
+    roster.heartbeat(session(1), false, BEAT, Moment(3));
+    assert!(open(&roster).is_empty(), "the old one shows nothing");
 }
 
 #[test]

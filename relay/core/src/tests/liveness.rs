@@ -63,6 +63,22 @@ fn a_daemon_with_a_short_lease_is_missed_after_two_of_its_own_heartbeats() {
 }
 
 #[test]
+fn a_short_lease_that_is_taken_between_two_heartbeats_is_missed_by_its_own_pace() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    world.submit(TaskSpec {
+        lease_ttl_ms: 6_000,
+        ..spec()
+    });
+    world.started();
+    // No heartbeat has told it so, but whoever takes such a lease beats every two seconds.
+    world.pass(4_499);
+    assert_eq!(closed(&mut world), None);
+    world.pass(1);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+}
+
+#[test]
 fn a_pace_that_slows_down_again_is_believed() {
     let mut world = World::new();
     let mut machine = world.machine(1);
@@ -94,6 +110,41 @@ fn a_daemon_that_sends_and_does_not_hear_is_hung_up_on_and_gets_no_work() {
     assert_eq!(closed(&mut world), Some(CloseReason::Deaf));
     world.submit(spec());
     assert!(world.dispatches().is_empty());
+}
+
+#[test]
+fn a_stream_that_has_not_shown_that_it_hears_gets_no_work() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    world.pass(2 * BEAT + 500);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
+    // It says Hello and cannot hear Welcome, so it sends no heartbeat.
+    machine.session = world.fresh_session();
+    world.open(&machine, Vec::new(), |_| {});
+    let task = world.submit(spec());
+    assert!(world.dispatches().is_empty());
+    world.pass(2 * BEAT + 499);
+    assert!(world.dispatches().is_empty() && closed(&mut world).is_none());
+    assert_eq!(world.attempt_state(task), AttemptState::Queued);
+    world.greet(&machine);
+    assert_eq!(
+        world.dispatches().len(),
+        1,
+        "at once, when it is known to hear"
+    );
+    let record = world.task(task);
+    assert_eq!(record.counters.dispatches, 1);
+}
+
+#[test]
+fn a_stream_that_never_shows_that_it_hears_is_hung_up_on() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    machine.session = world.fresh_session();
+    world.open(&machine, Vec::new(), |_| {});
+    world.sent.clear();
+    world.pass(2 * BEAT + 500);
+    assert_eq!(closed(&mut world), Some(CloseReason::Silent));
 }
 
 #[test]

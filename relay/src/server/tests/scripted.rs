@@ -49,6 +49,13 @@ impl Scripted {
             attempt: v1::AttemptRef::default(),
             control_seq: 0,
         };
+        // Shows that it has read Welcome.
+        let beat = daemon_frame::Frame::Heartbeat(v1::Heartbeat {
+            seq: 1,
+            ..Default::default()
+        });
+        let beat = v1::DaemonFrame { frame: Some(beat) };
+        this.frames.send(beat).await.unwrap();
         this.expect("dispatch", |body| matches!(body, Command::Dispatch(_)))
             .await;
         this.send(Body::Accepted(v1::TaskAccepted::default())).await;

@@ -9,7 +9,7 @@ use baton_core::effects::{Dispatch, Downstream, Effects, Send, Write};
 use baton_core::id::{
     DaemonId, InstanceId, RelayEpoch, RequestId, SessionId, TenantId, TenantScope, TokenId,
 };
-use baton_core::input::{Frame, Hello, Input, Submit};
+use baton_core::input::{Frame, Heartbeat, Hello, Input, Submit};
 use baton_core::record::{FenceRecord, Platform, TaskRecord};
 use baton_core::spec::{
     AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
@@ -66,6 +66,17 @@ impl Bench {
         let hello = Box::new(hello());
         let session = SESSION;
         core.handle(Input::SessionOpened { session, hello }, now, &mut mint);
+        // It has read Welcome.
+        let heartbeat = Heartbeat {
+            seq: 1,
+            heard_seq: None,
+            renewals: Vec::new(),
+            free_slots: 1,
+            draining: false,
+            unfit: false,
+            load: None,
+        };
+        core.handle(Input::Heartbeat { session, heartbeat }, now, &mut mint);
         let submit = Input::Submit(Submit {
             request: RequestId(1),
             task: TaskId(Uuid::from_u128(500)),

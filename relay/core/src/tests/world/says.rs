@@ -227,7 +227,36 @@ impl World {
             } if *session == machine.session => Some(settlements.clone()),
             _ => None,
         });
+        self.greet(machine);
         welcome.expect("each Hello has a Welcome")
+    }
+
+    /// Its first heartbeat, as soon as it has read Welcome; what is answered is not of interest.
+    pub(in crate::tests) fn greet(&mut self, machine: &Machine) {
+        let known = self.core.roster.get(machine.daemon);
+        let heartbeat = Heartbeat {
+            seq: 0,
+            heard_seq: None,
+            renewals: Vec::new(),
+            free_slots: machine.slots,
+            draining: known.is_some_and(|daemon| daemon.draining),
+            unfit: false,
+            load: None,
+        };
+        self.say(Input::Heartbeat {
+            session: machine.session,
+            heartbeat,
+        });
+        let answers = |send: &Send| {
+            matches!(
+                send,
+                Send::ToSession {
+                    message: Downstream::HeartbeatAck { seq: 0, .. },
+                    ..
+                }
+            )
+        };
+        self.sent.retain(|send| !answers(send));
     }
 
     /// Says Hello, whatever comes of it.
@@ -259,6 +288,11 @@ impl World {
             session: machine.session,
             hello: Box::new(hello),
         });
+    }
+
+    /// For a stream that is opened by hand.
+    pub(in crate::tests) fn fresh_session(&mut self) -> SessionId {
+        SessionId(self.mint.id())
     }
 
     /// The same machine on a new stream, listing these.
