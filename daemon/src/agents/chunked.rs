@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::event::{AgentEvent, AgentExit};
+use super::event::{AgentEvent, AgentExit, Outcome};
 use super::launch::Wanted;
 use super::translator::Translator;
 use crate::config::AgentWire;
@@ -142,4 +142,27 @@ fn a_line_over_4_mib_is_cut_with_a_record_and_the_next_one_is_read() {
         assert!(events.contains(&AgentEvent::Malformed { line: 2 }));
         assert!(matches!(events.last(), Some(AgentEvent::Ended(_))));
     }
+}
+
+#[test]
+fn a_byte_order_mark_and_bytes_that_are_no_text_cost_no_message() {
+    let said = [
+        &b"\xef\xbb\xbf{\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"s\"}\r\n"[..],
+        &b"{\"type\":\"result\",\"subtype\":\"success\",\"is_error\":false,\"result\":\"a\xffb \\ud83d\"}"[..],
+    ];
+    let events = events(
+        AgentWire::Claude,
+        false,
+        &[&said.concat()],
+        AgentExit::Code(0),
+    );
+    let is = |wanted: fn(&AgentEvent) -> bool| events.iter().filter(|event| wanted(event)).count();
+    assert_eq!(is(|event| matches!(event, AgentEvent::Malformed { .. })), 0);
+    assert_eq!(is(|event| *event == AgentEvent::Mended { line: 2 }), 1);
+    let ended = events.iter().find_map(|event| match event {
+        AgentEvent::Ended(ending) => Some(ending.outcome.clone()),
+        _ => None,
+    });
+    let result = "a\u{fffd}b \u{fffd}".to_owned();
+    assert_eq!(ended, Some(Outcome::Result(result)));
 }

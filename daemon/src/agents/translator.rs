@@ -2,6 +2,8 @@
 //! files. Its state can be stored and taken up again, and whoever drives it passes every message that goes to the
 //! agent's stdin through [`Translator::wrote`], so that the transcript alone decides what it says.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -10,6 +12,7 @@ use super::claude::Claude;
 use super::codex::{AppServer, Exec};
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::lines::{Line, LineCutter};
+use super::wire;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Translator {
@@ -76,20 +79,22 @@ impl Translator {
                 return;
             }
         };
-        let Ok(json) = std::str::from_utf8(&bytes) else {
-            out.push(AgentEvent::Malformed { line: self.lines });
-            return;
-        };
-        let json = json.trim();
+        let line = self.lines;
+        // A wrong byte in a long answer must not cost the answer.
+        let text = String::from_utf8_lossy(&bytes);
+        let mark = if line == 1 { "\u{feff}" } else { "" };
+        let json = text.strip_prefix(mark).unwrap_or(&text).trim();
         if json.is_empty() {
             return;
         }
-        let understood = match serde_json::from_str(json) {
-            Ok(message) => self.on_message(json, &message, out),
-            Err(_) => false,
+        let Some((read, message)) = wire::read(json) else {
+            out.push(AgentEvent::Malformed { line });
+            return;
         };
-        if !understood {
-            out.push(AgentEvent::Malformed { line: self.lines });
+        if !self.on_message(&read, &message, out) {
+            out.push(AgentEvent::Malformed { line });
+        } else if matches!((&text, &read), (Cow::Owned(_), _) | (_, Cow::Owned(_))) {
+            out.push(AgentEvent::Mended { line });
         }
     }
 
