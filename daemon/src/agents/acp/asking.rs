@@ -79,14 +79,15 @@ impl Acp {
         params: &Value,
         out: &mut Vec<AgentEvent>,
     ) {
-        let Some(form) = Form::read(params) else {
+        let form = Form::read(params);
+        let asked = form.and_then(|form| Some((form.ask(params, false)?, form)));
+        let Some((ask, form)) = asked else {
             // A page to visit, or fields that cannot be put as questions: nobody will fill it in.
             self.turn.say(OutputKind::Opaque, false, json, None, out);
             let declined = json!({"action": "decline"});
             out.push(AgentEvent::Write(WIRE.result(id, declined)));
             return;
         };
-        let ask = Ask::Questions(form.questions());
         let needs = Needs {
             id: id.clone(),
             kind: Kind::Form(form),

@@ -51,10 +51,13 @@ impl Claude {
         }
     }
 
-    /// One that cannot be put as questions, such as a page to visit, is declined.
+    /// One that cannot be put to a person, such as a page to visit, is declined.
     fn on_form(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
         let id = text(message, "/request_id");
-        let Some(form) = message.get("request").and_then(Form::read) else {
+        let request = message.get("request").unwrap_or(&Value::Null);
+        let form = Form::read(request);
+        let asked = form.and_then(|form| Some((form.ask(request, false)?, form)));
+        let Some((ask, form)) = asked else {
             self.turn.say(OutputKind::Opaque, false, json, None, out);
             out.push(AgentEvent::Write(success(id, json!({"action": "decline"}))));
             return;
@@ -62,7 +65,7 @@ impl Claude {
         let input = Input {
             key: InputKey(id.to_owned()),
             tool_call_id: None,
-            ask: Ask::Questions(form.questions()),
+            ask,
         };
         let needs = serde_json::to_string(&Needs::Form(form)).unwrap_or_default();
         self.turn.ask(input, needs, out);

@@ -37,6 +37,9 @@ enum Kind {
 /// Parts of a request that say where it belongs, not what it is about.
 const ROUTING: [&str; 4] = ["threadId", "turnId", "itemId", "startedAtMs"];
 
+/// How long leave for a server's tool holds: not longer than the process.
+const SESSION: &str = "session";
+
 impl AppServer {
     pub(super) fn on_request(
         &mut self,
@@ -148,10 +151,13 @@ fn questions(params: &Value) -> Option<(Option<Ask>, Kind)> {
     Some((Some(Ask::Questions(asked)), Kind::Questions { ids }))
 }
 
-/// One that cannot be put as questions, such as a page to visit, is declined.
+/// One that cannot be put to a person, such as a page to visit, is declined. One without fields asks for leave to use a
+/// server's tool, and says how long an answer may hold.
 fn form(params: &Value) -> Option<(Option<Ask>, Kind)> {
     let form = Form::read(params);
-    let ask = form.as_ref().map(|form| Ask::Questions(form.questions()));
+    let can = text(params, "/_meta/persist") == SESSION
+        || list(params, "/_meta/persist").contains(&json!(SESSION));
+    let ask = form.as_ref().and_then(|form| form.ask(params, can));
     Some((ask, Kind::Form(form.unwrap_or_default())))
 }
 
@@ -184,7 +190,13 @@ fn answer_to(needs: &Needs, answer: &Answer) -> Message {
             };
             json!({"answers": answers(ids, replies)})
         }
-        Kind::Form(form) => form.answer(answer),
+        Kind::Form(form) => {
+            let mut result = form.answer(answer);
+            if matches!(answer, Answer::Allow { for_attempt: true }) {
+                result["_meta"] = json!({"persist": SESSION});
+            }
+            result
+        }
     };
     WIRE.result(&needs.id, result)
 }

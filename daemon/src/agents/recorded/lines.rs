@@ -236,12 +236,8 @@ impl Reader {
                 marks
             }
             ("elicitation/create", _) => {
-                let fields = &line["params"]["requestedSchema"]["properties"];
-                let fields = fields.as_object().into_iter().flatten();
-                let asked = fields
-                    .filter(|(name, _)| !name.ends_with("_custom"))
-                    .count();
-                vec![Mark::Asked(id, format!("questions({asked})"))]
+                let what = elicited(&line["params"]);
+                what.map(|what| Mark::Asked(id, what)).into_iter().collect()
             }
             ("", _) if self.prompts.contains(&id) => self.acp_end(line),
             ("", _) => self.failed(line),
@@ -331,9 +327,35 @@ fn claude_request(line: &Value) -> Vec<Mark> {
             format!("questions({asked})")
         }
         ("can_use_tool", name) => format!("permission({name})"),
+        ("elicitation", _) => match elicited(&line["request"]) {
+            Some(what) => what,
+            None => return Vec::new(),
+        },
         _ => return Vec::new(),
     };
     vec![Mark::Asked(word(line, "/request_id").to_owned(), what)]
+}
+
+/// A form to fill in, one that wants a yes or a no, or a page to visit, which nobody is asked to.
+fn elicited(params: &Value) -> Option<String> {
+    if word(params, "/mode") == "url" {
+        return None;
+    }
+    let fields = ["requestedSchema", "requested_schema"].map(|name| &params[name]["properties"]);
+    let fields = fields.into_iter().filter_map(Value::as_object).flatten();
+    let asked = fields
+        .filter(|(name, _)| !name.ends_with("_custom"))
+        .count();
+    let server = [
+        word(params, "/serverName"),
+        word(params, "/mcp_server_name"),
+    ]
+    .concat();
+    Some(match (asked, server.as_str()) {
+        (0, "") => "permission(confirmation)".to_owned(),
+        (0, server) => format!("permission({server})"),
+        (asked, _) => format!("questions({asked})"),
+    })
 }
 
 /// Nothing is visible of no words.
@@ -407,6 +429,10 @@ fn codex_request(line: &Value) -> Vec<Mark> {
         "item/tool/requestUserInput" => {
             format!("questions({})", items(line, "/params/questions").len())
         }
+        "mcpServer/elicitation/request" => match elicited(&line["params"]) {
+            Some(what) => what,
+            None => return Vec::new(),
+        },
         _ => return Vec::new(),
     };
     vec![Mark::Asked(line["id"].to_string(), what)]
