@@ -2,6 +2,7 @@
 //! again, one prompt is sent, and the answer to it is the end of the turn.
 
 mod asking;
+mod calls;
 mod ending;
 mod opening;
 mod updates;
@@ -17,6 +18,7 @@ use super::failure;
 use super::turn::Turn;
 use super::usage::Dollars;
 use super::wire::{Dialect, METHOD_NOT_FOUND, Rpc, text};
+use calls::Calls;
 
 pub(crate) use opening::{Linked, Opening};
 
@@ -36,6 +38,8 @@ pub(crate) struct Acp {
     cost_before: Option<Dollars>,
     model: Option<String>,
     beside: Beside,
+    #[serde(default)]
+    calls: Calls,
     /// A permission was denied in this turn.
     denied: bool,
 }
@@ -45,7 +49,7 @@ pub(crate) struct Acp {
 struct Beside {
     /// It says that its system has failed, and has not taken that back.
     broken: bool,
-    /// The last text, when it belonged to no message.
+    /// The last text, when it belonged to no message: all pieces of it that came in a row.
     last: Option<String>,
     /// The agent itself has said or done something.
     agent_was_heard: bool,
@@ -75,6 +79,7 @@ impl Acp {
             cost_before: None,
             model: None,
             beside: Beside::default(),
+            calls: Calls::default(),
             denied: false,
         }
     }
@@ -86,6 +91,7 @@ impl Acp {
             }
             Some(Rpc::Notice { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
+                "$/cancel_request" => self.on_cancel_request(params, out),
                 // Methods of its own, about itself.
                 _ if method.starts_with('_') => self.turn.aside(json, out),
                 _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
@@ -161,11 +167,14 @@ impl Acp {
             }
             Some(Rpc::Result { id, result }) => {
                 let key = InputKey(id.to_string());
-                self.denied |= self
-                    .turn
-                    .needs(&key)
-                    .is_some_and(|needs| asking::denies(needs, result));
+                let needs = self.turn.needs(&key);
+                let denied = needs.and_then(|needs| asking::denied(needs, result));
                 self.turn.answered(&key, out);
+                if let Some(tool) = denied {
+                    self.denied = true;
+                    // Not every agent says so itself.
+                    self.turn.tool_finished(&tool, true, out);
+                }
             }
             Some(Rpc::Error { id, .. }) => self.turn.answered(&InputKey(id.to_string()), out),
             Some(Rpc::Notice { .. }) | None => {}
@@ -176,6 +185,7 @@ impl Acp {
         self.opening.prompt = String::new();
         if !self.turn.is_running() {
             self.beside = Beside::default();
+            self.calls = Calls::default();
             self.denied = false;
             self.cost_before = self.cost;
         }

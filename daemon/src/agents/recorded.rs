@@ -3,6 +3,7 @@
 //! from the report on the recordings (`outcomes`), the rest by counting in the raw lines (`lines`). Both must tell the
 //! same phases, tools, inputs, usage and outcome of every turn.
 
+mod codex_lines;
 mod facts;
 mod lines;
 mod outcomes;
