@@ -107,9 +107,12 @@ impl Translator {
         }
     }
 
-    /// A message goes to the agent's stdin.
+    /// A message goes to the agent's stdin. An empty one, which only closes it, says nothing.
     pub(crate) fn wrote(&mut self, bytes: &[u8]) -> Vec<AgentEvent> {
         let mut out = Vec::new();
+        if bytes.is_empty() {
+            return out;
+        }
         if let Wire::CodexExec(exec) = &mut self.wire {
             exec.wrote(&mut out);
             return out;

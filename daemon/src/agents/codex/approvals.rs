@@ -94,9 +94,27 @@ impl AppServer {
 
     fn leave(&self, params: &Value, tool: &str) -> Option<(Option<Ask>, Kind)> {
         let mut shown = without_routing(params);
-        if let Some(changes) = self.changes.get(text(params, "/itemId")) {
+        let item = text(params, "/itemId");
+        if let Some(command) = self.commands.get(item) {
+            let command: Map<String, Value> = serde_json::from_str(command).unwrap_or_default();
+            for (name, value) in command.into_iter().filter(|(_, value)| !value.is_null()) {
+                shown.entry(name).or_insert(value);
+            }
+        }
+        if let Some(changes) = self.changes.get(item) {
             let changes = serde_json::from_str(changes).unwrap_or(Value::Null);
             shown.insert("changes".to_owned(), changes);
+        }
+        // Without any of these nobody would know what he allows.
+        let what = [
+            "command",
+            "networkApprovalContext",
+            "additionalPermissions",
+            "changes",
+            "grantRoot",
+        ];
+        if !what.iter().any(|name| shown.contains_key(*name)) {
+            return Some((None, Kind::Decision));
         }
         // Decisions beyond these would hold for longer than the attempt.
         let offered = params.get("availableDecisions").and_then(Value::as_array);
