@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
-use super::failure;
-use super::turn::Turn;
+use super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass};
+use super::turn::{TOO_LONG_TO_SHOW, Turn};
 use super::usage::Dollars;
-use super::wire::{Dialect, METHOD_NOT_FOUND, Rpc, text};
+use super::wire::{Cut, Dialect, INVALID_REQUEST, METHOD_NOT_FOUND, Rpc, text};
 use calls::Calls;
 
 pub(crate) use opening::{Linked, Opening};
@@ -118,6 +118,33 @@ impl Acp {
             Request::Prompt => self.on_prompt_result(result, out),
             Request::Other => {}
         }
+    }
+
+    /// A message was too long to be read.
+    pub(super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
+        let request = match cut {
+            Cut::Request(id) => {
+                let refusal = WIRE.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
+                out.push(AgentEvent::Write(refusal));
+                return;
+            }
+            Cut::Answer(Some(id)) => self.waiting.remove(&id.to_string()),
+            // There is only one that it can belong to.
+            Cut::Answer(None) if self.waiting.len() == 1 => {
+                self.waiting.pop_first().map(|(_, request)| request)
+            }
+            Cut::Answer(None) | Cut::Other => None,
+        };
+        let class = match request {
+            Some(Request::OpenSession) if self.opening.resume.is_some() => {
+                FailureClass::ResumeFailed
+            }
+            Some(Request::Initialize | Request::OpenSession | Request::Set | Request::Prompt) => {
+                FailureClass::OutputInvalid
+            }
+            Some(Request::Other) | None => return,
+        };
+        self.turn.fail(Failure::new(class, ANSWER_TOO_LONG), out);
     }
 
     /// Files and terminals are the agent's own affair: this client has said that it serves neither.

@@ -272,6 +272,10 @@ impl Claude {
         asking::answer(self.turn.needs(key)?, key, answer)
     }
 
+    pub(super) fn cut(beginning: &str) -> Option<Message> {
+        asking::cut(beginning)
+    }
+
     pub(super) fn interrupt(&self) -> Vec<Message> {
         let id = format!("baton-{}", self.requests);
         let request = json!({"subtype": "interrupt"});

@@ -47,6 +47,9 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
+/// Of a request without which there is no turn.
+pub(super) const ANSWER_TOO_LONG: &str = "the agent's answer was too long to be read";
+
 /// Characters of an agent's own words that are kept.
 const MESSAGE_MAX: usize = 2048;
 

@@ -12,7 +12,7 @@ use super::claude::Claude;
 use super::codex::{AppServer, Exec};
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::lines::{Line, LineCutter};
-use super::wire;
+use super::wire::{self, Cut};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Translator {
@@ -74,8 +74,9 @@ impl Translator {
         self.lines += 1;
         let bytes = match line {
             Line::Whole(bytes) => bytes,
-            Line::TooLong(length) => {
+            Line::TooLong { length, beginning } => {
                 out.push(AgentEvent::LineCut { length });
+                self.on_cut(&String::from_utf8_lossy(&beginning), out);
                 return;
             }
         };
@@ -104,6 +105,16 @@ impl Translator {
             Wire::CodexAppServer(server) => server.line(json, message, out),
             Wire::CodexExec(exec) => exec.line(json, message, out),
             Wire::Acp(acp) => acp.line(json, message, out),
+        }
+    }
+
+    /// Somebody may wait for an answer that was thrown away, or for one to what was.
+    fn on_cut(&mut self, beginning: &str, out: &mut Vec<AgentEvent>) {
+        match &mut self.wire {
+            Wire::Claude(_) => out.extend(Claude::cut(beginning).map(AgentEvent::Write)),
+            Wire::CodexAppServer(server) => server.cut(&Cut::read(beginning), out),
+            Wire::CodexExec(_) => {}
+            Wire::Acp(acp) => acp.cut(&Cut::read(beginning), out),
         }
     }
 

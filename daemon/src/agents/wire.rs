@@ -115,6 +115,43 @@ impl<'a> Rpc<'a> {
     }
 }
 
+/// What can be known of a JSON-RPC message of which only the beginning was read.
+#[derive(Debug, PartialEq)]
+pub(super) enum Cut {
+    Request(Value),
+    /// With its id, unless that comes later.
+    Answer(Option<Value>),
+    /// A notification, or nobody knows.
+    Other,
+}
+
+impl Cut {
+    pub(super) fn read(beginning: &str) -> Self {
+        let at = |name: &str| beginning.find(name);
+        let params = at("\"params\"");
+        let answer = at("\"result\"").or(at("\"error\""));
+        // Behind these, ids are those of other things.
+        let head = params.into_iter().chain(answer).min();
+        let head = head
+            .and_then(|end| beginning.get(..end))
+            .unwrap_or_default();
+        match (params, answer, scalar(head, "id")) {
+            (Some(params), Some(answer), id) if answer < params => Self::Answer(id),
+            (None, Some(_), id) => Self::Answer(id),
+            (Some(_), _, Some(id)) if !id.is_null() => Self::Request(id),
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What a field has in the beginning of a message, where that is whole.
+pub(super) fn scalar(beginning: &str, name: &str) -> Option<Value> {
+    let (_, rest) = beginning.split_once(&format!("\"{name}\""))?;
+    let rest = rest.trim_start().strip_prefix(':')?;
+    let mut values = serde_json::Deserializer::from_str(rest).into_iter();
+    values.next()?.ok()
+}
+
 /// How a JSON-RPC peer wants to be written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
@@ -154,6 +191,7 @@ impl Dialect {
     }
 }
 
+pub(super) const INVALID_REQUEST: i64 = -32600;
 pub(super) const METHOD_NOT_FOUND: i64 = -32601;
 
 #[cfg(test)]
@@ -204,6 +242,27 @@ mod tests {
         assert!(matches!(Rpc::read(&answered), Some(Rpc::Result { .. })));
         let failed = json!({"id": 0, "method": null, "result": null, "error": {"code": 1}});
         assert!(matches!(Rpc::read(&failed), Some(Rpc::Error { .. })));
+    }
+
+    #[test]
+    fn the_beginning_of_a_message_says_who_waits() {
+        let read = Cut::read;
+        assert_eq!(
+            read(r#"{"id": 1, "result": {"id": 2"#),
+            Cut::Answer(Some(json!(1)))
+        );
+        assert_eq!(read(r#"{"result":{"params":{"id":2"#), Cut::Answer(None));
+        assert_eq!(
+            read(r#"{"jsonrpc":"2.0","id":"a","method":"m","params":{"result":"#),
+            Cut::Request(json!("a"))
+        );
+        for other in [
+            r#"{"method":"m","params":{"item":{"id":"x""#,
+            "[[[",
+            r#"{"id":12"#,
+        ] {
+            assert_eq!(read(other), Cut::Other, "{other}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::super::event::{
 };
 use super::super::form::Form;
 use super::super::turn::{TOO_LONG_TO_SHOW, permission};
-use super::super::wire::{exact, list, text};
+use super::super::wire::{exact, list, scalar, text};
 use super::Claude;
 
 const QUESTION_TOOL: &str = "AskUserQuestion";
@@ -107,6 +107,13 @@ impl Claude {
         let needs = serde_json::to_string(&Needs::Tool(needs)).unwrap_or_default();
         self.turn.ask(input, needs, out);
     }
+}
+
+/// The answer to a request that was too long to be read: without one the agent would wait for ever.
+pub(super) fn cut(beginning: &str) -> Option<Message> {
+    let kind = scalar(beginning, "type")?;
+    let id = scalar(beginning, "request_id")?;
+    (kind == "control_request").then(|| refusal(id.as_str().unwrap_or_default(), TOO_LONG_TO_SHOW))
 }
 
 /// Empty unless all of them can be put to a person: then it is a permission like any other.
