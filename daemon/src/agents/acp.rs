@@ -2,6 +2,7 @@
 //! again, one prompt is sent, and the answer to it is the end of the turn.
 
 mod asking;
+mod calls;
 mod ending;
 mod opening;
 mod updates;
@@ -13,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
-use super::failure;
-use super::turn::Turn;
+use super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass};
+use super::turn::{TOO_LONG_TO_SHOW, Turn};
 use super::usage::Dollars;
-use super::wire::{Dialect, METHOD_NOT_FOUND, Rpc, text};
+use super::wire::{Cut, Dialect, INVALID_REQUEST, METHOD_NOT_FOUND, Rpc, text};
+use calls::Calls;
 
 pub(crate) use opening::{Linked, Opening};
 
@@ -36,6 +38,8 @@ pub(crate) struct Acp {
     cost_before: Option<Dollars>,
     model: Option<String>,
     beside: Beside,
+    #[serde(default)]
+    calls: Calls,
     /// A permission was denied in this turn.
     denied: bool,
 }
@@ -45,7 +49,7 @@ pub(crate) struct Acp {
 struct Beside {
     /// It says that its system has failed, and has not taken that back.
     broken: bool,
-    /// The last text, when it belonged to no message.
+    /// The last text, when it belonged to no message: all pieces of it that came in a row.
     last: Option<String>,
     /// The agent itself has said or done something.
     agent_was_heard: bool,
@@ -75,6 +79,7 @@ impl Acp {
             cost_before: None,
             model: None,
             beside: Beside::default(),
+            calls: Calls::default(),
             denied: false,
         }
     }
@@ -86,6 +91,7 @@ impl Acp {
             }
             Some(Rpc::Notice { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
+                "$/cancel_request" => self.on_cancel_request(params, out),
                 // Methods of its own, about itself.
                 _ if method.starts_with('_') => self.turn.aside(json, out),
                 _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
@@ -112,6 +118,33 @@ impl Acp {
             Request::Prompt => self.on_prompt_result(result, out),
             Request::Other => {}
         }
+    }
+
+    /// A message was too long to be read.
+    pub(super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
+        let request = match cut {
+            Cut::Request(id) => {
+                let refusal = WIRE.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
+                out.push(AgentEvent::Write(refusal));
+                return;
+            }
+            Cut::Answer(Some(id)) => self.waiting.remove(&id.to_string()),
+            // There is only one that it can belong to.
+            Cut::Answer(None) if self.waiting.len() == 1 => {
+                self.waiting.pop_first().map(|(_, request)| request)
+            }
+            Cut::Answer(None) | Cut::Other => None,
+        };
+        let class = match request {
+            Some(Request::OpenSession) if self.opening.resume.is_some() => {
+                FailureClass::ResumeFailed
+            }
+            Some(Request::Initialize | Request::OpenSession | Request::Set | Request::Prompt) => {
+                FailureClass::OutputInvalid
+            }
+            Some(Request::Other) | None => return,
+        };
+        self.turn.fail(Failure::new(class, ANSWER_TOO_LONG), out);
     }
 
     /// Files and terminals are the agent's own affair: this client has said that it serves neither.
@@ -161,11 +194,14 @@ impl Acp {
             }
             Some(Rpc::Result { id, result }) => {
                 let key = InputKey(id.to_string());
-                self.denied |= self
-                    .turn
-                    .needs(&key)
-                    .is_some_and(|needs| asking::denies(needs, result));
+                let needs = self.turn.needs(&key);
+                let denied = needs.and_then(|needs| asking::denied(needs, result));
                 self.turn.answered(&key, out);
+                if let Some(tool) = denied {
+                    self.denied = true;
+                    // Not every agent says so itself.
+                    self.turn.tool_finished(&tool, true, out);
+                }
             }
             Some(Rpc::Error { id, .. }) => self.turn.answered(&InputKey(id.to_string()), out),
             Some(Rpc::Notice { .. }) | None => {}
@@ -176,6 +212,7 @@ impl Acp {
         self.opening.prompt = String::new();
         if !self.turn.is_running() {
             self.beside = Beside::default();
+            self.calls = Calls::default();
             self.denied = false;
             self.cost_before = self.cost;
         }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::event::{AgentEvent, AgentExit};
+use super::event::{AgentEvent, AgentExit, Outcome};
 use super::launch::Wanted;
 use super::translator::Translator;
 use crate::config::AgentWire;
@@ -142,4 +142,92 @@ fn a_line_over_4_mib_is_cut_with_a_record_and_the_next_one_is_read() {
         assert!(events.contains(&AgentEvent::Malformed { line: 2 }));
         assert!(matches!(events.last(), Some(AgentEvent::Ended(_))));
     }
+}
+
+#[test]
+fn a_byte_order_mark_and_bytes_that_are_no_text_cost_no_message() {
+    let said = [
+        &b"\xef\xbb\xbf{\"type\":\"system\",\"subtype\":\"init\",\"session_id\":\"s\"}\r\n"[..],
+        &b"{\"type\":\"result\",\"subtype\":\"success\",\"is_error\":false,\"result\":\"a\xffb \\ud83d\"}"[..],
+    ];
+    let events = events(
+        AgentWire::Claude,
+        false,
+        &[&said.concat()],
+        AgentExit::Code(0),
+    );
+    let is = |wanted: fn(&AgentEvent) -> bool| events.iter().filter(|event| wanted(event)).count();
+    assert_eq!(is(|event| matches!(event, AgentEvent::Malformed { .. })), 0);
+    assert_eq!(is(|event| *event == AgentEvent::Mended { line: 2 }), 1);
+    let ended = events.iter().find_map(|event| match event {
+        AgentEvent::Ended(ending) => Some(ending.outcome.clone()),
+        _ => None,
+    });
+    let result = "a\u{fffd}b \u{fffd}".to_owned();
+    assert_eq!(ended, Some(Outcome::Result(result)));
+}
+
+/// What an agent is told and how its turn ends when it says this, with `x` in it made too long to be read.
+fn with_a_line_too_long(kind: AgentWire, resume: bool, said: &[&str]) -> Vec<AgentEvent> {
+    let long = "x".repeat(super::lines::LINE_MAX);
+    let said = said.iter().map(|line| line.replace('x', &long) + "\n");
+    let said: String = said.collect();
+    events(kind, resume, &[said.as_bytes()], AgentExit::Code(0))
+}
+
+fn first_end(events: &[AgentEvent]) -> Option<&'static str> {
+    events.iter().find_map(|event| match event {
+        AgentEvent::Ended(ending) => match &ending.outcome {
+            Outcome::Failed(failure) => Some(failure.code()),
+            Outcome::Result(_) | Outcome::Interrupted => None,
+        },
+        _ => None,
+    })
+}
+
+#[test]
+fn nobody_waits_for_an_answer_that_was_too_long_to_be_read() {
+    let thread = [
+        r#"{"id":0,"result":{}}"#,
+        r#"{"id":1,"result":{"thread":"x"}}"#,
+    ];
+    let ends = |resume| {
+        let events = with_a_line_too_long(AgentWire::CodexAppServer, resume, &thread);
+        first_end(&events)
+    };
+    assert_eq!(ends(true), Some("resume_failed"));
+    assert_eq!(ends(false), Some("output_invalid"));
+    let session = [
+        r#"{"id":0,"result":{"protocolVersion":1}}"#,
+        r#"{"id":1,"result":{"sessionId":"s"}}"#,
+        r#"{"method":"session/update","params":{"update":{"sessionUpdate":"x","id":2}}}"#,
+        r#"{"id":9,"method":"session/request_permission","params":{"toolCall":"x"}}"#,
+        r#"{"id":2,"result":{"stopReason":"x"}}"#,
+    ];
+    let events = with_a_line_too_long(AgentWire::Acp, false, &session);
+    assert_eq!(first_end(&events), Some("output_invalid"));
+    let refused = |events: &[AgentEvent], id: &str| {
+        let written = events.iter().filter_map(|event| match event {
+            AgentEvent::Write(message) => Some(String::from_utf8_lossy(&message.bytes)),
+            _ => None,
+        });
+        written
+            .filter(|line| line.contains("error") && line.contains(id))
+            .count()
+    };
+    assert_eq!(refused(&events, r#""id":9"#), 1);
+    let asked = [r#"{"type":"control_request","request_id":"r","request":{"input":"x"}}"#];
+    let events = with_a_line_too_long(AgentWire::Claude, false, &asked);
+    assert_eq!(refused(&events, r#""request_id":"r""#), 1);
+}
+
+#[test]
+fn the_end_of_stdin_is_no_prompt() {
+    let mut exec = translator(AgentWire::CodexExec, false);
+    let opening = exec.opening();
+    exec.wrote(&opening.bytes);
+    exec.stdout(b"{\"type\":\"turn.completed\"}\n");
+    assert!(exec.next().is_some());
+    assert_eq!(exec.wrote(b""), []);
+    assert_eq!(exec.exited(AgentExit::Code(0), ""), [], "it has ended once");
 }

@@ -3,6 +3,9 @@
 
 mod asking;
 mod result;
+mod threads;
+
+use std::collections::BTreeMap;
 
 use baton_proto::v1::OutputKind;
 use serde::{Deserialize, Serialize};
@@ -13,6 +16,7 @@ use super::failure;
 use super::turn::Turn;
 use super::usage::Dollars;
 use super::wire::{list, text};
+use threads::Began;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Claude {
@@ -23,6 +27,9 @@ pub(crate) struct Claude {
     initialized: bool,
     model: Option<String>,
     streamed: Streamed,
+    /// Tools that run, by their ids.
+    #[serde(default)]
+    tools: BTreeMap<String, Began>,
     /// Its price so far; unknown when the conversation is older than the process.
     cost: Option<Dollars>,
     /// The provider's last error, which comes before the result that it makes.
@@ -47,6 +54,7 @@ impl Claude {
             initialized: false,
             model: None,
             streamed: Streamed::default(),
+            tools: BTreeMap::new(),
             cost: (!resuming).then(Dollars::default),
             api_error: String::new(),
             requests: 0,
@@ -65,7 +73,7 @@ impl Claude {
         };
         match kind {
             "system" => self.on_system(json, message, out),
-            "stream_event" => self.on_stream_event(message, out),
+            "stream_event" => self.on_stream_event(json, message, out),
             "assistant" => self.on_assistant(json, message, out),
             "user" => self.on_user(json, message, out),
             "result" => self.on_result(message, out),
@@ -84,8 +92,12 @@ impl Claude {
                 self.api_error = [text(error, "/type"), text(error, "/message")].join(" ");
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
+            // The line is open; whether anybody works is not said.
             "keep_alive" => {}
             _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
+        }
+        if kind != "stream_event" {
+            self.feed_parents(message, out);
         }
         true
     }
@@ -97,7 +109,9 @@ impl Claude {
             self.turn.begin_unless_begun(out);
             self.turn.converses(text(message, "/session_id"), out);
         }
-        self.turn.say(OutputKind::System, false, json, None, out);
+        // How a task of an agent beside this one goes: the life of the tool that started it.
+        let tool = Some(text(message, "/tool_use_id")).filter(|tool| self.turn.is_open(tool));
+        self.turn.say(OutputKind::System, false, json, tool, out);
     }
 
     /// Says that the tool lives; one that only keeps the line open does not.
@@ -108,33 +122,43 @@ impl Claude {
     }
 
     /// Pieces of a message. Those of a subagent are not shown; its messages are, as they end.
-    fn on_stream_event(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
-        self.turn.heard(out);
-        if !text(message, "/parent_tool_use_id").is_empty() {
+    fn on_stream_event(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
+        let thread = text(message, "/parent_tool_use_id");
+        let kind = text(message, "/event/type");
+        let id = text(message, "/event/message/id");
+        if kind == "message_start" {
+            self.message_begins(thread, id, out);
+        }
+        if !thread.is_empty() {
+            for tool in self.ancestors(thread) {
+                self.turn.stirs(json, Some(&tool), out);
+            }
+            self.turn.heard(out);
             return;
         }
-        match text(message, "/event/type") {
-            "message_start" => {
+        match (kind, text(message, "/event/delta/type")) {
+            ("message_start", _) => {
                 self.streamed = Streamed {
-                    message: text(message, "/event/message/id").to_owned(),
+                    message: id.to_owned(),
                     ..Streamed::default()
                 };
+                self.turn.heard(out);
             }
-            "content_block_delta" => match text(message, "/event/delta/type") {
-                "text_delta" => {
-                    self.streamed.text = true;
-                    let id = self.streamed.message.clone();
-                    let piece = text(message, "/event/delta/text");
-                    self.turn.speak(piece, Some(&id), out);
+            ("content_block_delta", "text_delta") => {
+                self.streamed.text = true;
+                let id = self.streamed.message.clone();
+                let piece = text(message, "/event/delta/text");
+                self.turn.speak(piece, Some(&id), out);
+            }
+            ("content_block_delta", "thinking_delta") => {
+                self.streamed.thinking = true;
+                match text(message, "/event/delta/thinking") {
+                    "" => self.turn.stirs(json, None, out),
+                    piece => self.turn.say(OutputKind::Thinking, false, piece, None, out),
                 }
-                "thinking_delta" => {
-                    self.streamed.thinking = true;
-                    let piece = text(message, "/event/delta/thinking");
-                    self.turn.say(OutputKind::Thinking, false, piece, None, out);
-                }
-                _ => {}
-            },
-            _ => {}
+            }
+            ("content_block_delta", _) => self.turn.stirs(json, None, out),
+            _ => self.turn.heard(out),
         }
     }
 
@@ -149,6 +173,7 @@ impl Claude {
         }
         let subagent = text(message, "/parent_tool_use_id");
         let id = text(message, "/message/id");
+        self.message_begins(subagent, id, out);
         let repeated = subagent.is_empty() && !id.is_empty() && id == self.streamed.message;
         for block in list(message, "/message/content") {
             match text(block, "/type") {
@@ -166,7 +191,13 @@ impl Claude {
                     let words = text(block, "/thinking");
                     self.turn.say(OutputKind::Thinking, false, words, None, out);
                 }
-                "tool_use" | "server_tool_use" | "mcp_tool_use" => self.on_tool_use(block, out),
+                "tool_use" | "server_tool_use" | "mcp_tool_use" => {
+                    let began = Began {
+                        thread: subagent.to_owned(),
+                        message: id.to_owned(),
+                    };
+                    self.on_tool_use(block, began, out);
+                }
                 kind if kind.ends_with("_tool_result") => self.on_tool_result(block, out),
                 _ => self
                     .turn
@@ -175,9 +206,12 @@ impl Claude {
         }
     }
 
-    fn on_tool_use(&mut self, block: &Value, out: &mut Vec<AgentEvent>) {
+    fn on_tool_use(&mut self, block: &Value, began: Began, out: &mut Vec<AgentEvent>) {
         let id = text(block, "/id");
         self.turn.tool_started(id, text(block, "/name"), out);
+        if self.turn.is_open(id) {
+            self.tools.insert(id.to_owned(), began);
+        }
         self.turn
             .say(OutputKind::ToolCall, true, block.to_string(), Some(id), out);
     }
@@ -192,7 +226,7 @@ impl Claude {
             Some(id),
             out,
         );
-        self.turn.tool_finished(id, failed, out);
+        self.tool_ends(id, failed, out);
     }
 
     fn on_user(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
@@ -236,6 +270,10 @@ impl Claude {
 
     pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
         asking::answer(self.turn.needs(key)?, key, answer)
+    }
+
+    pub(super) fn cut(beginning: &str) -> Option<Message> {
+        asking::cut(beginning)
     }
 
     pub(super) fn interrupt(&self) -> Vec<Message> {

@@ -10,6 +10,7 @@ use super::{Refusal, command};
 use crate::config::{AgentConfig, AgentWire};
 use crate::conversations::Known;
 use crate::process::ChildSpec;
+use crate::shim::framing::LARGEST_MESSAGE;
 use crate::tools::Handed;
 
 /// Options that every kind takes in its own way; what it makes of a value is checked with the task.
@@ -55,6 +56,7 @@ pub(super) fn plan(
         tools: desk.handed.map(tool_server),
         ..wanted(dispatch, desk.cwd, known)
     };
+    check_size(&wanted)?;
     let launch = desk
         .wire
         .launch(&wanted)
@@ -84,6 +86,26 @@ fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
         ));
     }
     Ok(())
+}
+
+/// What a message to the agent has beside the task's own words: names of fields, ids, the directory.
+const ENVELOPE: usize = 64 * 1024;
+
+/// A message goes to the agent whole, and through its keeper, who takes no longer ones. As JSON, since most wires carry
+/// it so.
+fn check_size(wanted: &Wanted) -> Result<(), Refusal> {
+    let as_json = |text: &String| serde_json::Value::from(text.as_str()).to_string().len();
+    let files = wanted.context.iter();
+    let files = files.map(|file| as_json(&file.path) + as_json(&file.name) + wanted.cwd.len() + 64);
+    let length = as_json(&wanted.prompt) + as_json(&wanted.instructions) + files.sum::<usize>();
+    let most = LARGEST_MESSAGE - ENVELOPE;
+    if length <= most {
+        return Ok(());
+    }
+    let message = format!(
+        "the prompt and what goes with it come to {length} bytes; an agent can be told {most} at once"
+    );
+    Err(Refusal::new(RejectCode::Invalid, message))
 }
 
 fn wanted(dispatch: &Dispatch, cwd: &Path, known: Option<&Known>) -> Wanted {
@@ -232,6 +254,22 @@ mod tests {
         };
         let refusal = planned(AgentWire::Acp, &dispatch).unwrap_err();
         assert_eq!(refusal.code, RejectCode::Invalid);
+    }
+
+    #[test]
+    fn a_prompt_that_no_message_holds_is_refused_before_anything_runs() {
+        let dispatch = |length| Dispatch {
+            prompt: "\n".repeat(length),
+            ..Dispatch::default()
+        };
+        for wire in [AgentWire::Claude, AgentWire::CodexExec, AgentWire::Acp] {
+            let refusal = planned(wire, &dispatch(LARGEST_MESSAGE / 2)).unwrap_err();
+            assert_eq!(refusal.code, RejectCode::Invalid);
+            assert!(refusal.message.contains("2097152"), "{}", refusal.message);
+            let (_, mut translator) =
+                planned(wire, &dispatch(LARGEST_MESSAGE / 2 - ENVELOPE)).unwrap();
+            assert!(translator.opening().bytes.len() < LARGEST_MESSAGE);
+        }
     }
 
     #[test]

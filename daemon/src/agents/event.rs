@@ -37,6 +37,10 @@ pub(crate) enum AgentEvent {
     Malformed {
         line: u64,
     },
+    /// Some characters of this line were none; it was read without them.
+    Mended {
+        line: u64,
+    },
     /// A line was longer than [`super::lines::LINE_MAX`] and was not read.
     LineCut {
         length: u64,

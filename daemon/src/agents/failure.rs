@@ -1,8 +1,12 @@
 //! Why a turn failed: the classes, what each says to people, and how the words of a provider come to one of them.
 //! Whether a failure may pass with another attempt is decided in one place, and not here: by the relay, from the code.
 
+mod exit;
+
 use baton_proto::codes;
 use serde::{Deserialize, Serialize};
+
+pub(super) use exit::exit_failure;
 
 /// One of the registered failure codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +46,9 @@ pub(crate) struct Failure {
     pub(crate) class: FailureClass,
     pub(crate) message: String,
 }
+
+/// Of a request without which there is no turn.
+pub(super) const ANSWER_TOO_LONG: &str = "the agent's answer was too long to be read";
 
 /// Characters of an agent's own words that are kept.
 const MESSAGE_MAX: usize = 2048;
@@ -157,7 +164,12 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "account_on_hold",
             "login required",
             "missing environment variable",
-            "credential",
+            "invalid credential",
+            "missing credential",
+            "no credentials",
+            "load credentials",
+            "credentials have expired",
+            "expired credential",
         ],
     ),
     (
@@ -280,57 +292,8 @@ fn status_in(text: &str) -> Option<u64> {
     statuses.next()
 }
 
-/// What the end of the process means when no message said how the turn ended.
-pub(crate) fn exit_failure(exit: super::event::AgentExit, resuming: bool, stderr: &str) -> Failure {
-    use super::event::AgentExit;
-    let last = stderr.lines().rev().find(|line| !line.trim().is_empty());
-    let said = last.unwrap_or_default();
-    match exit {
-        AgentExit::Code(0) => Failure::new(
-            FailureClass::NoResult,
-            "the agent ended with exit code 0 and without a result",
-        ),
-        AgentExit::Code(code) => {
-            let class = class_of_stderr(stderr, resuming);
-            let message =
-                format!("the agent ended with exit code {code} and without a result: {said}");
-            Failure::new(class, message.trim_end_matches(": "))
-        }
-        AgentExit::Signal(signal) => Failure::new(
-            FailureClass::AgentExit,
-            format!("the agent was ended by signal {signal}"),
-        ),
-    }
-}
-
-fn class_of_stderr(stderr: &str, resuming: bool) -> FailureClass {
-    let text = stderr.to_lowercase();
-    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
-    if resuming
-        && has(&[
-            "no conversation found",
-            "no rollout found",
-            "thread/resume",
-            "--resume",
-        ])
-    {
-        FailureClass::ResumeFailed
-    } else if has(&[
-        "not inside a trusted directory",
-        "no such file or directory (os error 2)",
-    ]) {
-        FailureClass::BadCwd
-    } else {
-        match class_of_words(stderr) {
-            Some(class @ (FailureClass::ProviderAuth | FailureClass::ProviderQuota)) => class,
-            Some(_) | None => FailureClass::AgentExit,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::event::AgentExit;
     use super::*;
 
     #[test]
@@ -460,26 +423,5 @@ mod tests {
         }
         // An operator is never told nothing.
         assert!(!Failure::new(Refusal, " ").message.is_empty());
-    }
-
-    #[test]
-    fn exit_0_without_a_result_is_never_a_success() {
-        let failure = exit_failure(AgentExit::Code(0), false, "all good");
-        assert_eq!(failure.code(), codes::NO_RESULT);
-        let failure = exit_failure(
-            AgentExit::Code(1),
-            true,
-            "Error: no rollout found for x\n\n",
-        );
-        assert_eq!(failure.code(), codes::RESUME_FAILED);
-        assert!(failure.message.ends_with("no rollout found for x"));
-        let failure = exit_failure(AgentExit::Code(1), false, "");
-        assert_eq!(
-            failure.message,
-            "the agent ended with exit code 1 and without a result"
-        );
-        let failure = exit_failure(AgentExit::Signal(9), true, "no rollout found");
-        assert_eq!(failure.code(), codes::AGENT_EXIT);
-        assert!(!failure.user_message().is_empty());
     }
 }

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::event::{Answer, Choice, Question, Reply};
+use super::event::{Answer, Ask, Choice, Question, Reply};
+use super::turn::permission;
 use super::wire::{list, text};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,13 +40,18 @@ impl Form {
         if !matches!(
             text(params, "/mode"),
             "form" | "openai/form" | "openaiForm" | ""
-        ) {
+        ) || !text(params, "/url").is_empty()
+        {
             return None;
         }
+        let nothing = Map::new();
         let schema = params
             .get("requestedSchema")
             .or_else(|| params.get("requested_schema"))?;
-        let properties = schema.get("properties")?.as_object()?;
+        let properties = match schema.get("properties") {
+            Some(Value::Null) | None => &nothing,
+            Some(properties) => properties.as_object()?,
+        };
         let is_beside = |name: &str| {
             let main = name.strip_suffix(BESIDE);
             main.is_some_and(|main| properties.contains_key(main))
@@ -61,11 +67,45 @@ impl Form {
             let beside = properties.contains_key(&beside).then_some(beside);
             Field::read(name, property, alone, message, beside)
         });
-        let fields: Vec<Field> = fields.collect::<Option<_>>()?;
-        (!fields.is_empty()).then_some(Self { fields })
+        let fields = fields.collect::<Option<_>>()?;
+        Some(Self { fields })
     }
 
-    pub(super) fn questions(&self) -> Vec<Question> {
+    /// One without fields wants a yes or a no: it is leave for what the request says, and so are the tools that Codex asks
+    /// for. None when that is nothing, or too long to be shown.
+    pub(super) fn ask(&self, params: &Value, can_allow_for_attempt: bool) -> Option<Ask> {
+        if !self.fields.is_empty() {
+            return Some(Ask::Questions(self.questions()));
+        }
+        let names = ["serverName", "mcp_server_name", "message", "_meta"];
+        let shown = names.into_iter().filter_map(|name| {
+            let value = params.get(name).filter(|value| !value.is_null());
+            value.map(|value| (name.to_owned(), value.clone()))
+        });
+        let shown: Map<String, Value> = shown.collect();
+        if shown.is_empty() {
+            return None;
+        }
+        let who = [
+            text(params, "/serverName"),
+            text(params, "/mcp_server_name"),
+        ]
+        .concat();
+        let name = match (who.as_str(), text(params, "/_meta/tool_name")) {
+            ("", "") => "confirmation".to_owned(),
+            (who, "") => who.to_owned(),
+            (who, tool) => format!("{who}.{tool}"),
+        };
+        let shown = Value::Object(shown).to_string();
+        permission(
+            &name,
+            &shown,
+            text(params, "/message"),
+            can_allow_for_attempt,
+        )
+    }
+
+    fn questions(&self) -> Vec<Question> {
         self.fields
             .iter()
             .map(|field| field.question.clone())
@@ -82,6 +122,9 @@ impl Form {
                 json!({"action": "accept", "content": content})
             }
             Answer::Deny { .. } => json!({"action": "decline"}),
+            Answer::Allow { .. } if self.fields.is_empty() => {
+                json!({"action": "accept", "content": {}})
+            }
             Answer::Allow { .. } | Answer::None => json!({"action": "cancel"}),
         }
     }
@@ -250,11 +293,30 @@ mod tests {
     #[test]
     fn what_is_no_form_is_none() {
         assert_eq!(Form::read(&json!({"mode": "url", "url": "http://x"})), None);
-        assert_eq!(
-            Form::read(&json!({"mode": "form", "requestedSchema": {}})),
-            None
-        );
         let odd = json!({"requestedSchema": {"properties": {"a": {"type": "object"}}}});
         assert_eq!(Form::read(&odd), None);
+    }
+
+    #[test]
+    fn a_form_without_fields_is_a_question_of_leave() {
+        let params = json!({"mode": "form", "serverName": "files", "message": "Delete it?",
+            "requestedSchema": {"type": "object", "properties": {}}});
+        let form = Form::read(&params).unwrap();
+        let Some(Ask::Permission(asked)) = form.ask(&params, false) else {
+            panic!("it is no permission");
+        };
+        assert_eq!(asked.tool_name, "files");
+        assert_eq!(
+            asked.arguments,
+            r#"{"message":"Delete it?","serverName":"files"}"#
+        );
+        let allow = Answer::Allow { for_attempt: false };
+        assert_eq!(
+            form.answer(&allow),
+            json!({"action": "accept", "content": {}})
+        );
+        assert_eq!(form.answer(&Answer::None), json!({"action": "cancel"}));
+        // What says nothing cannot be allowed.
+        assert_eq!(form.ask(&json!({}), false), None);
     }
 }

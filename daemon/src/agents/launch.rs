@@ -10,6 +10,7 @@ use super::acp::{self, Acp};
 use super::claude::Claude;
 use super::codex::{self, AppServer, Exec};
 use super::translator::{Translator, Wire};
+use super::turn::cut;
 use super::usage::Tokens;
 use crate::config::AgentWire;
 
@@ -78,14 +79,40 @@ const CLAUDE_MODES: [&str; 6] = [
 
 const CODEX_SANDBOXES: [&str; 3] = ["read-only", "workspace-write", "danger-full-access"];
 
+/// What Linux takes as one argument, with the NUL behind it.
+const ARGUMENT_MAX: usize = 128 * 1024;
+
 impl AgentWire {
     pub(crate) fn launch(self, wanted: &Wanted) -> Result<Launch, UnsupportedOption> {
-        match self {
+        let launch = match self {
             Self::Claude => claude(wanted),
             Self::CodexAppServer => app_server(wanted),
             Self::CodexExec => exec(wanted),
             Self::Acp => Ok(acp(wanted)),
+        }?;
+        match launch.args.iter().find(|arg| arg.len() >= ARGUMENT_MAX) {
+            Some(arg) => Err(too_long(wanted, arg)),
+            None => Ok(launch),
         }
+    }
+}
+
+/// The system would refuse to start anything with it.
+fn too_long(wanted: &Wanted, arg: &str) -> UnsupportedOption {
+    let options = [
+        ("instructions", wanted.instructions.len()),
+        ("model", wanted.model.len()),
+        ("effort", wanted.effort.len()),
+        (
+            "agent_session_id",
+            wanted.resume.as_ref().map_or(0, String::len),
+        ),
+    ];
+    let longest = options.into_iter().max_by_key(|(_, length)| *length);
+    UnsupportedOption {
+        option: longest.map_or("instructions", |(option, _)| option),
+        value: format!("{}…", cut(arg, 64)),
+        takes: format!("it on its command line, with less than {ARGUMENT_MAX} bytes"),
     }
 }
 
@@ -186,10 +213,7 @@ fn codex_tools(wanted: &Wanted) -> Vec<String> {
 /// Whether a session offers what is asked for is known when it is open; then, and before the prompt, it is refused.
 fn acp(wanted: &Wanted) -> Launch {
     let link = |file: &ContextFile| acp::Linked {
-        uri: format!(
-            "file://{}",
-            Path::new(&wanted.cwd).join(&file.path).display()
-        ),
+        uri: file_uri(&Path::new(&wanted.cwd).join(&file.path)),
         name: shown(file).to_owned(),
     };
     let opening = acp::Opening {
@@ -207,6 +231,17 @@ fn acp(wanted: &Wanted) -> Launch {
         args: Vec::new(),
         translator: Translator::new(Wire::Acp(Acp::new(opening)), ""),
     }
+}
+
+/// Names of files have characters that addresses have not.
+fn file_uri(path: &Path) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    let bytes = path.as_os_str().as_encoded_bytes().iter();
+    let encoded = bytes.map(|byte| match plain(*byte) {
+        true => char::from(*byte).to_string(),
+        false => format!("%{byte:02X}"),
+    });
+    format!("file://{}", encoded.collect::<String>())
 }
 
 fn given(value: &str) -> Option<String> {
@@ -302,6 +337,31 @@ mod tests {
         assert_eq!(exec.args, expected);
         let opening = exec.translator.opening();
         assert!(opening.last, "its stdin is closed behind the prompt");
+    }
+
+    #[test]
+    fn files_are_linked_by_addresses() {
+        assert_eq!(
+            file_uri(Path::new("/work/a b/50%#é?.txt")),
+            "file:///work/a%20b/50%25%23%C3%A9%3F.txt"
+        );
+    }
+
+    #[test]
+    fn what_no_command_line_takes_is_refused_by_name() {
+        let wanted = Wanted {
+            instructions: "x".repeat(ARGUMENT_MAX),
+            ..wanted()
+        };
+        for kind in [AgentWire::Claude, AgentWire::CodexExec] {
+            let error = kind.launch(&wanted).unwrap_err();
+            assert_eq!(error.option, "instructions");
+            let words = error.to_string();
+            assert!(words.contains("131072") && words.len() < 300, "{words}");
+        }
+        for kind in [AgentWire::CodexAppServer, AgentWire::Acp] {
+            assert!(kind.launch(&wanted).is_ok(), "they read it from stdin");
+        }
     }
 
     #[test]

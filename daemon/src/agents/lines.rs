@@ -5,11 +5,17 @@ use serde::{Deserialize, Serialize};
 /// A longer line is counted and thrown away.
 pub(crate) const LINE_MAX: usize = 4 * 1024 * 1024;
 
+/// So much of it is kept: enough to see what it would have been.
+const BEGINNING: usize = 256;
+
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     Whole(Vec<u8>),
-    /// Longer than [`LINE_MAX`]: this many bytes, the newline not counted.
-    TooLong(u64),
+    /// Longer than [`LINE_MAX`]: this many bytes, the newline not counted, and the first of them.
+    TooLong {
+        length: u64,
+        beginning: Vec<u8>,
+    },
 }
 
 /// Bytes that were read and are not yet lines. After a restart they are read again: they are not part of the stored
@@ -25,6 +31,9 @@ pub(crate) struct LineCutter {
     #[serde(skip)]
     searched: usize,
     thrown_away: u64,
+    /// Of what is thrown away.
+    #[serde(default)]
+    beginning: Vec<u8>,
 }
 
 impl LineCutter {
@@ -64,16 +73,28 @@ impl LineCutter {
     }
 
     fn line(&mut self, length: usize) -> Line {
-        let before = std::mem::take(&mut self.thrown_away);
-        if before > 0 || length > LINE_MAX {
-            return Line::TooLong(before + length as u64);
+        if self.thrown_away > 0 || length > LINE_MAX {
+            self.note_beginning();
+            let before = std::mem::take(&mut self.thrown_away);
+            return Line::TooLong {
+                length: before + length as u64,
+                beginning: std::mem::take(&mut self.beginning),
+            };
         }
         Line::Whole(self.held[self.taken..self.taken + length].to_vec())
+    }
+
+    fn note_beginning(&mut self) {
+        if self.thrown_away == 0 {
+            let rest = &self.held[self.taken..];
+            self.beginning = rest[..BEGINNING.min(rest.len())].to_vec();
+        }
     }
 
     fn throw_away_too_much(&mut self) {
         let length = self.held();
         if self.thrown_away > 0 || length > LINE_MAX {
+            self.note_beginning();
             self.thrown_away += length as u64;
             self.held = Vec::new();
             self.taken = 0;
@@ -118,7 +139,10 @@ mod tests {
         assert_eq!(lines(&mut cutter, &most), []);
         assert_eq!(lines(&mut cutter, b"x"), []);
         assert_eq!(cutter.held(), 0);
-        let over = || Line::TooLong(LINE_MAX as u64 + 2);
+        let over = || Line::TooLong {
+            length: LINE_MAX as u64 + 2,
+            beginning: vec![b'x'; BEGINNING],
+        };
         assert_eq!(lines(&mut cutter, b"x\nnext\n"), [over(), whole("next")]);
         let at_once = [&most[..], b"xx\n"].concat();
         assert_eq!(lines(&mut cutter, &at_once), [over()]);

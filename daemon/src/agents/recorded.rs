@@ -3,8 +3,10 @@
 //! from the report on the recordings (`outcomes`), the rest by counting in the raw lines (`lines`). Both must tell the
 //! same phases, tools, inputs, usage and outcome of every turn.
 
+mod codex_lines;
 mod facts;
 mod lines;
+mod nonsense;
 mod outcomes;
 mod stated;
 
@@ -33,8 +35,15 @@ fn every_recording_comes_to_what_is_known_of_it() {
     );
     let mut wrong = Vec::new();
     for recording in &recordings {
-        let events = recording.play();
+        let events = recording.play(Bytes::AsTheyWere);
         let mut problems = broken_rules(recording, &events);
+        for bytes in [Bytes::InPieces, Bytes::OtherEnds] {
+            if recording.play(bytes) != events {
+                problems.push(format!(
+                    "it comes to something else with its bytes {bytes:?}"
+                ));
+            }
+        }
         let told = facts::of_adapter(&events);
         problems.extend(facts::differences(&stated::turns(recording), &told));
         if !problems.is_empty() {
@@ -55,12 +64,26 @@ fn tell(words: &str) {
     let _ = writeln!(std::io::stderr(), "{words}");
 }
 
+/// How what was recorded reaches the adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bytes {
+    /// Line by line.
+    AsTheyWere,
+    /// Cut where chance would have it, in the middle of characters too.
+    InPieces,
+    /// A carriage return at the end of each line, and no newline behind the last one.
+    OtherEnds,
+}
+
 struct Recording {
     /// Program and scenario.
     name: String,
     meta: Value,
     stdin: Vec<String>,
+    /// As text, for those who only look at it.
     stdout: Vec<String>,
+    /// The same lines as they were printed, with their ends.
+    raw: Vec<Vec<u8>>,
     stderr: String,
     used_before: Option<Tokens>,
 }
@@ -96,11 +119,13 @@ fn recordings(directory: &Path) -> Vec<Recording> {
 
 impl Recording {
     fn read(folder: &Path, scenario: &str) -> Self {
-        let read = |ending: &str| {
+        let bytes = |ending: &str| {
             let path = folder.join(format!("{scenario}.{ending}"));
-            let bytes = std::fs::read(path).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
+            std::fs::read(path).unwrap_or_default()
         };
+        let read = |ending: &str| String::from_utf8_lossy(&bytes(ending)).into_owned();
+        let raw = bytes("stdout.ndjson");
+        let raw = raw.split_inclusive(|byte| *byte == b'\n');
         let lines = |text: String| text.lines().map(str::to_owned).collect();
         let program = folder.file_name().unwrap().to_string_lossy().into_owned();
         Self {
@@ -108,6 +133,7 @@ impl Recording {
             meta: serde_json::from_str(&read("meta.json")).unwrap(),
             stdin: lines(read("stdin.ndjson")),
             stdout: lines(read("stdout.ndjson")),
+            raw: raw.map(<[u8]>::to_vec).collect(),
             stderr: read("stderr.txt"),
             used_before: None,
         }
@@ -188,8 +214,8 @@ impl Recording {
         self.kind().launch(&wanted).unwrap().translator
     }
 
-    /// In the order of the recording: whether the agent said it, and the line.
-    fn steps(&self) -> impl Iterator<Item = (bool, String)> {
+    /// In the order of the recording: whether the agent said it, and which line of all that it said or was told.
+    fn order(&self) -> impl Iterator<Item = (bool, usize)> {
         let steps = list(&self.meta, "/timeline_ms").iter();
         steps.filter_map(|step| {
             let out = match text(step, "/1") {
@@ -197,23 +223,33 @@ impl Recording {
                 "in" => false,
                 _ => return None,
             };
-            let lines = if out { &self.stdout } else { &self.stdin };
             let at = usize::try_from(step.get(2)?.as_u64()?).ok()?;
-            let line = at.checked_sub(1).and_then(|at| lines.get(at));
-            Some((out, line.cloned().unwrap_or_default()))
+            at.checked_sub(1).map(|at| (out, at))
+        })
+    }
+
+    fn steps(&self) -> impl Iterator<Item = (bool, String)> {
+        self.order().map(|(out, at)| {
+            let lines = if out { &self.stdout } else { &self.stdin };
+            (out, lines.get(at).cloned().unwrap_or_default())
         })
     }
 
     /// What the adapter would write is not written: the recording says what was.
-    fn play(&self) -> Vec<AgentEvent> {
+    fn play(&self, bytes: Bytes) -> Vec<AgentEvent> {
         let mut translator = self.translator();
         let mut events = Vec::new();
-        for (out, line) in self.steps() {
-            if out {
-                translator.stdout(format!("{line}\n").as_bytes());
-                events.extend(std::iter::from_fn(|| translator.next()).flatten());
-            } else {
+        let last = self.order().last();
+        for (out, at) in self.order() {
+            if !out {
+                let line = self.stdin.get(at).map_or("", String::as_str);
                 events.extend(translator.wrote(line.as_bytes()));
+                continue;
+            }
+            let line = self.raw.get(at).cloned().unwrap_or_default();
+            for piece in bytes.pieces(line, at, last == Some((out, at))) {
+                translator.stdout(&piece);
+                events.extend(std::iter::from_fn(|| translator.next()).flatten());
             }
         }
         events.extend(translator.exited(self.exit(), &self.stderr));
@@ -223,18 +259,10 @@ impl Recording {
     /// Lines that are no messages of its wire.
     fn nonsense(&self) -> usize {
         let rpc = matches!(self.kind(), AgentWire::CodexAppServer | AgentWire::Acp);
-        let is_message = |line: &str| {
-            let message: Value = serde_json::from_str(line).unwrap_or_default();
-            let has = |name: &str| message.get(name).is_some();
-            let answers = has("id") && (has("result") || has("error"));
-            if rpc {
-                has("method") || answers
-            } else {
-                message["type"].is_string()
-            }
-        };
-        let lines = self.stdout.iter().filter(|line| !line.trim().is_empty());
-        lines.filter(|line| !is_message(line)).count()
+        let lines = self.raw.iter().filter(|line| !line.trim_ascii().is_empty());
+        lines
+            .filter(|line| !nonsense::is_message(line, rpc))
+            .count()
     }
 
     fn exit(&self) -> AgentExit {
@@ -248,6 +276,28 @@ impl Recording {
         code.map_or(AgentExit::Signal(signal), |code| {
             AgentExit::Code(i32::try_from(code).unwrap())
         })
+    }
+}
+
+impl Bytes {
+    fn pieces(self, mut line: Vec<u8>, at: usize, last: bool) -> Vec<Vec<u8>> {
+        match self {
+            Self::AsTheyWere => vec![line],
+            Self::InPieces => {
+                // The same pieces in every run, and others for every line.
+                let first = line.len() * (at % 7) / 7;
+                let rest = line.split_off(first);
+                let size = 1 + (at * 31) % 997;
+                let rest = rest.chunks(size).map(<[u8]>::to_vec);
+                std::iter::once(line).chain(rest).collect()
+            }
+            Self::OtherEnds => {
+                if line.pop_if(|byte| *byte == b'\n').is_some() && !last {
+                    line.extend(b"\r\n");
+                }
+                vec![line]
+            }
+        }
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) fn event(event: &AgentEvent) -> String {
             format!("write{last} {}", text.trim_end())
         }
         AgentEvent::Malformed { line } => format!("malformed {line}"),
+        AgentEvent::Mended { line } => format!("mended {line}"),
         AgentEvent::LineCut { length } => format!("cut {length}"),
         AgentEvent::Ended(ending) => ended(ending),
     }

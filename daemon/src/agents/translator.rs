@@ -2,6 +2,8 @@
 //! files. Its state can be stored and taken up again, and whoever drives it passes every message that goes to the
 //! agent's stdin through [`Translator::wrote`], so that the transcript alone decides what it says.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -10,6 +12,7 @@ use super::claude::Claude;
 use super::codex::{AppServer, Exec};
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::lines::{Line, LineCutter};
+use super::wire::{self, Cut};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Translator {
@@ -71,25 +74,28 @@ impl Translator {
         self.lines += 1;
         let bytes = match line {
             Line::Whole(bytes) => bytes,
-            Line::TooLong(length) => {
+            Line::TooLong { length, beginning } => {
                 out.push(AgentEvent::LineCut { length });
+                self.on_cut(&String::from_utf8_lossy(&beginning), out);
                 return;
             }
         };
-        let Ok(json) = std::str::from_utf8(&bytes) else {
-            out.push(AgentEvent::Malformed { line: self.lines });
-            return;
-        };
-        let json = json.trim();
+        let line = self.lines;
+        // A wrong byte in a long answer must not cost the answer.
+        let text = String::from_utf8_lossy(&bytes);
+        let mark = if line == 1 { "\u{feff}" } else { "" };
+        let json = text.strip_prefix(mark).unwrap_or(&text).trim();
         if json.is_empty() {
             return;
         }
-        let understood = match serde_json::from_str(json) {
-            Ok(message) => self.on_message(json, &message, out),
-            Err(_) => false,
+        let Some((read, message)) = wire::read(json) else {
+            out.push(AgentEvent::Malformed { line });
+            return;
         };
-        if !understood {
-            out.push(AgentEvent::Malformed { line: self.lines });
+        if !self.on_message(&read, &message, out) {
+            out.push(AgentEvent::Malformed { line });
+        } else if matches!((&text, &read), (Cow::Owned(_), _) | (_, Cow::Owned(_))) {
+            out.push(AgentEvent::Mended { line });
         }
     }
 
@@ -102,9 +108,22 @@ impl Translator {
         }
     }
 
-    /// A message goes to the agent's stdin.
+    /// Somebody may wait for an answer that was thrown away, or for one to what was.
+    fn on_cut(&mut self, beginning: &str, out: &mut Vec<AgentEvent>) {
+        match &mut self.wire {
+            Wire::Claude(_) => out.extend(Claude::cut(beginning).map(AgentEvent::Write)),
+            Wire::CodexAppServer(server) => server.cut(&Cut::read(beginning), out),
+            Wire::CodexExec(_) => {}
+            Wire::Acp(acp) => acp.cut(&Cut::read(beginning), out),
+        }
+    }
+
+    /// A message goes to the agent's stdin. An empty one, which only closes it, says nothing.
     pub(crate) fn wrote(&mut self, bytes: &[u8]) -> Vec<AgentEvent> {
         let mut out = Vec::new();
+        if bytes.is_empty() {
+            return out;
+        }
         if let Wire::CodexExec(exec) = &mut self.wire {
             exec.wrote(&mut out);
             return out;

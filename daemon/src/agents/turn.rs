@@ -16,6 +16,9 @@ use super::usage::TurnUsage;
 /// Bytes of a final text that are kept.
 pub(crate) const RESULT_MAX: usize = baton_proto::codes::RESULT_BYTES;
 
+/// So many lines of which nothing is told come to one that is.
+const SILENT_LINES: u32 = 16;
+
 /// What a person can be shown whole.
 const ARGUMENTS_MAX: usize = 256 * 1024;
 
@@ -27,6 +30,9 @@ pub(crate) struct Turn {
     phase: Option<TurnPhase>,
     open_tools: BTreeSet<String>,
     ended_tools: BTreeSet<String>,
+    /// Lines of which nothing was told, by the open tool that they belong to; empty for none.
+    #[serde(default)]
+    silent: BTreeMap<String, u32>,
     /// Open requests, each with what its answer needs.
     asked: BTreeMap<InputKey, String>,
     conversation: Option<String>,
@@ -73,6 +79,7 @@ impl Turn {
         self.state = State::Running;
         self.interrupted = false;
         self.ended_tools.clear();
+        self.silent.clear();
         self.words = Words::default();
         self.after_words = false;
         self.phase = None;
@@ -120,6 +127,19 @@ impl Turn {
             text,
             tool: tool.map(str::to_owned),
         }));
+    }
+
+    /// A line that is nothing to tell by itself, such as a piece of a tool's input. There may be thousands of them, and
+    /// whoever is told nothing takes the agent, or the tool, for dead: one of so many goes out as it is.
+    pub(super) fn stirs(&mut self, json: &str, tool: Option<&str>, out: &mut Vec<AgentEvent>) {
+        self.heard(out);
+        let tool = tool.filter(|tool| self.is_open(tool));
+        let lines = self.silent.entry(tool.unwrap_or_default().to_owned());
+        let lines = lines.or_default();
+        *lines = (*lines + 1) % SILENT_LINES;
+        if *lines == 0 {
+            self.say(OutputKind::System, false, json, tool, out);
+        }
     }
 
     /// What a program says beside its turn, such as what it offers: no sign that it works on the prompt.
@@ -180,9 +200,14 @@ impl Turn {
         }
     }
 
+    pub(super) fn is_open(&self, tool: &str) -> bool {
+        self.open_tools.contains(tool)
+    }
+
     pub(super) fn tool_finished(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
         self.heard(out);
         if self.open_tools.remove(id) {
+            self.silent.remove(id);
             self.ended_tools.insert(id.to_owned());
             out.push(AgentEvent::ToolFinished {
                 id: id.to_owned(),

@@ -8,6 +8,43 @@ use serde_json::{Value, json};
 
 use super::event::Message;
 
+/// A message and its text. JavaScript cuts strings between the two halves of a character and writes half of it, which is
+/// no text: it is read as U+FFFD, and the text comes back mended.
+pub(super) fn read(json: &str) -> Option<(Cow<'_, str>, Value)> {
+    if let Ok(message) = serde_json::from_str(json) {
+        return Some((Cow::Borrowed(json), message));
+    }
+    let mended = without_half_characters(json)?;
+    let message = serde_json::from_str(&mended).ok()?;
+    Some((Cow::Owned(mended), message))
+}
+
+/// None when there are none in it.
+fn without_half_characters(json: &str) -> Option<String> {
+    let mut mended = String::new();
+    let mut rest = json;
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        mended.push_str(before);
+        let (length, half) = match (unit(escape), escape.get(6..).and_then(unit)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, false),
+            (Some(0xd800..=0xdfff), _) => (6, true),
+            // What is escaped is no escape itself.
+            _ => (1 + escape.chars().nth(1).map_or(0, char::len_utf8), false),
+        };
+        let (escape, after) = escape.split_at(length);
+        mended.push_str(if half { "\\ufffd" } else { escape });
+        rest = after;
+    }
+    (!mended.is_empty()).then(|| mended + rest)
+}
+
+/// The UTF-16 unit of the escape that this begins with.
+fn unit(text: &str) -> Option<u16> {
+    let digits = text.strip_prefix("\\u")?.get(..4)?;
+    u16::from_str_radix(digits, 16).ok()
+}
+
 /// Text at a path; empty when there is none.
 pub(super) fn text<'a>(value: &'a Value, path: &str) -> &'a str {
     value
@@ -58,22 +95,61 @@ impl<'a> Rpc<'a> {
     pub(super) fn read(message: &'a Value) -> Option<Self> {
         const NULL: &Value = &Value::Null;
         let object = message.as_object()?;
-        let id = object.get("id");
+        // Some write every field that a message could have, and null for those that it has not.
+        let given = |name| object.get(name).filter(|value| !value.is_null());
         let params = object.get("params").unwrap_or(NULL);
-        if let Some(method) = object.get("method") {
+        if let Some(method) = given("method") {
             let method = method.as_str()?;
-            return Some(match id {
+            return Some(match given("id") {
                 Some(id) => Self::Request { id, method, params },
                 None => Self::Notice { method, params },
             });
         }
-        let id = id?;
-        match (object.get("result"), object.get("error")) {
-            (_, Some(error)) if !error.is_null() => Some(Self::Error { id, error }),
-            (Some(result), _) => Some(Self::Result { id, result }),
-            (None, _) => None,
+        // An answer to what could not be read has null for its id.
+        let id = object.get("id")?;
+        match (object.get("result"), given("error")) {
+            (_, Some(error)) => Some(Self::Error { id, error }),
+            (Some(result), None) => Some(Self::Result { id, result }),
+            (None, None) => None,
         }
     }
+}
+
+/// What can be known of a JSON-RPC message of which only the beginning was read.
+#[derive(Debug, PartialEq)]
+pub(super) enum Cut {
+    Request(Value),
+    /// With its id, unless that comes later.
+    Answer(Option<Value>),
+    /// A notification, or nobody knows.
+    Other,
+}
+
+impl Cut {
+    pub(super) fn read(beginning: &str) -> Self {
+        let at = |name: &str| beginning.find(name);
+        let params = at("\"params\"");
+        let answer = at("\"result\"").or(at("\"error\""));
+        // Behind these, ids are those of other things.
+        let head = params.into_iter().chain(answer).min();
+        let head = head
+            .and_then(|end| beginning.get(..end))
+            .unwrap_or_default();
+        match (params, answer, scalar(head, "id")) {
+            (Some(params), Some(answer), id) if answer < params => Self::Answer(id),
+            (None, Some(_), id) => Self::Answer(id),
+            (Some(_), _, Some(id)) if !id.is_null() => Self::Request(id),
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What a field has in the beginning of a message, where that is whole.
+pub(super) fn scalar(beginning: &str, name: &str) -> Option<Value> {
+    let (_, rest) = beginning.split_once(&format!("\"{name}\""))?;
+    let rest = rest.trim_start().strip_prefix(':')?;
+    let mut values = serde_json::Deserializer::from_str(rest).into_iter();
+    values.next()?.ok()
 }
 
 /// How a JSON-RPC peer wants to be written to.
@@ -115,6 +191,7 @@ impl Dialect {
     }
 }
 
+pub(super) const INVALID_REQUEST: i64 = -32600;
 pub(super) const METHOD_NOT_FOUND: i64 = -32601;
 
 #[cfg(test)]
@@ -143,8 +220,63 @@ mod tests {
         assert!(matches!(Rpc::read(&told), Some(Rpc::Result { .. })));
         let failed = json!({"id": null, "error": {"code": -32700}});
         assert!(matches!(Rpc::read(&failed), Some(Rpc::Error { .. })));
-        for nonsense in [json!(1), json!({"id": 1}), json!({"method": 1}), json!([])] {
+        for nonsense in [
+            json!(1),
+            json!({"id": 1}),
+            json!({"method": 1}),
+            json!({"method": null}),
+            json!([]),
+        ] {
             assert_eq!(Rpc::read(&nonsense), None);
         }
+    }
+
+    #[test]
+    fn what_is_null_is_not_there() {
+        let told = json!({"id": null, "method": "m", "params": {}});
+        assert!(matches!(
+            Rpc::read(&told),
+            Some(Rpc::Notice { method: "m", .. })
+        ));
+        let answered = json!({"id": 0, "method": null, "result": {"a": 1}, "error": null});
+        assert!(matches!(Rpc::read(&answered), Some(Rpc::Result { .. })));
+        let failed = json!({"id": 0, "method": null, "result": null, "error": {"code": 1}});
+        assert!(matches!(Rpc::read(&failed), Some(Rpc::Error { .. })));
+    }
+
+    #[test]
+    fn the_beginning_of_a_message_says_who_waits() {
+        let read = Cut::read;
+        assert_eq!(
+            read(r#"{"id": 1, "result": {"id": 2"#),
+            Cut::Answer(Some(json!(1)))
+        );
+        assert_eq!(read(r#"{"result":{"params":{"id":2"#), Cut::Answer(None));
+        assert_eq!(
+            read(r#"{"jsonrpc":"2.0","id":"a","method":"m","params":{"result":"#),
+            Cut::Request(json!("a"))
+        );
+        for other in [
+            r#"{"method":"m","params":{"item":{"id":"x""#,
+            "[[[",
+            r#"{"id":12"#,
+        ] {
+            assert_eq!(read(other), Cut::Other, "{other}");
+        }
+    }
+
+    #[test]
+    fn half_a_character_costs_itself_and_not_its_message() {
+        let read = |json: &str| read(json).map(|(_, message)| message);
+        let mended = |json: &str| read(json).unwrap().as_str().unwrap().to_owned();
+        assert_eq!(mended(r#""a\ud83d""#), "a\u{fffd}");
+        assert_eq!(mended(r#""\uDE00b""#), "\u{fffd}b");
+        assert_eq!(mended(r#""\ud83d\ud83d\ude00""#), "\u{fffd}\u{1f600}");
+        assert_eq!(mended(r#""\ud83d\n\\ud83d é""#), "\u{fffd}\n\\ud83d é");
+        for broken in [r#""\ud83d"#, r#""\ud8"#, r#""\"#, "\"\\é\"", "\"\\u00é\""] {
+            assert_eq!(read(broken), None, "{broken}");
+        }
+        let (text, _) = super::read(r#"{"a":"\ud83d"}"#).unwrap();
+        assert_eq!(exact(&text, &["a"]), Some(r#""\ufffd""#));
     }
 }

@@ -42,6 +42,9 @@ pub(crate) struct Talk {
     open_tools: BTreeSet<String>,
     conversation: Option<String>,
     malformed: u64,
+    /// Lines of which some characters were none.
+    #[serde(default)]
+    mended: u64,
     /// The last visible output did not end its line.
     mid_line: bool,
     end: Option<agents::Ending>,
@@ -110,6 +113,7 @@ impl Talk {
             open_tools: BTreeSet::new(),
             conversation: None,
             malformed: 0,
+            mended: 0,
             mid_line: false,
             end: None,
         };
@@ -136,7 +140,12 @@ impl Talk {
 
     pub(super) fn exited(&mut self, exit: AgentExit, stderr: &str) -> Vec<Told> {
         let events = self.translator.exited(exit, stderr);
-        self.digest(events)
+        let told = self.digest(events);
+        let (malformed, mended) = (self.malformed, self.mended);
+        if malformed + mended > 1 {
+            warn!(attempt_id = %self.attempt_id, malformed, mended, "so many lines of the agent were no messages, or not quite");
+        }
+        told
     }
 
     /// Somebody's word. None when nothing of this id is open, or when more answers have to come first.
@@ -338,9 +347,11 @@ impl Talk {
             AgentEvent::Write(message) => self.write(message, told),
             AgentEvent::Malformed { line } => {
                 self.malformed += 1;
-                if self.malformed == 1 {
-                    warn!(attempt_id = %self.attempt_id, line, "the agent printed a line that is no message; skipped");
-                }
+                self.note_odd_line(line);
+            }
+            AgentEvent::Mended { line } => {
+                self.mended += 1;
+                self.note_odd_line(line);
             }
             AgentEvent::LineCut { length } => told.push(Told::Said(Said::LineCut { length })),
             AgentEvent::Ended(end) => {
@@ -349,6 +360,14 @@ impl Talk {
                     self.hang_up(told);
                 }
             }
+        }
+    }
+
+    /// The first one is worth a word, and how many there were is said at the end.
+    fn note_odd_line(&self, line: u64) {
+        let (malformed, mended) = (self.malformed, self.mended);
+        if malformed + mended == 1 {
+            warn!(attempt_id = %self.attempt_id, line, malformed, mended, "the agent printed a line that is no message, or not quite");
         }
     }
 

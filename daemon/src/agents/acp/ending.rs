@@ -87,14 +87,17 @@ impl Acp {
                 .get("input_tokens")
                 .map(|_| Tokens::read(count, names))
         };
-        let tokens = said.or_else(counted)?;
+        let tokens = said.or_else(counted);
         let cost = self.cost.zip(self.cost_before);
         // An agent that names no price has not used nothing.
         let cost = cost
             .map(|(now, before)| now.since(before))
             .filter(|cost| *cost != Default::default());
+        if tokens.is_none() && cost.is_none() {
+            return None;
+        }
         Some(TurnUsage {
-            tokens,
+            tokens: tokens.unwrap_or_default(),
             cost,
             model: self.model.clone(),
             turns: 0,
@@ -103,11 +106,14 @@ impl Acp {
 
     pub(super) fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
         let failure = failure_of(error);
-        let session_is_unknown = matches!(request, Request::OpenSession)
-            && self.opening.resume.is_some()
-            && failure.class != FailureClass::ProviderAuth;
+        let known = failure.class != FailureClass::ProviderError;
+        let session_is_unknown = match request {
+            Request::OpenSession => self.opening.resume.is_some(),
+            Request::Prompt => names_unknown_session(error),
+            Request::Initialize | Request::Set | Request::Other => false,
+        };
         match request {
-            Request::OpenSession if session_is_unknown => {
+            Request::OpenSession | Request::Prompt if session_is_unknown && !known => {
                 let failure = Failure::new(FailureClass::ResumeFailed, failure.message);
                 self.turn.fail(failure, out);
             }
@@ -129,27 +135,35 @@ impl Acp {
 /// Some agents use the provider's status as the code.
 fn failure_of(error: &Value) -> Failure {
     let code = error.get("code").and_then(Value::as_i64).unwrap_or(0);
-    let details = text(error, "/data/details");
     let said = text(error, "/message");
-    let message = if details.is_empty() {
-        said.to_owned()
-    } else {
-        format!("{said}: {details}")
+    let message = match details(error) {
+        details if details.is_empty() || said.contains(&details) => said.to_owned(),
+        details => format!("{said}: {details}"),
     };
-    match code {
-        AUTH_REQUIRED => Failure::new(FailureClass::ProviderAuth, message),
-        NOT_FOUND => Failure::new(FailureClass::ResumeFailed, message),
-        _ if is_unknown_session(&message) => Failure::new(FailureClass::ResumeFailed, message),
-        _ => {
-            let status = u64::try_from(code)
-                .ok()
-                .filter(|code| (400..600).contains(code));
-            provider_failure(status, text(error, "/data/errorKind"), &message)
-        }
+    if code == AUTH_REQUIRED {
+        return Failure::new(FailureClass::ProviderAuth, message);
+    }
+    let status = u64::try_from(code).ok();
+    let status = status.filter(|code| (400..600).contains(code));
+    provider_failure(status, text(error, "/data/errorKind"), &message)
+}
+
+/// What the protocol leaves to the agent: a text, an object with one in it, or whatever it is.
+fn details(error: &Value) -> String {
+    let data = error.get("data").unwrap_or(&Value::Null);
+    let texts = ["", "/details", "/message", "/error", "/error/message"];
+    let mut texts = texts.into_iter().map(|path| text(data, path));
+    match texts.find(|words| !words.is_empty()) {
+        Some(words) => words.to_owned(),
+        None if data.is_null() => String::new(),
+        None => data.to_string(),
     }
 }
 
-fn is_unknown_session(message: &str) -> bool {
-    let message = message.to_lowercase();
-    message.contains("session") && message.contains("not found")
+/// A prompt for a session that the agent does not have. Other things may not be found while it works.
+fn names_unknown_session(error: &Value) -> bool {
+    let message = text(error, "/message").to_lowercase();
+    let by_words = message.contains("session") && message.contains("not found");
+    let not_found = error.get("code").and_then(Value::as_i64) == Some(NOT_FOUND);
+    by_words || not_found && !text(error, "/data/sessionId").is_empty()
 }

@@ -5,6 +5,7 @@ use baton_proto::v1::OutputKind;
 use serde_json::Value;
 
 use super::super::event::AgentEvent;
+use super::super::turn::{RESULT_MAX, cut};
 use super::super::usage::Dollars;
 use super::super::wire::{list, text};
 use super::Acp;
@@ -88,7 +89,14 @@ impl Acp {
         let message = Some(text(update, "/messageId")).filter(|message| !message.is_empty());
         self.beside.agent_was_heard |= message.is_some();
         self.beside.names_messages |= message.is_some();
-        self.beside.last = message.is_none().then(|| words.clone());
+        match message {
+            Some(_) => self.beside.last = None,
+            None => {
+                let last = self.beside.last.get_or_insert_default();
+                let room = RESULT_MAX.saturating_sub(last.len());
+                last.push_str(cut(&words, room));
+            }
+        }
         self.turn.speak(&words, message, out);
     }
 
@@ -96,20 +104,13 @@ impl Acp {
     pub(super) fn on_tool(&mut self, call: &Value, out: &mut Vec<AgentEvent>) {
         self.beside.agent_was_heard = true;
         let id = text(call, "/toolCallId");
-        let names = [
-            text(call, "/name"),
-            text(call, "/_meta/claudeCode/toolName"),
-            text(call, "/kind"),
-        ];
-        let name = names
-            .into_iter()
-            .find(|name| !name.is_empty())
-            .unwrap_or("tool");
         if !id.is_empty() {
-            self.turn.tool_started(id, name, out);
+            self.turn.tool_started(id, self.calls.name(call), out);
         }
         if self.turn.is_running() {
+            self.calls.note(id, call);
             self.turn.forget_words();
+            self.beside.last = None;
         }
     }
 
@@ -120,8 +121,12 @@ impl Acp {
             .say(OutputKind::ToolResult, true, piece, Some(id), out);
         let status = text(call, "/status");
         if matches!(status, "completed" | "failed") {
-            self.turn
-                .say(OutputKind::ToolResult, true, tool_text(call), Some(id), out);
+            // Some say it again with every word that follows.
+            if self.calls.tell(id) {
+                self.turn
+                    .say(OutputKind::ToolResult, true, tool_text(call), Some(id), out);
+            }
+            self.calls.forget(id);
             self.turn.tool_finished(id, status == "failed", out);
         } else if piece.is_empty() && text(call, "/sessionUpdate") == "tool_call_update" {
             self.turn

@@ -10,7 +10,7 @@ use super::super::event::{
 };
 use super::super::form::Form;
 use super::super::turn::{TOO_LONG_TO_SHOW, permission};
-use super::super::wire::{exact, list, text};
+use super::super::wire::{exact, list, scalar, text};
 use super::Claude;
 
 const QUESTION_TOOL: &str = "AskUserQuestion";
@@ -51,10 +51,13 @@ impl Claude {
         }
     }
 
-    /// One that cannot be put as questions, such as a page to visit, is declined.
+    /// One that cannot be put to a person, such as a page to visit, is declined.
     fn on_form(&mut self, json: &str, message: &Value, out: &mut Vec<AgentEvent>) {
         let id = text(message, "/request_id");
-        let Some(form) = message.get("request").and_then(Form::read) else {
+        let request = message.get("request").unwrap_or(&Value::Null);
+        let form = Form::read(request);
+        let asked = form.and_then(|form| Some((form.ask(request, false)?, form)));
+        let Some((ask, form)) = asked else {
             self.turn.say(OutputKind::Opaque, false, json, None, out);
             out.push(AgentEvent::Write(success(id, json!({"action": "decline"}))));
             return;
@@ -62,7 +65,7 @@ impl Claude {
         let input = Input {
             key: InputKey(id.to_owned()),
             tool_call_id: None,
-            ask: Ask::Questions(form.questions()),
+            ask,
         };
         let needs = serde_json::to_string(&Needs::Form(form)).unwrap_or_default();
         self.turn.ask(input, needs, out);
@@ -104,6 +107,13 @@ impl Claude {
         let needs = serde_json::to_string(&Needs::Tool(needs)).unwrap_or_default();
         self.turn.ask(input, needs, out);
     }
+}
+
+/// The answer to a request that was too long to be read: without one the agent would wait for ever.
+pub(super) fn cut(beginning: &str) -> Option<Message> {
+    let kind = scalar(beginning, "type")?;
+    let id = scalar(beginning, "request_id")?;
+    (kind == "control_request").then(|| refusal(id.as_str().unwrap_or_default(), TOO_LONG_TO_SHOW))
 }
 
 /// Empty unless all of them can be put to a person: then it is a permission like any other.

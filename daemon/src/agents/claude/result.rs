@@ -40,6 +40,7 @@ impl Claude {
             self.turn.converses(text(message, "/session_id"), out);
         }
         self.api_error.clear();
+        self.tools.clear();
         self.turn.end(outcome, Some(usage), out);
     }
 

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Outcome};
-use super::super::failure::{self, Failure, FailureClass, provider_failure};
-use super::super::turn::Turn;
+use super::super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass, provider_failure};
+use super::super::turn::{TOO_LONG_TO_SHOW, Turn};
 use super::super::usage::{Tokens, TurnUsage};
-use super::super::wire::{Dialect, Rpc, text};
+use super::super::wire::{Cut, Dialect, INVALID_REQUEST, Rpc, text};
 use super::{approvals, on_item, on_progress};
 
 pub(super) const WIRE: Dialect = Dialect::Bare;
@@ -43,6 +43,12 @@ pub(crate) struct AppServer {
     streamed: BTreeSet<String>,
     /// What a change of files would be: the request for leave does not repeat it.
     pub(super) changes: BTreeMap<String, String>,
+    /// The same of commands.
+    #[serde(default)]
+    pub(super) commands: BTreeMap<String, String>,
+    /// Open tools by which other agents work.
+    #[serde(default)]
+    helpers: BTreeSet<String>,
     /// The thread's total before this turn, and now.
     used: Option<(Tokens, Tokens)>,
 }
@@ -66,6 +72,8 @@ impl AppServer {
             model: None,
             streamed: BTreeSet::new(),
             changes: BTreeMap::new(),
+            commands: BTreeMap::new(),
+            helpers: BTreeSet::new(),
             used: None,
         }
     }
@@ -97,6 +105,32 @@ impl AppServer {
             None => return false,
         }
         true
+    }
+
+    /// A message was too long to be read. A thread that is taken up again comes whole, in one line.
+    pub(in super::super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
+        let request = match cut {
+            Cut::Request(id) => {
+                let refusal = WIRE.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
+                out.push(AgentEvent::Write(refusal));
+                return;
+            }
+            Cut::Answer(Some(id)) => self.waiting.remove(&id.to_string()),
+            // There is only one that it can belong to.
+            Cut::Answer(None) if self.waiting.len() == 1 => {
+                self.waiting.pop_first().map(|(_, request)| request)
+            }
+            Cut::Answer(None) | Cut::Other => None,
+        };
+        let class = match request {
+            Some(Request::OpenThread) if self.opening.resume.is_some() => {
+                FailureClass::ResumeFailed
+            }
+            Some(Request::Initialize | Request::OpenThread) => FailureClass::OutputInvalid,
+            // That a turn has begun is said again.
+            Some(Request::StartTurn | Request::Other) | None => return,
+        };
+        self.turn.fail(Failure::new(class, ANSWER_TOO_LONG), out);
     }
 
     fn on_result(&mut self, request: Request, result: &Value, out: &mut Vec<AgentEvent>) {
@@ -139,13 +173,10 @@ impl AppServer {
     fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
         let message = text(error, "/message");
         match request {
-            Request::OpenThread if self.opening.resume.is_some() => {
-                self.turn
-                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
-            }
             Request::Initialize | Request::OpenThread => {
-                let failure = provider_failure(None, "", message);
-                let class = match failure.class {
+                let resuming = request == Request::OpenThread && self.opening.resume.is_some();
+                let class = match provider_failure(None, "", message).class {
+                    FailureClass::ProviderError if resuming => FailureClass::ResumeFailed,
                     FailureClass::ProviderError => FailureClass::OutputInvalid,
                     known => known,
                 };
@@ -208,7 +239,7 @@ impl AppServer {
             .conversation()
             .is_none_or(|known| thread.is_empty() || known == thread);
         if !ours {
-            self.turn.say(OutputKind::System, false, json, None, out);
+            self.on_other_thread(json, method, out);
             return;
         }
         let item = params.get("item").unwrap_or(&Value::Null);
@@ -218,12 +249,14 @@ impl AppServer {
                 self.turn.heard(out);
             }
             "item/started" => {
-                self.note_changes(item);
+                self.note_item(item);
                 on_item(&mut self.turn, item, false, false, out);
             }
             "item/completed" => {
                 let streamed = self.streamed.remove(text(item, "/id"));
                 self.changes.remove(text(item, "/id"));
+                self.commands.remove(text(item, "/id"));
+                self.helpers.remove(text(item, "/id"));
                 on_item(&mut self.turn, item, true, streamed, out);
             }
             _ if method.starts_with("item/") => self.on_piece(json, method, params, out),
@@ -233,7 +266,7 @@ impl AppServer {
                 let key = InputKey(id.to_string());
                 self.turn.withdrawn(&key, "the agent withdrew it", out);
             }
-            "turn/completed" => self.on_turn_completed(params, out),
+            "turn/completed" if self.is_this_turn(params) => self.on_turn_completed(params, out),
             "turn/plan/updated" => {
                 let plan = params.get("plan").unwrap_or(&Value::Null);
                 self.turn
@@ -254,11 +287,42 @@ impl AppServer {
         }
     }
 
-    fn note_changes(&mut self, item: &Value) {
-        if let Some(changes) = item.get("changes") {
-            let id = text(item, "/id").to_owned();
-            self.changes.insert(id, changes.to_string());
+    /// Threads of agents that it has asked for help: they live for the tools that wait for them.
+    fn on_other_thread(&mut self, json: &str, method: &str, out: &mut Vec<AgentEvent>) {
+        if self.helpers.is_empty() {
+            self.turn.say(OutputKind::System, false, json, None, out);
         }
+        let pieces = method.to_lowercase().ends_with("delta");
+        for tool in &self.helpers {
+            if pieces {
+                self.turn.stirs(json, Some(tool), out);
+            } else {
+                self.turn
+                    .say(OutputKind::System, false, json, Some(tool), out);
+            }
+        }
+    }
+
+    /// What an item would do, for the request for leave that need not repeat it.
+    fn note_item(&mut self, item: &Value) {
+        let id = text(item, "/id").to_owned();
+        if let Some(changes) = item.get("changes") {
+            self.changes.insert(id.clone(), changes.to_string());
+        }
+        if text(item, "/type") == "commandExecution" {
+            let command = json!({"command": item.get("command"), "cwd": item.get("cwd")});
+            self.commands.insert(id.clone(), command.to_string());
+        }
+        if text(item, "/type").starts_with("collab") {
+            self.helpers.insert(id);
+        }
+    }
+
+    /// Whether this is said of the turn that runs, as far as one can tell.
+    fn is_this_turn(&self, params: &Value) -> bool {
+        let told = text(params, "/turn/id");
+        let known = self.turn_id.as_deref().unwrap_or(told);
+        self.turn.is_running() && (told.is_empty() || told == known)
     }
 
     /// Pieces of an item.
@@ -327,6 +391,8 @@ impl AppServer {
             )),
         };
         self.changes.clear();
+        self.commands.clear();
+        self.helpers.clear();
         self.streamed.clear();
         self.turn.end(outcome, usage, out);
     }
@@ -339,6 +405,9 @@ impl AppServer {
                     "thread/start" | "thread/resume" => Request::OpenThread,
                     "turn/start" => {
                         self.opening.prompt = String::new();
+                        if !self.turn.is_running() {
+                            self.turn_id = None;
+                        }
                         self.turn.prompt_written(out);
                         Request::StartTurn
                     }

@@ -37,6 +37,9 @@ enum Kind {
 /// Parts of a request that say where it belongs, not what it is about.
 const ROUTING: [&str; 4] = ["threadId", "turnId", "itemId", "startedAtMs"];
 
+/// How long leave for a server's tool holds: not longer than the process.
+const SESSION: &str = "session";
+
 impl AppServer {
     pub(super) fn on_request(
         &mut self,
@@ -91,9 +94,27 @@ impl AppServer {
 
     fn leave(&self, params: &Value, tool: &str) -> Option<(Option<Ask>, Kind)> {
         let mut shown = without_routing(params);
-        if let Some(changes) = self.changes.get(text(params, "/itemId")) {
+        let item = text(params, "/itemId");
+        if let Some(command) = self.commands.get(item) {
+            let command: Map<String, Value> = serde_json::from_str(command).unwrap_or_default();
+            for (name, value) in command.into_iter().filter(|(_, value)| !value.is_null()) {
+                shown.entry(name).or_insert(value);
+            }
+        }
+        if let Some(changes) = self.changes.get(item) {
             let changes = serde_json::from_str(changes).unwrap_or(Value::Null);
             shown.insert("changes".to_owned(), changes);
+        }
+        // Without any of these nobody would know what he allows.
+        let what = [
+            "command",
+            "networkApprovalContext",
+            "additionalPermissions",
+            "changes",
+            "grantRoot",
+        ];
+        if !what.iter().any(|name| shown.contains_key(*name)) {
+            return Some((None, Kind::Decision));
         }
         // Decisions beyond these would hold for longer than the attempt.
         let offered = params.get("availableDecisions").and_then(Value::as_array);
@@ -148,10 +169,13 @@ fn questions(params: &Value) -> Option<(Option<Ask>, Kind)> {
     Some((Some(Ask::Questions(asked)), Kind::Questions { ids }))
 }
 
-/// One that cannot be put as questions, such as a page to visit, is declined.
+/// One that cannot be put to a person, such as a page to visit, is declined. One without fields asks for leave to use a
+/// server's tool, and says how long an answer may hold.
 fn form(params: &Value) -> Option<(Option<Ask>, Kind)> {
     let form = Form::read(params);
-    let ask = form.as_ref().map(|form| Ask::Questions(form.questions()));
+    let can = text(params, "/_meta/persist") == SESSION
+        || list(params, "/_meta/persist").contains(&json!(SESSION));
+    let ask = form.as_ref().and_then(|form| form.ask(params, can));
     Some((ask, Kind::Form(form.unwrap_or_default())))
 }
 
@@ -184,7 +208,13 @@ fn answer_to(needs: &Needs, answer: &Answer) -> Message {
             };
             json!({"answers": answers(ids, replies)})
         }
-        Kind::Form(form) => form.answer(answer),
+        Kind::Form(form) => {
+            let mut result = form.answer(answer);
+            if matches!(answer, Answer::Allow { for_attempt: true }) {
+                result["_meta"] = json!({"persist": SESSION});
+            }
+            result
+        }
     };
     WIRE.result(&needs.id, result)
 }

@@ -108,8 +108,9 @@ impl Exec {
         self.turn.end(Outcome::Result(words), usage, out);
     }
 
+    /// It reads one prompt, up to the end of its stdin.
     pub(in super::super) fn wrote(&mut self, out: &mut Vec<AgentEvent>) {
-        self.turn.prompt_written(out);
+        self.turn.begin_unless_begun(out);
     }
 
     pub(in super::super) fn exited(

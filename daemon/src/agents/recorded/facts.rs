@@ -83,6 +83,7 @@ pub(super) fn of_adapter(events: &[AgentEvent]) -> Vec<Facts> {
             | AgentEvent::Conversation(_)
             | AgentEvent::Write(_)
             | AgentEvent::Malformed { .. }
+            | AgentEvent::Mended { .. }
             | AgentEvent::LineCut { .. } => {}
         }
     }

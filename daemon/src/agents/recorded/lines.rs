@@ -1,9 +1,12 @@
 //! The second reader: what a recording's raw lines say, one wire after the other, by the field names of the report.
 //! It knows nothing of the adapters.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::super::usage::{Dollars, Tokens};
+use super::codex_lines::{CAMEL, SNAKE, codex_item, codex_request, codex_tokens};
 use super::facts::Told;
 use crate::config::AgentWire;
 
@@ -39,6 +42,8 @@ pub(super) struct Reader {
     cost_before: Option<Dollars>,
     turn_used: Tokens,
     turn: String,
+    /// Names and kinds of tool calls by their ids, where they were told.
+    names: BTreeMap<String, (String, String)>,
 }
 
 impl Reader {
@@ -218,11 +223,11 @@ impl Reader {
             }
             ("session/update", "plan" | "notice") => vec![Mark::Visible],
             ("session/update", "tool_call") => {
-                let mut marks = acp_call(update);
+                let mut marks = self.acp_call(update);
                 marks.push(Mark::Visible);
                 marks
             }
-            ("session/update", "tool_call_update") => acp_call(update),
+            ("session/update", "tool_call_update") => self.acp_call(update),
             ("session/update", "usage_update") => {
                 if let Some(price) = Dollars::read(&update["cost"]["amount"]) {
                     (self.cost, self.cost_known) = (price, true);
@@ -231,17 +236,18 @@ impl Reader {
             }
             ("session/request_permission", _) => {
                 let call = &line["params"]["toolCall"];
-                let mut marks = acp_call(call);
-                marks.push(Mark::Asked(id, format!("permission({})", asked_name(call))));
+                let mut marks = self.acp_call(call);
+                let name = self.acp_name(call);
+                // Nobody can give leave just once where the agent does not offer it.
+                let mut options = items(line, "/params/options").iter();
+                if options.any(|option| word(option, "/kind") == "allow_once") {
+                    marks.push(Mark::Asked(id, format!("permission({name})")));
+                }
                 marks
             }
             ("elicitation/create", _) => {
-                let fields = &line["params"]["requestedSchema"]["properties"];
-                let fields = fields.as_object().into_iter().flatten();
-                let asked = fields
-                    .filter(|(name, _)| !name.ends_with("_custom"))
-                    .count();
-                vec![Mark::Asked(id, format!("questions({asked})"))]
+                let what = elicited(&line["params"]);
+                what.map(|what| Mark::Asked(id, what)).into_iter().collect()
             }
             ("", _) if self.prompts.contains(&id) => self.acp_end(line),
             ("", _) => self.failed(line),
@@ -269,12 +275,54 @@ impl Reader {
                 cache_write: 0,
             })
         };
+        let tokens = tokens.or(price.map(|_| Tokens::default()));
         let used = tokens.map(|tokens| Mark::Used(tokens, price));
         let end = match word(line, "/result/stopReason") {
             "end_turn" => Told::Result(String::new()),
             _ => Told::NotWell,
         };
         used.into_iter().chain([Mark::End(end)]).collect()
+    }
+
+    /// By its name, or what kind of tool it is; later words about a call need not repeat it.
+    fn acp_name(&self, call: &Value) -> String {
+        let known = self.names.get(word(call, "/toolCallId"));
+        let (name, kind) = known.map_or(("", ""), |(name, kind)| (name, kind));
+        let names = [
+            word(call, "/name"),
+            word(call, "/_meta/claudeCode/toolName"),
+            name,
+            word(call, "/kind"),
+            kind,
+        ];
+        let mut names = names.into_iter();
+        names
+            .find(|name| !name.is_empty())
+            .unwrap_or("tool")
+            .to_owned()
+    }
+
+    /// Any word about a tool call is its beginning, and ends the message that the agent was saying.
+    fn acp_call(&mut self, call: &Value) -> Vec<Mark> {
+        let id = word(call, "/toolCallId").to_owned();
+        let name = self.acp_name(call);
+        let known = self.names.entry(id.clone()).or_default();
+        let told = [
+            word(call, "/name"),
+            word(call, "/_meta/claudeCode/toolName"),
+        ];
+        for told in told.into_iter().filter(|told| !told.is_empty()).take(1) {
+            known.0 = told.to_owned();
+        }
+        if !word(call, "/kind").is_empty() {
+            known.1 = word(call, "/kind").to_owned();
+        }
+        let mut marks = vec![Mark::Words(None), Mark::ToolBegan(id.clone(), name)];
+        let status = word(call, "/status");
+        if matches!(status, "completed" | "failed") {
+            marks.push(Mark::ToolEnded(id, status == "failed"));
+        }
+        marks
     }
 }
 
@@ -331,111 +379,46 @@ fn claude_request(line: &Value) -> Vec<Mark> {
             format!("questions({asked})")
         }
         ("can_use_tool", name) => format!("permission({name})"),
+        ("elicitation", _) => match elicited(&line["request"]) {
+            Some(what) => what,
+            None => return Vec::new(),
+        },
         _ => return Vec::new(),
     };
     vec![Mark::Asked(word(line, "/request_id").to_owned(), what)]
 }
 
+/// A form to fill in, one that wants a yes or a no, or a page to visit, which nobody is asked to.
+pub(super) fn elicited(params: &Value) -> Option<String> {
+    if word(params, "/mode") == "url" {
+        return None;
+    }
+    let fields = ["requestedSchema", "requested_schema"].map(|name| &params[name]["properties"]);
+    let fields = fields.into_iter().filter_map(Value::as_object).flatten();
+    let asked = fields
+        .filter(|(name, _)| !name.ends_with("_custom"))
+        .count();
+    let server = [
+        word(params, "/serverName"),
+        word(params, "/mcp_server_name"),
+    ]
+    .concat();
+    Some(match (asked, server.as_str()) {
+        (0, "") => "permission(confirmation)".to_owned(),
+        (0, server) => format!("permission({server})"),
+        (asked, _) => format!("questions({asked})"),
+    })
+}
+
 /// Nothing is visible of no words.
-fn visible(words: &str) -> Vec<Mark> {
+pub(super) fn visible(words: &str) -> Vec<Mark> {
     let visible = (!words.is_empty()).then_some(Mark::Visible);
     visible.into_iter().collect()
 }
 
-fn says(message: String, words: &str) -> Vec<Mark> {
+pub(super) fn says(message: String, words: &str) -> Vec<Mark> {
     let mut marks = visible(words);
     marks.push(Mark::Words(Some((message, words.to_owned()))));
-    marks
-}
-
-const SNAKE: [&str; 4] = [
-    "input_tokens",
-    "output_tokens",
-    "cached_input_tokens",
-    "cache_write_input_tokens",
-];
-const CAMEL: [&str; 4] = [
-    "inputTokens",
-    "outputTokens",
-    "cachedInputTokens",
-    "cacheWriteInputTokens",
-];
-
-/// Input includes what came from the cache.
-pub(super) fn codex_tokens(usage: &Value, names: [&str; 4]) -> Tokens {
-    let [input, output, cache_read, cache_write] = names.map(|name| number(&usage[name]));
-    Tokens {
-        input: input - cache_read - cache_write,
-        output,
-        cache_read,
-        cache_write,
-    }
-}
-
-fn codex_item(item: &Value, ended: bool) -> Vec<Mark> {
-    let (id, kind) = (word(item, "/id").to_owned(), word(item, "/type"));
-    match kind {
-        "agent_message" if ended => says(id, word(item, "/text")),
-        "plan" if ended => visible(word(item, "/text")),
-        "command_execution" | "commandExecution" | "file_change" | "fileChange" | "web_search"
-        | "webSearch" => codex_tool(id, kind.to_owned(), item, ended),
-        "mcp_tool_call" | "mcpToolCall" => {
-            let name = format!("{}.{}", word(item, "/server"), word(item, "/tool"));
-            codex_tool(id, name, item, ended)
-        }
-        _ => Vec::new(),
-    }
-}
-
-fn codex_tool(id: String, name: String, item: &Value, ended: bool) -> Vec<Mark> {
-    let mut marks = vec![Mark::ToolBegan(id.clone(), name), Mark::Visible];
-    if ended {
-        let code = item.get("exit_code").or_else(|| item.get("exitCode"));
-        let code = code.and_then(Value::as_i64).unwrap_or(0);
-        let status = word(item, "/status");
-        let failed = matches!(status, "failed" | "declined") || code != 0;
-        marks.push(Mark::ToolEnded(id, failed));
-    }
-    marks
-}
-
-fn codex_request(line: &Value) -> Vec<Mark> {
-    let what = match word(line, "/method") {
-        "item/commandExecution/requestApproval" => "permission(commandExecution)".to_owned(),
-        "item/fileChange/requestApproval" => "permission(fileChange)".to_owned(),
-        "item/permissions/requestApproval" => "permission(permissions)".to_owned(),
-        "item/tool/requestUserInput" => {
-            format!("questions({})", items(line, "/params/questions").len())
-        }
-        _ => return Vec::new(),
-    };
-    vec![Mark::Asked(line["id"].to_string(), what)]
-}
-
-fn acp_name(call: &Value) -> &str {
-    let names = ["/name", "/_meta/claudeCode/toolName", "/kind"];
-    let mut names = names.iter().map(|path| word(call, path));
-    names.find(|name| !name.is_empty()).unwrap_or("tool")
-}
-
-fn asked_name(call: &Value) -> &str {
-    let mut names = ["/name", "/kind", "/title"]
-        .iter()
-        .map(|path| word(call, path));
-    names.find(|name| !name.is_empty()).unwrap_or("tool")
-}
-
-/// Any word about a tool call is its beginning, and ends the message that the agent was saying.
-fn acp_call(call: &Value) -> Vec<Mark> {
-    let id = word(call, "/toolCallId").to_owned();
-    let mut marks = vec![
-        Mark::Words(None),
-        Mark::ToolBegan(id.clone(), acp_name(call).to_owned()),
-    ];
-    let status = word(call, "/status");
-    if matches!(status, "completed" | "failed") {
-        marks.push(Mark::ToolEnded(id, status == "failed"));
-    }
     marks
 }
 
@@ -444,11 +427,11 @@ pub(super) fn word<'a>(line: &'a Value, path: &str) -> &'a str {
     found.unwrap_or_default()
 }
 
-fn items<'a>(line: &'a Value, path: &str) -> &'a [Value] {
+pub(super) fn items<'a>(line: &'a Value, path: &str) -> &'a [Value] {
     let found = line.pointer(path).and_then(Value::as_array);
     found.map_or(&[], Vec::as_slice)
 }
 
-fn number(value: &Value) -> u64 {
+pub(super) fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }

@@ -42,7 +42,10 @@ pub(super) fn turns(recording: &Recording) -> Vec<Facts> {
             let marks = reader.said(wire, &parsed);
             marks.into_iter().for_each(|mark| story.take(mark));
         } else if wire == AgentWire::CodexExec {
-            story.take(Mark::Prompt);
+            // One prompt is all that it reads.
+            if !story.begun {
+                story.take(Mark::Prompt);
+            }
         } else {
             let marks = reader.told(wire, &parsed);
             marks.into_iter().for_each(|mark| story.take(mark));

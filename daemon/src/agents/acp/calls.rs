@@ -1,0 +1,161 @@
+//! What is known of tool calls. An agent may say it once, when a call begins, and name only the id when it asks for leave.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::super::turn::cut;
+use super::super::wire::text;
+
+/// Parts of a call that say what it would do.
+const PARTS: [&str; 6] = ["name", "title", "kind", "rawInput", "content", "locations"];
+
+/// Where Claude's adapter says what a tool is called.
+const TOOL_NAME: &str = "/_meta/claudeCode/toolName";
+
+/// Bytes of one call that are kept, and calls of which anything is. Kept with every snapshot, so not for long.
+const CALL_MAX: usize = 64 * 1024;
+const CALLS_MAX: usize = 16;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Calls {
+    known: BTreeMap<String, Known>,
+    /// Those whose output was told.
+    told: BTreeSet<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Known {
+    name: String,
+    parts: Map<String, Value>,
+    /// Parts that were too long to be kept.
+    dropped: BTreeSet<String>,
+}
+
+/// What a call is called; its kind is not, nor its title, which is what it does.
+fn name_in(call: &Value) -> &str {
+    match text(call, "/name") {
+        "" => text(call, TOOL_NAME),
+        name => name,
+    }
+}
+
+impl Calls {
+    /// Each word about a call says what has changed.
+    pub(super) fn note(&mut self, id: &str, call: &Value) {
+        if id.is_empty() || self.known.len() >= CALLS_MAX && !self.known.contains_key(id) {
+            return;
+        }
+        let Known {
+            name,
+            parts: known,
+            dropped,
+        } = self.known.entry(id.to_owned()).or_default();
+        if !name_in(call).is_empty() {
+            *name = cut(name_in(call), CALL_MAX).to_owned();
+        }
+        for part in PARTS {
+            if let Some(value) = call.get(part).filter(|value| !value.is_null()) {
+                known.insert(part.to_owned(), value.clone());
+                dropped.remove(part);
+            }
+        }
+        let size = |value: &Value| value.to_string().len();
+        while known.values().map(size).sum::<usize>() > CALL_MAX {
+            let largest = known.iter().max_by_key(|(_, value)| size(value));
+            let Some(largest) = largest.map(|(part, _)| part.clone()) else {
+                return;
+            };
+            known.remove(&largest);
+            dropped.insert(largest);
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: &str) {
+        self.known.remove(id);
+    }
+
+    /// True the first time.
+    pub(super) fn tell(&mut self, id: &str) -> bool {
+        self.told.insert(id.to_owned())
+    }
+
+    /// Whether a part of the call was said before and is neither known nor said again: nobody could be shown it whole.
+    pub(super) fn lacks(&self, call: &Value) -> bool {
+        let known = self.known.get(text(call, "/toolCallId"));
+        let mut dropped = known.into_iter().flat_map(|known| &known.dropped);
+        dropped.any(|part| call.get(part).is_none_or(Value::is_null))
+    }
+
+    /// The call with what is known of it from before; None when it says all that itself.
+    pub(super) fn completed(&self, call: &Value) -> Option<Value> {
+        let known = &self.known.get(text(call, "/toolCallId"))?.parts;
+        let mut whole = call.as_object()?.clone();
+        whole.retain(|_, value| !value.is_null());
+        let before = whole.len();
+        for (part, value) in known {
+            whole.entry(part.clone()).or_insert_with(|| value.clone());
+        }
+        (whole.len() > before).then_some(Value::Object(whole))
+    }
+
+    /// By its name, else by its kind.
+    pub(super) fn name<'a>(&'a self, call: &'a Value) -> &'a str {
+        let known = self.known.get(text(call, "/toolCallId"));
+        let kind = known.and_then(|known| known.parts.get("kind"));
+        let names = [
+            name_in(call),
+            known.map_or("", |known| &known.name),
+            text(call, "/kind"),
+            kind.and_then(Value::as_str).unwrap_or_default(),
+        ];
+        let mut names = names.into_iter();
+        names.find(|name| !name.is_empty()).unwrap_or("tool")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_call_is_shown_with_what_was_said_of_it_before() {
+        let mut calls = Calls::default();
+        let begun = json!({"toolCallId": "t", "title": "ls", "kind": "execute",
+            "rawInput": {"command": "ls"}, "_meta": {"claudeCode": {"toolName": "Bash"}}});
+        calls.note("t", &begun);
+        calls.note(
+            "t",
+            &json!({"toolCallId": "t", "title": "ls -a", "kind": null}),
+        );
+        let asked = json!({"toolCallId": "t", "status": "pending", "rawInput": null});
+        let whole = json!({"toolCallId": "t", "status": "pending", "title": "ls -a",
+            "kind": "execute", "rawInput": {"command": "ls"}});
+        assert_eq!(calls.completed(&asked), Some(whole.clone()));
+        assert_eq!(calls.completed(&whole), None);
+        assert_eq!(calls.name(&asked), "Bash");
+        assert_eq!(
+            calls.name(&json!({"toolCallId": "u", "title": "x"})),
+            "tool"
+        );
+    }
+
+    #[test]
+    fn not_everything_is_kept() {
+        let mut calls = Calls::default();
+        let long = "x".repeat(CALL_MAX);
+        calls.note("t", &json!({"title": "write", "content": [long]}));
+        let asked = json!({"toolCallId": "t"});
+        let whole = json!({"toolCallId": "t", "title": "write"});
+        assert_eq!(calls.completed(&asked), Some(whole));
+        assert!(calls.lacks(&asked));
+        calls.note("t", &json!({"content": []}));
+        assert!(!calls.lacks(&asked));
+        for number in 0..2 * CALLS_MAX {
+            calls.note(&number.to_string(), &json!({"title": "x"}));
+        }
+        assert_eq!(calls.known.len(), CALLS_MAX);
+    }
+}

@@ -1,0 +1,78 @@
+//! Whose tool is whose. The messages of a subagent name the tool that started it; the agent's own name none.
+
+use baton_proto::v1::OutputKind;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::super::event::AgentEvent;
+use super::super::wire::text;
+use super::Claude;
+
+/// Agents in agents in agents: more is a loop.
+const DEPTH: usize = 8;
+
+/// Where a tool was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Began {
+    /// The tool whose subagent it was; empty for the agent itself.
+    pub(super) thread: String,
+    pub(super) message: String,
+}
+
+impl Claude {
+    /// No model is asked again while results are missing. So a tool of an earlier message is over, and a line that said
+    /// so was lost: open, it would be waited for until its deadline.
+    pub(super) fn message_begins(
+        &mut self,
+        thread: &str,
+        message: &str,
+        out: &mut Vec<AgentEvent>,
+    ) {
+        if message.is_empty() {
+            return;
+        }
+        let over = self
+            .tools
+            .iter()
+            .filter(|(_, began)| began.thread == thread && began.message != message);
+        let over: Vec<String> = over.map(|(id, _)| id.clone()).collect();
+        for id in over {
+            self.tool_ends(&id, true, out);
+        }
+    }
+
+    /// With what its subagent still has open.
+    pub(super) fn tool_ends(&mut self, id: &str, failed: bool, out: &mut Vec<AgentEvent>) {
+        self.tools.remove(id);
+        let own = self.tools.iter().filter(|(_, began)| began.thread == id);
+        let own: Vec<String> = own.map(|(own, _)| own.clone()).collect();
+        for own in own {
+            self.tools.remove(&own);
+            self.turn.tool_finished(&own, true, out);
+        }
+        self.turn.tool_finished(id, failed, out);
+    }
+
+    /// The tool that a subagent runs in, and those that this one runs in.
+    pub(super) fn ancestors(&self, thread: &str) -> Vec<String> {
+        let above = |tool: &String| self.tools.get(tool).map(|began| began.thread.clone());
+        let chain = std::iter::successors(Some(thread.to_owned()), above);
+        let chain = chain.take_while(|tool| !tool.is_empty()).take(DEPTH);
+        chain.filter(|tool| self.turn.is_open(tool)).collect()
+    }
+
+    /// What a subagent says or does is a sign of life of its tool, whatever else it comes to. Not a pulse that only keeps
+    /// the line open.
+    pub(super) fn feed_parents(&mut self, message: &Value, out: &mut Vec<AgentEvent>) {
+        if message.get("heartbeat") == Some(&Value::Bool(true)) {
+            return;
+        }
+        let parent = text(message, "/parent_tool_use_id");
+        let sign = json!({"type": text(message, "/type"), "parent_tool_use_id": parent});
+        for tool in self.ancestors(parent) {
+            let sign = sign.to_string();
+            self.turn
+                .say(OutputKind::System, false, sign, Some(&tool), out);
+        }
+    }
+}
