@@ -123,7 +123,8 @@ fn cell(kind: &'static str, deadline: &'static str, held: &Path) -> Result<Cell,
         ("stream_idle", _) => "say hm; stall",
         ("tool_idle", _) => "begin Bash make; stall",
         ("user_input", _) => "ask Bash ls",
-        _ => "ignore-term; say hm; stall",
+        // It may end its turn when it is asked to; its process stays until it is killed.
+        _ => "ignore-term; hang; say hm; stall",
     };
     let spec = if kind == "command" {
         commanded(deadline, held)
