@@ -14,7 +14,7 @@ use super::disk::{Disk, damaged, not_opened};
 use super::journal::{Entries, JournalError};
 use super::keep::Kept;
 use super::log::{Head, Log, Snapshot};
-use super::mend;
+use super::mend::{self, Taken};
 use super::migrate::Standing;
 use super::overlay::Overlay;
 use super::preflight::{self, Places, io_error};
@@ -76,6 +76,7 @@ pub(super) fn examine(config: &StoreConfig, places: &Places) -> Result<Examined,
 pub(super) fn examine_copy(
     config: &StoreConfig,
     copy: &Places,
+    taken: Taken,
 ) -> Result<(Found, Option<OpenError>), OpenError> {
     let broken = preflight::broken_snapshots(&copy.sled)?;
     for path in &broken {
@@ -83,11 +84,16 @@ pub(super) fn examine_copy(
     }
     let (log, survey) = survey(copy)?;
     let damage = damage(copy, &survey);
-    if damage.is_some() {
-        mend::pass_over(&copy.db_file(), &log, &survey.damage)
-            .map_err(io_error("mend", &copy.db_file()))?;
-    }
+    let (db, mended) = (copy.db_file(), |error| {
+        io_error("mend", &copy.db_file())(error)
+    });
+    let claimed = mend::pass_over(&db, &log, &survey.damage, taken).map_err(mended)?;
     close_gap(copy, !broken.is_empty())?;
+    if !claimed.is_empty() {
+        // Recovers, and notes where each page is.
+        drop(guarded(copy, || open_disk(config, copy, None))?);
+        mend::put_back(&db, &claimed).map_err(mended)?;
+    }
     let found = guarded(copy, || look(config, copy))?;
     Ok((found, damage))
 }

@@ -140,6 +140,17 @@ impl Message {
         encode(place, CANCELED, segment)
     }
 
+    /// The checksum that would make a damaged message whole, where it is one at all and says something about a page.
+    pub(super) fn claim(place: &[u8]) -> Option<[u8; 4]> {
+        let (message, head) = Self::head(place, 0)?;
+        let of_page = matches!(message.effect, Effect::Replace | Effect::Link);
+        let mut hash = crc32fast::Hasher::new();
+        hash.update(&place[head..]);
+        hash.update(&place[4..head]);
+        let crc = !hash.finalize();
+        (of_page && message.len == place.len()).then_some(crc.to_le_bytes())
+    }
+
     /// The end of a segment that holds nothing else.
     pub(super) fn cap(place: &mut [u8], segment: u64) -> Option<()> {
         encode(place, CAP, segment)

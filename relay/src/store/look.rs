@@ -13,6 +13,7 @@ use super::committer::Shared;
 use super::examine::{Found, examine_copy, open_for_reading};
 use super::keep::{copy_dir, room};
 use super::log::{Log, SEGMENT};
+use super::mend::Taken;
 use super::pins::Pins;
 use super::preflight::{self, Places, io_error, remove_dir};
 use super::progress::Progress;
@@ -44,8 +45,8 @@ impl Store {
         let lock = preflight::lock(&places)?;
         let mark =
             WatermarkFile::peek(&places.watermark).map_err(io_error("read", &places.watermark))?;
-        let copy = Copied::make(&places)?;
-        let (found, damage) = examine_copy(&config, &copy.places)?;
+        let (copy, (found, damage)) = examined(&config, &places, Taken::ForNothing)
+            .or_else(|_| examined(&config, &places, Taken::ForWhole))?;
         let refusal = damage.or_else(|| found.decide(mark, &config).err());
         let disk = open_for_reading(&config, &copy.places)?;
         let (_durable, looked) = looked(config, disk, found, refusal, lock);
@@ -53,8 +54,19 @@ impl Store {
     }
 }
 
+/// A copy, and what there is to see in it.
+pub(super) fn examined(
+    config: &StoreConfig,
+    places: &Places,
+    taken: Taken,
+) -> Result<(Copied, (Found, Option<OpenError>)), OpenError> {
+    let copy = Copied::make(places)?;
+    let found = examine_copy(config, &copy.places, taken)?;
+    Ok((copy, found))
+}
+
 /// sled's files once more. They go with this value.
-struct Copied {
+pub(super) struct Copied {
     /// Of the copy, but for what is beside sled's files.
     places: Places,
 }

@@ -39,9 +39,30 @@ pub(super) fn close_gap(path: &Path, log: &Log) -> io::Result<()> {
     db.sync_data()
 }
 
-/// Makes sled read on behind what it cannot read: in a copy that is only looked at, for what was there is gone then.
-pub(super) fn pass_over(path: &Path, log: &Log, damage: &[Damage]) -> io::Result<()> {
+/// How a damaged message is taken in a copy that is only looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taken {
+    /// As if it were not there, so its page is as it was before.
+    ForNothing,
+    /// For whole, until sled has recovered: who reads its page then finds that it is not. sled knows the number of every page
+    /// and cannot open where it has nothing at all of one, which is what becomes of a page whose first message is taken for
+    /// nothing.
+    ForWhole,
+}
+
+/// Bytes of a copy that are not what they were, by their place.
+pub(super) type Claimed = Vec<(u64, [u8; 4])>;
+
+/// Makes sled read on behind what it cannot read: in a copy that is only looked at, for what was there is gone then. Returns
+/// what is to be put back once sled has recovered.
+pub(super) fn pass_over(
+    path: &Path,
+    log: &Log,
+    damage: &[Damage],
+    taken: Taken,
+) -> io::Result<Claimed> {
     let db = OpenOptions::new().write(true).open(path)?;
+    let mut claimed = Claimed::new();
     for one in damage {
         match *one {
             Damage::Head { number, lsn } => {
@@ -54,13 +75,28 @@ pub(super) fn pass_over(path: &Path, log: &Log, damage: &[Damage]) -> io::Result
                 to,
             } => {
                 let mut bytes = log.segment(number)?;
-                // What is too short for a message stays, and sled takes it for the segment's end.
-                if Message::cancel(&mut bytes[from..to], segment).is_some() {
-                    let at = number * SEGMENT as u64 + from as u64;
-                    db.write_all_at(&bytes[from..to], at)?;
+                let place = &mut bytes[from..to];
+                let at = number * SEGMENT as u64 + from as u64;
+                let whole = Message::claim(place).filter(|_| taken == Taken::ForWhole);
+                if let (Some(crc), Some(was)) = (whole, place.first_chunk()) {
+                    db.write_all_at(&crc, at)?;
+                    claimed.push((at, *was));
+                } else if Message::cancel(place, segment).is_some() {
+                    db.write_all_at(place, at)?;
                 }
+                // What is too short for a message stays, and sled takes it for the segment's end.
             }
         }
+    }
+    db.sync_data()?;
+    Ok(claimed)
+}
+
+/// From here on sled finds the damage where it is.
+pub(super) fn put_back(path: &Path, claimed: &Claimed) -> io::Result<()> {
+    let db = OpenOptions::new().write(true).open(path)?;
+    for (at, was) in claimed {
+        db.write_all_at(was, *at)?;
     }
     db.sync_data()
 }
