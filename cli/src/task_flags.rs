@@ -43,8 +43,9 @@ pub(crate) struct TaskArgs {
     )]
     pub cwd: String,
 
-    /// Environment variable for the agent, if the daemon's allow-list takes its name. May be repeated.
-    #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    /// Environment variable for the agent; one that the daemon's configuration sets for the agent wins. Names that begin with
+    /// BATON_ are Baton's own. May be repeated.
+    #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::variable)]
     pub env: Vec<(String, String)>,
 
     /// Note on the task, for listings. It has no influence on placement; see --label. May be repeated.
