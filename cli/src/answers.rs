@@ -81,19 +81,23 @@ fn question(asked: &Question, words: Words) -> Result<QuestionReply, CliError> {
     })
 }
 
-/// An option by its label or, where that is none, by its number.
+/// An option by its label; where that is none, by its number; or by a label that differs in case only, if it is one.
 fn label(asked: &Question, given: &str) -> Result<String, CliError> {
-    let mut labels = asked.options.iter().map(|option| &option.label);
-    if labels.any(|label| label == given) {
+    let labels = || asked.options.iter().map(|option| &option.label);
+    if labels().any(|label| label == given) {
         return Ok(given.to_owned());
     }
     let place = given.parse::<usize>().ok().and_then(|n| n.checked_sub(1));
-    let option = place.and_then(|place| asked.options.get(place));
-    option.map(|option| option.label.clone()).ok_or_else(|| {
-        let count = asked.options.len();
-        let hint = match count {
-            0 => "it has no options; answer with --text".to_owned(),
-            _ => format!("choose by label, or by number from 1 to {count}"),
+    let numbered = place.and_then(|place| labels().nth(place));
+    let wanted = given.to_lowercase();
+    let mut alike = labels().filter(|label| label.to_lowercase() == wanted);
+    let alike = alike.next().filter(|_| alike.next().is_none());
+    numbered.or(alike).cloned().ok_or_else(|| {
+        let numbers = (1..).zip(labels());
+        let offered: Vec<String> = numbers.map(|(n, label)| format!("{n} {label}")).collect();
+        let hint = match offered.as_slice() {
+            [] => "it has no options; answer with --text".to_owned(),
+            offered => format!("choose by label or number: {}", offered.join(", ")),
         };
         CliError::usage(format!("the question has no option {given:?}"), hint)
     })
@@ -211,6 +215,13 @@ mod tests {
         }
     }
 
+    fn label_of(labels: &[&str], given: &str) -> String {
+        let Some(Body::Question(asked)) = question(labels).body else {
+            panic!("a question");
+        };
+        label(&asked, given).unwrap_or_else(|refused| refused.to_string())
+    }
+
     fn said(input: &Input, line: &str) -> Option<Answer> {
         let words = typed(input, line).unwrap()?;
         request(input, words).unwrap().answer
@@ -259,7 +270,10 @@ mod tests {
         assert_eq!(labels("1, 3").0, texts(&["red", "dark blue"]));
         assert_eq!(labels("2").0, texts(&["2"]), "a label wins over a number");
         assert_eq!(labels("dark blue").0, texts(&["dark blue"]));
+        assert_eq!(labels("Dark Blue").0, texts(&["dark blue"]));
         assert_eq!(labels("green").1, "green");
+        let twice = label_of(&["Yes", "YES"], "yes");
+        assert!(twice.contains("1 Yes, 2 YES"), "{twice}");
         let missing = Words {
             options: vec!["4".to_owned()],
             ..Words::default()

@@ -1,7 +1,8 @@
 //! What the documents tell people to type is what the command line takes: every `baton` command in them is parsed by the real
-//! parser, and every command that a sentence names exists.
+//! parser, and every command that a sentence names exists. The same for what the programs say: a hint that fails as it is
+//! printed is worse than none.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{CommandFactory, Parser};
 
@@ -67,6 +68,98 @@ fn named_in_sentences(text: &str) -> Vec<String> {
     let words = commands.filter_map(|command| command.split_whitespace().next());
     let names = words.filter(|word| word.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'));
     names.map(str::to_owned).collect()
+}
+
+/// Directories whose words reach people.
+const SOURCES: [&str; 5] = [
+    "cli/src",
+    "relay/src",
+    "relay/core/src",
+    "daemon/src",
+    "daemon/core/src",
+];
+
+/// Path and text of every file of the programs, without their tests.
+fn sources() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut waiting: Vec<PathBuf> = SOURCES.map(|name| root.join(name)).into();
+    let mut files = Vec::new();
+    while let Some(directory) = waiting.pop() {
+        for entry in std::fs::read_dir(&directory).expect("a directory of the project") {
+            let path = entry.expect("an entry").path();
+            let name = path.display().to_string();
+            if path.is_dir() && !name.ends_with("/tests") {
+                waiting.push(path);
+            } else if name.ends_with(".rs") && !name.ends_with("documents.rs") {
+                let text = std::fs::read_to_string(&path).expect("a file of the project");
+                let product = text.split("#[cfg(test)]\nmod tests").next();
+                files.push((name, product.unwrap_or_default().to_owned()));
+            }
+        }
+    }
+    files
+}
+
+/// Commands that a program prints: between back quotes, or behind a colon up to the end of the text.
+fn printed(source: &str) -> Vec<String> {
+    let spoken = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"));
+    let spoken = spoken.collect::<Vec<_>>().join("\n");
+    // A text that goes on in the next line.
+    let mut text = String::new();
+    for part in spoken.split("\\\n") {
+        let part = if text.is_empty() {
+            part
+        } else {
+            part.trim_start()
+        };
+        text.push_str(part);
+    }
+    let until = |start: &str, ends: &[char]| {
+        let parts = text.split(start).skip(1);
+        let commands = parts.filter_map(|rest| rest.split(ends).next());
+        commands.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut commands = until("`baton ", &['`', '"']);
+    commands.extend(until(": baton ", &['"', '\\', ',']));
+    commands
+}
+
+/// With something in every place that a program fills in.
+fn filled_in(command: &str) -> Vec<String> {
+    let mut text = String::new();
+    let mut inside = false;
+    for letter in command.chars() {
+        match letter {
+            '{' => text.push_str("filled"),
+            '…' => text.push_str("something"),
+            '}' | '[' | ']' => {}
+            _ if inside => {}
+            other => text.push(other),
+        }
+        inside = letter == '{' || (inside && letter != '}');
+    }
+    shlex::split(&text).expect("quotes that are closed")
+}
+
+#[test]
+fn every_command_that_a_program_prints_works_as_it_is_printed() {
+    let mut wrong = Vec::new();
+    let mut parsed = 0;
+    for (path, source) in sources() {
+        for command in printed(&source) {
+            let words = std::iter::once("baton".to_owned()).chain(filled_in(&command));
+            if let Err(error) = Cli::try_parse_from(words) {
+                let why = error.to_string();
+                let why = why.lines().take(2).collect::<Vec<_>>().join(" ");
+                wrong.push(format!("{path}: `baton {command}`: {why}"));
+            }
+            parsed += 1;
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(parsed >= 50, "only {parsed} commands were found");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use baton_daemon::check_variable;
+
 use crate::duration;
 
 /// Splits at the first `=`; the value may be empty, the key may not.
@@ -11,6 +13,13 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
         Some(_) => Err("the part before = is empty; write KEY=VALUE".to_owned()),
         None => Err("there is no = in it; write KEY=VALUE".to_owned()),
     }
+}
+
+/// A variable that agents can be handed; one that they would never see is refused and not dropped.
+pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
+    let (name, value) = pair(text)?;
+    check_variable(&name).map_err(|fault| fault.to_string())?;
+    Ok((name, value))
 }
 
 /// The deadlines that a submission may set. The first eight form the profile; the last two stand outside it.
@@ -71,6 +80,14 @@ mod tests {
         assert_eq!(pair("a="), Ok(("a".to_owned(), String::new())));
         assert!(pair("a").is_err());
         assert!(pair("=b").is_err());
+    }
+
+    #[test]
+    fn variables_that_no_agent_would_see_are_refused() {
+        assert!(variable("A_1=x").is_ok());
+        for bad in ["BATON_X=1", "TRACEPARENT=00", "9X=1", "A-B=1"] {
+            assert!(variable(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -221,26 +222,35 @@ fn announce(data: &Path, url: &str) -> Result<PathBuf, CliError> {
 
 /// A daemon whose configuration holds and whose directory is its own; it has not dialed yet.
 #[derive(Debug)]
-pub(crate) struct ReadyDaemon(Daemon);
+pub(crate) struct ReadyDaemon {
+    daemon: Daemon,
+    /// Something can run here.
+    pub has_agents: bool,
+}
 
 impl ReadyDaemon {
     pub(crate) fn open(plan: DaemonPlan, clocks: &Clocks) -> Result<Self, CliError> {
         let config = daemon_config(plan, clocks)?;
         let work = &config.work_dir;
-        fs::create_dir_all(work)
+        // It may be the first that is made of the data directory, which is nobody else's to read.
+        let mut private = fs::DirBuilder::new();
+        let private = private.recursive(true).mode(0o700);
+        private
+            .create(work)
             .map_err(|error| CliError::local(format!("make {}", work.display()), error))?;
+        let has_agents = !config.agents.is_empty();
         let daemon = Daemon::open(config).map_err(|error| {
             CliError::usage(
                 format!("start the daemon: {error}"),
                 "correct it and start again",
             )
         })?;
-        Ok(Self(daemon))
+        Ok(Self { daemon, has_agents })
     }
 
     /// Resolves when the relay has welcomed it.
     pub(crate) fn welcomed(&self) -> impl Future<Output = ()> + use<> {
-        let mut status = self.0.status();
+        let mut status = self.daemon.status();
         async move {
             if status.wait_for(|status| status.connected).await.is_err() {
                 // It ended before; whoever runs it says why.
@@ -251,12 +261,12 @@ impl ReadyDaemon {
 
     /// Where health checks are answered over TCP, if they are.
     pub(crate) fn health_address(&self) -> Option<SocketAddr> {
-        self.0.health_address()
+        self.daemon.health_address()
     }
 
     /// Runs until `stop`, then drains.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
-        self.0.run(stop).await.map_err(|error| {
+        self.daemon.run(stop).await.map_err(|error| {
             CliError::Unreachable(Story {
                 what: "the daemon had to stop".to_owned(),
                 why: error.to_string(),
@@ -382,7 +392,7 @@ pub(crate) async fn daemon_health(data: PathBuf) -> Result<Checkup, CliError> {
         CliError::Local(Story {
             what: format!("no daemon answers in {}", data.display()),
             why: error.to_string(),
-            hint: "start one with `baton daemon`, or name its data directory with --data"
+            hint: "start one with `baton daemon --token-file FILE`, or name its data directory with --data"
                 .to_owned(),
         })
     })

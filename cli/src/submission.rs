@@ -64,7 +64,7 @@ impl SubmissionArgs {
     }
 }
 
-const COMMAND_AGENT: &str = "command";
+pub(crate) const COMMAND_AGENT: &str = "command";
 
 fn agent_name(given: Option<String>, command: &[String]) -> Result<String, CliError> {
     let agent = match given {

@@ -43,8 +43,9 @@ pub(crate) struct TaskArgs {
     )]
     pub cwd: String,
 
-    /// Environment variable for the agent, if its daemon's operator lets tasks set it (task_env). May be repeated.
-    #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::pair)]
+    /// Environment variable for the agent, if its daemon's operator lets tasks set it (task_env). Names that begin with BATON_ are
+    /// Baton's own. May be repeated.
+    #[arg(long = "env", value_name = "KEY=VALUE", value_parser = pairs::variable)]
     pub env: Vec<(String, String)>,
 
     /// Note on the task, for listings. It has no influence on placement; see --label. May be repeated.

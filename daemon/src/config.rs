@@ -15,8 +15,10 @@ use crate::shim::client::ShimProgram;
 use crate::workspace::Mode;
 
 mod file;
+mod keys;
 
-pub use file::{FileConfig, UnknownKey, read_config};
+pub use file::{FileConfig, read_config};
+pub use keys::{KeyFault, KeyProblem};
 
 /// Name of the agent that runs whatever command a task brings. Off unless it is allowed.
 pub const ANY_COMMAND: &str = "command";
@@ -182,8 +184,8 @@ pub enum ConfigError {
         path: PathBuf,
         source: Box<toml::de::Error>,
     },
-    #[error("{}: {unknown}", path.display())]
-    UnknownKey { path: PathBuf, unknown: UnknownKey },
+    #[error("{}, {fault}", path.display())]
+    Key { path: PathBuf, fault: KeyFault },
     #[error(
         "the root {name:?} cannot be used: {}: {source}; it must be a directory that exists",
         path.display()

@@ -52,12 +52,13 @@ pub use checkup::{Finding, Verdict, examine};
 pub use clock::{Clock, Moment};
 pub use config::{
     ANY_COMMAND, AgentConfig, AgentWire, ConfigError, DaemonConfig, FileConfig, HOLD_MAX,
-    KERNEL_BOOT_ID, Keep, Limits, RootConfig, UnknownKey, read_config,
+    KERNEL_BOOT_ID, Keep, KeyFault, KeyProblem, Limits, RootConfig, read_config,
 };
 pub use disk::DiskState;
 pub use health::{Checkup, HealthError, check as check_health};
 pub use identity::IdentityError;
 pub use link::LinkError;
+pub use process::{NameFault, check_variable};
 pub use shim::client::ShimProgram;
 pub use status::{Ailment, DaemonStatus, Heard};
 pub use storage::StorageError;

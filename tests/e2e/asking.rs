@@ -151,7 +151,9 @@ async fn every_kind_asks_in_the_inbox_and_does_as_it_is_answered_there() {
             for word in [result, "has answered it at 20"] {
                 assert!(said.stderr.contains(word), "{what}: {word} in {said:?}");
             }
-            let gone = stage.run(&["answer", &input.input_id, flag]).await;
+            let unnamed = stage.run(&["answer", &input.input_id, other[4]]).await;
+            assert_eq!(unnamed.stderr, said.stderr, "{what}: without --task");
+            let gone = stage.run(&["answer", &task.task_id, flag]).await;
             assert_eq!(gone.code, Some(2), "{gone:?}");
             assert!(gone.stderr.contains("baton inbox"), "{gone:?}");
         }

@@ -1,7 +1,7 @@
 //! `baton answer`: a word to something that an agent asked.
 
 use baton_proto::to_json;
-use baton_proto::v1::{Input, InputState};
+use baton_proto::v1::{Input, InputState, ListTasksRequest};
 use clap::Args;
 
 use crate::answers::{self, Words};
@@ -12,6 +12,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::{CliError, Story};
 use crate::exit::Exit;
 use crate::input_view;
+use crate::submission::COMMAND_AGENT;
 
 #[derive(Args, Debug)]
 pub(crate) struct AnswerArgs {
@@ -44,7 +45,7 @@ pub(crate) struct AnswerArgs {
     #[arg(long, value_name = "TEXT")]
     text: Option<String>,
 
-    /// The task that asks. Needed only to ask what became of an input that is no longer open.
+    /// The task that asks. Needed only to learn what became of an input that was closed long ago.
     #[arg(
         long,
         value_name = "TASK",
@@ -101,9 +102,16 @@ pub(crate) async fn run(mut args: AnswerArgs, console: &Console) -> Result<Exit,
     Ok(Exit::Done)
 }
 
+/// Newest tasks in which an input that is no longer open is looked for; of older ones only --task tells.
+const LOOKED_AT: u32 = 50;
+
 async fn find(relay: &Relay, input_id: &str, task_id: &str) -> Result<Input, CliError> {
+    let is_it = |input: &Input| input.input_id == input_id;
     let listed = inbox::list(relay, task_id, !task_id.is_empty()).await?;
-    let found = listed.into_iter().find(|input| input.input_id == input_id);
+    let found = match listed.into_iter().find(is_it) {
+        None if task_id.is_empty() => closed(relay, is_it).await?,
+        found => found,
+    };
     found.ok_or_else(|| {
         CliError::Usage(Story {
             what: format!("nothing with the id {input_id:?} waits for an answer"),
@@ -112,4 +120,21 @@ async fn find(relay: &Relay, input_id: &str, task_id: &str) -> Result<Input, Cli
                 .to_owned(),
         })
     })
+}
+
+/// Who comes second learns who was quicker, so what was closed a moment ago is looked for, too.
+async fn closed(relay: &Relay, is_it: impl Fn(&Input) -> bool) -> Result<Option<Input>, CliError> {
+    let request = ListTasksRequest {
+        page_size: LOOKED_AT,
+        ..ListTasksRequest::default()
+    };
+    let newest = relay.tasks().list(request).await?.into_inner().tasks;
+    // Plain commands ask nobody.
+    for task in newest.iter().filter(|task| task.agent != COMMAND_AGENT) {
+        let listed = inbox::list(relay, &task.task_id, true).await?;
+        if let Some(found) = listed.into_iter().find(&is_it) {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }

@@ -136,6 +136,12 @@ async fn serve(
     );
     let daemon = ReadyDaemon::open(plan, clocks)?;
     console.note(&started);
+    if !daemon.has_agents {
+        console.note(
+            "it has no agent, so no task can run here: name agents in a file with --config (docs/daemon.md), or take plain \
+             commands with --allow-command",
+        );
+    }
     if let Some(address) = daemon.health_address() {
         console.note(&format!("health checks on http://{address}/healthz"));
     }

@@ -50,7 +50,7 @@ pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, Cl
         table.row(row(daemon, now));
     }
     if table.is_empty() {
-        console.note("no daemons; start one with: baton daemon, or try everything with: baton up");
+        console.note("no daemons; start one with: baton daemon --token-file FILE, or try everything with: baton up");
         return Ok(Exit::Done);
     }
     for line in table.lines() {

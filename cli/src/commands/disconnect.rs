@@ -44,7 +44,8 @@ pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit,
         console.json(&to_json(&answer.daemon.unwrap_or_default()))?;
     } else if answer.was_connected {
         console.line("disconnected")?;
-        console.note("it connects again by itself; to give it no more work, use: baton drain");
+        console
+            .note("it connects again by itself; to give it no more work, use: baton drain DAEMON");
     } else {
         console.line("was not connected")?;
     }

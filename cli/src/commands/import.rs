@@ -180,7 +180,7 @@ fn show(
     }
     console.note(&format!(
         "open tasks wait for {} after the relay's start, because an old daemon may still run them; once the old fleet \
-         is down, let them go with `baton release-inherited`",
+         is down, let them go with `baton release-inherited --reason …`",
         duration::short(summary.hold_ms)
     ));
     if let Some(missing) = missing {

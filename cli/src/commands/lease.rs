@@ -136,7 +136,7 @@ impl LeaseArgs {
         let token = self.token.bytes().ok_or_else(|| {
             CliError::usage(
                 format!("{TOKEN} holds no lease token"),
-                "set it to the 64 digits that `baton claim` or `baton pick-up` printed",
+                "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
             )
         })?;
         Ok(AgentLease {
@@ -183,7 +183,9 @@ pub(crate) async fn renew(args: RenewArgs, console: &Console) -> Result<Exit, Cl
     let renewed = renewed.into_inner();
     console.line(&format!("{} ms", renewed.granted_ms))?;
     if renewed.cancel_requested {
-        console.note("a cancel was requested: stop, then give it back with: baton release");
+        console.note(
+            "a cancel was requested: stop, then give it back with: baton release TASK ATTEMPT",
+        );
     }
     Ok(Exit::Done)
 }

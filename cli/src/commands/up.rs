@@ -151,7 +151,7 @@ fn relay_plan(data: &Path, args: &UpArgs) -> Result<RelayPlan, CliError> {
             format!(
                 "baton up runs commands for whoever reaches it, so it does not listen on {listen}"
             ),
-            "listen on 127.0.0.1, or run `baton relay` and `baton daemon` with TLS",
+            "listen on 127.0.0.1, or run `baton relay` and `baton daemon --token-file FILE` with TLS",
         ));
     }
     Ok(RelayPlan {

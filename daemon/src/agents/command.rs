@@ -9,7 +9,7 @@ use baton_proto::v1::{AgentOptions, AttemptRef, Dispatch, RejectCode};
 
 use super::Refusal;
 use crate::config::AgentConfig;
-use crate::process::{ChildSpec, Owner, child_environment, is_batons};
+use crate::process::{ChildSpec, Owner, check_variable, child_environment};
 
 /// A command takes no options.
 pub(super) fn check(dispatch: &Dispatch) -> Result<(), Refusal> {
@@ -69,7 +69,7 @@ pub(super) fn child(
 /// that the operator named. Baton's own are nobody's to set, and left out everywhere.
 fn check_variables(config: &AgentConfig, dispatch: &Dispatch) -> Result<(), Refusal> {
     let mut names = dispatch.env.keys();
-    let refused = names.find(|name| !is_batons(name) && !config.takes_variable(name));
+    let refused = names.find(|name| check_variable(name).is_ok() && !config.takes_variable(name));
     refused.map_or(Ok(()), |name| {
         let message = format!(
             "the agent takes no variable {name} from tasks; its operator can allow it with task_env in daemon.toml"

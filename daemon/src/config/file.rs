@@ -1,15 +1,13 @@
-//! `daemon.toml`: agents, roots and limits. docs/daemon.md is its schema in words. A key that is not known is an error
-//! that names it, and the known one that it looks like: a limit that is not set because of a typing mistake would
-//! never be missed.
+//! `daemon.toml`: agents, roots and limits. docs/daemon.md is its schema in words. Its keys are checked in `keys`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use toml::Table;
+use toml::de::DeTable;
 
-use super::{ANY_COMMAND, AgentConfig, AgentWire, ConfigError, Keep, Limits, RootConfig};
+use super::{ANY_COMMAND, AgentConfig, AgentWire, ConfigError, Keep, Limits, RootConfig, keys};
 use crate::workspace::{self, Mode};
 
 /// Everything that a `daemon.toml` can say.
@@ -25,16 +23,6 @@ const NAME_BYTES: usize = 128;
 /// Most roots of a daemon.
 const ROOTS: usize = 64;
 
-const TOP: [&str; 3] = ["agents", "roots", "limits"];
-const ROOT: [&str; 4] = ["path", "mode", "keep", "made_in"];
-const LIMITS: [&str; 3] = [
-    "memory_floor_percent",
-    "attempt_memory_mib",
-    "attempt_processes",
-];
-const AGENT: [&str; 5] = ["kind", "program", "args", "env", "task_env"];
-const CODEX: [&str; 6] = ["kind", "program", "args", "env", "task_env", "protocol"];
-
 /// Reads and checks it. Roots must exist.
 pub fn read_config(path: &Path) -> Result<FileConfig, ConfigError> {
     let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Unreadable {
@@ -49,10 +37,10 @@ fn parse(text: &str, path: &Path) -> Result<FileConfig, ConfigError> {
         path: path.to_owned(),
         source: Box::new(source),
     };
-    let table: Table = toml::from_str(text).map_err(malformed)?;
-    check_keys(&table).map_err(|unknown| ConfigError::UnknownKey {
+    let table = DeTable::parse(text).map_err(malformed)?;
+    keys::check(text, table.get_ref()).map_err(|fault| ConfigError::Key {
         path: path.to_owned(),
-        unknown,
+        fault,
     })?;
     let file: File = toml::from_str(text).map_err(malformed)?;
     if file.agents.contains_key(ANY_COMMAND) {
@@ -93,76 +81,6 @@ fn roots(
         roots.insert(name, root);
     }
     Ok(roots)
-}
-
-/// A key that nobody knows, where it stands, and what may be meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownKey {
-    pub key: String,
-    pub nearest: Option<&'static str>,
-}
-
-impl std::fmt::Display for UnknownKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "nothing is called {:?}", self.key)?;
-        match self.nearest {
-            Some(known) => write!(f, "; did you mean {known:?}?"),
-            None => Ok(()),
-        }
-    }
-}
-
-fn check_keys(table: &Table) -> Result<(), UnknownKey> {
-    known("", table, &TOP)?;
-    for (name, agent) in tables(table, "agents") {
-        let is_codex = agent.get("kind").and_then(|kind| kind.as_str()) == Some("codex");
-        let keys: &[&str] = if is_codex { &CODEX } else { &AGENT };
-        known(&format!("agents.{name}."), agent, keys)?;
-    }
-    for (name, root) in tables(table, "roots") {
-        known(&format!("roots.{name}."), root, &ROOT)?;
-    }
-    match table.get("limits").and_then(|limits| limits.as_table()) {
-        Some(limits) => known("limits.", limits, &LIMITS),
-        None => Ok(()),
-    }
-}
-
-fn tables<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = (&'a String, &'a Table)> {
-    let inner = table.get(key).and_then(|inner| inner.as_table());
-    let inner = inner.into_iter().flatten();
-    inner.filter_map(|(name, value)| Some((name, value.as_table()?)))
-}
-
-fn known(place: &str, table: &Table, keys: &[&'static str]) -> Result<(), UnknownKey> {
-    match table.keys().find(|key| !keys.contains(&key.as_str())) {
-        None => Ok(()),
-        Some(key) => Err(UnknownKey {
-            key: format!("{place}{key}"),
-            nearest: nearest(key, keys),
-        }),
-    }
-}
-
-/// The known word with the fewest letters to change, if that is less than half of them.
-fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
-    let distances = known.iter().map(|known| (distance(word, known), *known));
-    let (changes, nearest) = distances.min()?;
-    (changes * 2 < word.len().max(nearest.len())).then_some(nearest)
-}
-
-/// Letters to insert, remove or replace.
-fn distance(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, b) in other.bytes().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 #[derive(Deserialize)]
@@ -439,7 +357,19 @@ mod tests {
             ),
             (
                 "[agents.x]\nkind = \"command\"\nprogramm = \"x\"\n",
-                &["agents.x.programm", "\"program\""],
+                &["line 3", "agents.x.programm", "\"program\""],
+            ),
+            (
+                "[agents.x]\nknid = \"claude\"\n",
+                &["daemon.toml, line 2", "agents.x.knid", "\"kind\""],
+            ),
+            (
+                "[agents.x]\nkind = \"claude\"\nenv = { A = \"1\", BATON_X = \"1\" }\n",
+                &["line 3", "agents.x.env.BATON_X", "Baton's own"],
+            ),
+            (
+                "[agents.x]\nkind = \"claude\"\nenv = { 9X = \"1\" }\n",
+                &["agents.x.env.9X", "no digit"],
             ),
             ("[other]\n", &["\"other\""]),
             ("[agent.x]\nkind = \"claude\"\n", &["\"agents\""]),

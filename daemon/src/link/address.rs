@@ -16,12 +16,14 @@ const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
 /// Why the link is given up. Everything else is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    #[error("cannot read token file {path}: {source}; make one with `baton token create`")]
+    #[error(
+        "cannot read token file {path}: {source}; make one with `baton token create --role daemon`"
+    )]
     TokenFile {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("token file {path} holds no token; make one with `baton token create`")]
+    #[error("token file {path} holds no token; make one with `baton token create --role daemon`")]
     BadToken { path: PathBuf },
     #[error("{url:?} is not a relay address: {reason}; use http://host:port or https://host:port")]
     BadAddress { url: String, reason: String },

@@ -50,17 +50,34 @@ fn is_inherited(name: &OsStr) -> bool {
 }
 
 fn is_task_variable(name: &str, value: &str) -> bool {
+    check_variable(name).is_ok() && !value.contains('\0')
+}
+
+/// Why nobody can hand an agent a variable of this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameFault {
+    #[error("a variable's name has A-Z, a-z, 0-9 and _ and begins with no digit")]
+    Malformed,
+    #[error(
+        "names that begin with BATON_ are Baton's own, and TRACEPARENT is the task's trace; choose another name"
+    )]
+    Taken,
+}
+
+/// Whether a task or the daemon's configuration may set a variable of this name.
+pub fn check_variable(name: &str) -> Result<(), NameFault> {
     let is_name = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
         && name
             .bytes()
             .next()
             .is_some_and(|first| !first.is_ascii_digit());
-    is_name && !value.contains('\0') && !is_batons(name)
-}
-
-/// A name that Baton speaks for.
-pub(crate) fn is_batons(name: &str) -> bool {
-    name.starts_with("BATON_") || name == "TRACEPARENT"
+    if !is_name {
+        return Err(NameFault::Malformed);
+    }
+    if name.starts_with("BATON_") || name == "TRACEPARENT" {
+        return Err(NameFault::Taken);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

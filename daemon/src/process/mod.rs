@@ -16,7 +16,8 @@ use std::fmt;
 
 pub(crate) use baton_daemon_core::ladder::{Cleared, POLL, SWEEP_LIMIT};
 pub(crate) use child::{ChildSpec, SpawnError, command, identify_child};
-pub(crate) use environment::{Owner, child_environment, is_batons};
+pub use environment::{NameFault, check_variable};
+pub(crate) use environment::{Owner, child_environment};
 pub(crate) use family::{descendants, descendants_of, still_below};
 pub(crate) use orphans::{kill_below, kill_family};
 pub(crate) use reaper::{adopt_orphans, reap_orphans, register};

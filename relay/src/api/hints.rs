@@ -56,7 +56,7 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
 fn auth(fault: AuthFault) -> &'static str {
     match fault {
         AuthFault::Unauthenticated => {
-            "send `authorization: Bearer btn_…`; an administrator makes tokens with `baton token create`"
+            "send `authorization: Bearer btn_…`; an administrator makes tokens with `baton token create --role submitter`"
         }
         AuthFault::Forbidden { .. } => "use a token whose role allows it",
         AuthFault::Ended => "connect with a valid token",

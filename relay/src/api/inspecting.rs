@@ -179,7 +179,7 @@ fn next_action(view: &TaskView) -> (v1::NextAction, String) {
         Some(WaitsFor::Inheritance) => (
             Next::WaitingForTime,
             "it was inherited and may still run on machines of before; it goes on by itself, or at once with \
-             `baton release-inherited` when those are down"
+             `baton release-inherited --reason …` when those are down"
                 .to_owned(),
         ),
         Some(WaitsFor::Space) => (
@@ -238,8 +238,20 @@ fn unpause_words(view: &TaskView) -> String {
 
 fn resume_words(id: TaskId) -> String {
     format!(
-        "look at why it stopped, then `baton resume {id} --reason …` sends it on with what you have to say, `baton complete {id}` \
-         says that its work is done, or `baton cancel {id}` ends it"
+        "look at why it stopped, then `baton resume {id} --reason …` sends it on with what you have to say, \
+         `baton complete {id} --reason …` says that its work is done, or `baton cancel {id}` ends it"
+    )
+}
+
+/// Whether a retry has to be allowed is decided by the newest attempt, as the core decides it.
+fn retry_words(record: &TaskRecord) -> String {
+    let id = record.task;
+    if record.newest().is_some_and(|attempt| attempt.retry_safe) {
+        return format!("it ended without a result; `baton retry {id} --reason …` tries it again");
+    }
+    format!(
+        "it ended without a result and may have had effects: read `baton output {id}`; \
+         `baton retry {id} --allow-unsafe --reason …` tries it again all the same"
     )
 }
 
@@ -249,7 +261,9 @@ fn by_state(record: &TaskRecord, stuck: bool, orphan: bool) -> (v1::NextAction, 
     match record.state {
         TaskState::Running if stuck => (
             Next::Running,
-            format!("it may be stuck: read `baton output {id}`; `baton force-release {id}` gives it to another daemon"),
+            format!(
+                "it may be stuck: read `baton output {id}`; `baton force-release {id} --reason …` gives it to another daemon"
+            ),
         ),
         TaskState::Running if orphan => (
             Next::Running,
@@ -264,7 +278,7 @@ fn by_state(record: &TaskRecord, stuck: bool, orphan: bool) -> (v1::NextAction, 
         ),
         TaskState::Failed | TaskState::TimedOut | TaskState::Lost => (
             Next::RetryPossible,
-            format!("it ended without a result; `baton retry {id}` tries it again"),
+            retry_words(record),
         ),
         TaskState::Completed | TaskState::Canceled => {
             (Next::Terminal, "nothing to do: it is finished".to_owned())

@@ -62,8 +62,8 @@ pub enum ImportError {
     )]
     NotEmpty { dir: PathBuf },
     #[error(
-        "an import into {dir} was interrupted, so what is there is not whole; run `baton import` again with the same \
-         --data to start over, or remove the directory"
+        "an import into {dir} was interrupted, so what is there is not whole; run `baton import FILE --data DIR` again with the same \
+         directory to start over, or remove the directory"
     )]
     Interrupted { dir: PathBuf },
     #[error("cannot {op} {path}: {source}")]
@@ -76,7 +76,7 @@ pub enum ImportError {
     Store(#[from] OpenError),
     #[error(transparent)]
     Output(#[from] OutputError),
-    #[error("the import cannot be written: {0}; make room, then run `baton import` again")]
+    #[error("the import cannot be written: {0}; make room, then run `baton import FILE` again")]
     Write(String),
 }
 
@@ -371,7 +371,7 @@ fn mark(dir: &Path) -> Result<(), ImportError> {
         .mode(0o600)
         .open(&path);
     file.and_then(|mut file| {
-        file.write_all(b"an import has not finished here; `baton import` starts it over\n")?;
+        file.write_all(b"an import has not finished here; `baton import FILE` starts it over\n")?;
         file.sync_all()
     })
     .map_err(io_error("write", &path))?;

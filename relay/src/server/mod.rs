@@ -392,7 +392,7 @@ pub enum RelayError {
     #[error(transparent)]
     Store(#[from] store::OpenError),
     #[error(
-        "the stored records cannot be read: {0}; look at the disk, or restore a backup with `baton import`"
+        "the stored records cannot be read: {0}; look at the disk, or restore a backup with `baton import FILE`"
     )]
     Records(#[from] store::ReadError),
     #[error(transparent)]

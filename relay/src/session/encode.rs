@@ -348,7 +348,7 @@ pub(super) fn close_words(reason: CloseReason) -> Option<(v1::GoodbyeCode, &'sta
         CloseReason::TooManyDaemons => Some((
             v1::GoodbyeCode::TooManyDaemons,
             "this credential has as many daemons as it may; start it in a data directory that it had before, forget \
-             daemons that are gone (`baton forget`), or give it a credential of its own",
+             daemons that are gone (`baton forget DAEMON --reason …`), or give it a credential of its own",
         )),
         CloseReason::Disconnected => Some((
             v1::GoodbyeCode::Disconnected,

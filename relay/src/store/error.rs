@@ -22,7 +22,7 @@ pub enum OpenError {
     },
     #[error(
         "acknowledged changes are missing: the journal ends at {head} and {watermark} was acknowledged; \
-         restore a backup with `baton import`, or start with --accept-loss to go on without them (`baton verify` says \
+         restore a backup with `baton import FILE`, or start with --accept-loss to go on without them (`baton verify` says \
          what is there)"
     )]
     BehindWatermark {
@@ -31,7 +31,7 @@ pub enum OpenError {
     },
     #[error(
         "the journal has a hole after {after}: later entries are there, so this was acknowledged; \
-         restore a backup with `baton import`, or start with --accept-loss to go on from {after} (`baton verify` says \
+         restore a backup with `baton import FILE`, or start with --accept-loss to go on from {after} (`baton verify` says \
          what is there)"
     )]
     JournalHole { after: CommitSeq },
@@ -49,7 +49,7 @@ pub enum OpenError {
     MetaUnreadable { what: &'static str },
     #[error(
         "the data has the schema {found} of a newer version, and this one knows only {known}; nothing was changed: start \
-         the newer version again, or go back with `baton import` of an export that was made before the upgrade"
+         the newer version again, or go back with `baton import FILE` of an export that was made before the upgrade"
     )]
     NewerSchema { found: u16, known: u16 },
     #[error(

@@ -1,0 +1,136 @@
+//! The keys of a `daemon.toml`: one that is not known is an error that names it, its line, and the known one that it looks
+//! like: a limit that is not set because of a typing mistake would never be missed. Nor would a variable that no agent
+//! ever gets.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::process::{NameFault, check_variable};
+
+const TOP: [&str; 3] = ["agents", "roots", "limits"];
+const ROOT: [&str; 4] = ["path", "mode", "keep", "made_in"];
+const LIMITS: [&str; 3] = [
+    "memory_floor_percent",
+    "attempt_memory_mib",
+    "attempt_processes",
+];
+const AGENT: [&str; 5] = ["kind", "program", "args", "env", "task_env"];
+const CODEX: [&str; 6] = ["kind", "program", "args", "env", "task_env", "protocol"];
+
+/// A key that cannot stand where it stands.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {what}")]
+pub struct KeyFault {
+    /// From 1 on.
+    pub line: usize,
+    pub what: KeyProblem,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyProblem {
+    #[error("nothing is called {key:?}{}", nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default())]
+    Unknown {
+        key: String,
+        nearest: Option<&'static str>,
+    },
+    #[error("{key} cannot be set: {why}")]
+    Variable { key: String, why: NameFault },
+}
+
+type Found = (usize, KeyProblem);
+
+/// `table` is what was read from `text`.
+pub(super) fn check(text: &str, table: &DeTable<'_>) -> Result<(), KeyFault> {
+    look(table).map_err(|(offset, what)| {
+        let before = text.as_bytes().iter().take(offset);
+        let line = 1 + before.filter(|byte| **byte == b'\n').count();
+        KeyFault { line, what }
+    })
+}
+
+fn look(table: &DeTable<'_>) -> Result<(), Found> {
+    known("", table, &TOP)?;
+    for (name, agent) in tables(table, "agents") {
+        let is_codex = agent.get("kind").and_then(word) == Some("codex");
+        let keys: &[&str] = if is_codex { &CODEX } else { &AGENT };
+        known(&format!("agents.{name}."), agent, keys)?;
+        if let Some(variables) = agent.get("env").and_then(inner) {
+            settable(name, variables)?;
+        }
+    }
+    for (name, root) in tables(table, "roots") {
+        known(&format!("roots.{name}."), root, &ROOT)?;
+    }
+    match table.get("limits").and_then(inner) {
+        Some(limits) => known("limits.", limits, &LIMITS),
+        None => Ok(()),
+    }
+}
+
+fn word<'a>(value: &'a Spanned<DeValue<'_>>) -> Option<&'a str> {
+    value.get_ref().as_str()
+}
+
+fn inner<'a, 'i>(value: &'a Spanned<DeValue<'i>>) -> Option<&'a DeTable<'i>> {
+    value.get_ref().as_table()
+}
+
+fn tables<'a, 'i>(
+    table: &'a DeTable<'i>,
+    key: &str,
+) -> impl Iterator<Item = (&'a str, &'a DeTable<'i>)> {
+    let entries = table.get(key).and_then(inner).into_iter().flatten();
+    entries.filter_map(|(name, value)| Some((name.get_ref().as_ref(), inner(value)?)))
+}
+
+fn known(place: &str, table: &DeTable<'_>, keys: &[&'static str]) -> Result<(), Found> {
+    for name in table.keys() {
+        let word: &str = name.get_ref().as_ref();
+        if !keys.contains(&word) {
+            let what = KeyProblem::Unknown {
+                key: format!("{place}{word}"),
+                nearest: nearest(word, keys),
+            };
+            return Err((name.span().start, what));
+        }
+    }
+    Ok(())
+}
+
+fn settable(agent: &str, variables: &DeTable<'_>) -> Result<(), Found> {
+    for name in variables.keys() {
+        check_variable(name.get_ref()).map_err(|why| {
+            let key = format!("agents.{agent}.env.{}", name.get_ref());
+            (name.span().start, KeyProblem::Variable { key, why })
+        })?;
+    }
+    Ok(())
+}
+
+/// The known word with the fewest letters to change, if that is less than half of them.
+fn nearest(word: &str, known: &[&'static str]) -> Option<&'static str> {
+    let distances = known.iter().map(|known| (distance(word, known), *known));
+    let (changes, nearest) = distances.min()?;
+    (changes * 2 < word.len().max(nearest.len())).then_some(nearest)
+}
+
+/// Letters to insert, remove, replace, or to exchange with their neighbour.
+fn distance(one: &str, other: &str) -> usize {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut before: Vec<usize> = Vec::new();
+    let mut last: Vec<usize> = (0..=other.len()).collect();
+    for i in 0..one.len() {
+        let mut row = vec![i + 1];
+        for j in 0..other.len() {
+            let replaced = last[j] + usize::from(one[i] != other[j]);
+            let mut least = replaced.min(last[j + 1] + 1).min(row[j] + 1);
+            let exchanged = i > 0 && j > 0 && one[i] == other[j - 1] && one[i - 1] == other[j];
+            if exchanged {
+                least = least.min(before[j - 1] + 1);
+            }
+            row.push(least);
+        }
+        before = std::mem::replace(&mut last, row);
+    }
+    last[other.len()]
+}
