@@ -183,7 +183,8 @@ impl Core {
         confirm_cancel(live, receipt, turn.now.wall);
         live.confirmed_at = None;
         (live.heard_at, live.renewed_at) = (None, None);
-        live.missed = 0;
+        // The next holder has renewed nothing yet, and is credited for itself.
+        (live.missed, live.credit_ms) = (0, 0);
     }
 
     /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.
