@@ -17,7 +17,7 @@ use crate::id::{AttemptId, CheckpointId, RequestId, TaskId, TenantId};
 use crate::input::{Actor, Finished, Termination};
 use crate::live::Live;
 use crate::record::{
-    AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EndState, EventKind, ParkCause,
+    AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EventKind, ParkCause,
     ProgressRecord, Resume, State,
 };
 use crate::reject::Rejection;
@@ -222,16 +222,11 @@ impl Core {
         let record = live.record();
         match seen.map(|seen| record.attempt(seen)) {
             Some(None) => return Err(Rejection::UnknownAttempt),
-            Some(Some(seen)) if seen.id != live.newest().id => return Err(Rejection::HandedOff),
+            Some(Some(seen)) if seen.id != live.newest().id => return Err(moved_on(Some(seen))),
             Some(Some(_)) | None => {}
         }
         if record.attention.is_none() {
-            let lost_race = record.attempts.iter().rev().nth(1).is_some_and(handed_off);
-            return Err(if lost_race {
-                Rejection::HandedOff
-            } else {
-                Rejection::NotParked
-            });
+            return Err(moved_on(record.attempts.iter().rev().nth(1)));
         }
         let many = record.attempts.len() >= bounds::ATTEMPTS;
         if many || record.counters.dispatches >= self.config.max_dispatches {
@@ -249,6 +244,9 @@ impl Core {
         let successor = AttemptId(turn.mint.id());
         if matches!(live.newest().state, State::Parked(_)) {
             self.apply(live, Event::HandOff { successor, to }, None, turn);
+        } else if live.record().attention.is_some() {
+            // It ended before its task waited for a person: the end stays, and who comes too late learns the same.
+            live.newest_mut().handed_to = Some(to);
         }
         self.add_attempt_as(successor, live, true, turn);
     }
@@ -308,9 +306,13 @@ fn check_park(live: &Live) -> Result<(), Rejection> {
     }
 }
 
-fn handed_off(attempt: &AttemptRecord) -> bool {
-    let end = attempt.state.end();
-    end.is_some_and(|end| end.state == EndState::HandedOff)
+/// It does not wait there any more: somebody was quicker, or nobody was needed.
+fn moved_on(from: Option<&AttemptRecord>) -> Rejection {
+    if from.is_some_and(|from| from.handed_to.is_some()) {
+        Rejection::HandedOff
+    } else {
+        Rejection::NotParked
+    }
 }
 
 pub(crate) fn holder_name(live: &Live) -> Arc<str> {
