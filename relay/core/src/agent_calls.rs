@@ -105,7 +105,8 @@ impl Core {
         turn: &mut Turn<'_>,
     ) -> Result<Answer, Rejection> {
         let index = check_holder(live, &call, self.config.incarnation)?;
-        let current = live.newest().id == call.attempt && live.is_newest_leased();
+        let named = live.newest().id == call.attempt || mutant!(AgentUnfenced);
+        let current = named && live.is_newest_leased();
         if current && is_over(live, turn.now.at) {
             // The call lost the race against the clock; the sweep would say the same a moment later.
             self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
@@ -182,7 +183,8 @@ impl Core {
     /// A lease that is to be given up is not renewed, or whoever asked for the cancel might wait for ever.
     fn renew_held(&self, live: &mut Live, turn: &Turn<'_>) -> Answer {
         let now = turn.now.at;
-        let told = matches!(live.newest().state, State::CleaningUp { .. });
+        let told =
+            matches!(live.newest().state, State::CleaningUp { .. }) && !mutant!(CancelUntold);
         if told {
             let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
             note_delivered(live, turn.now.wall);
@@ -219,7 +221,7 @@ fn check_holder(
     let index = attempts.iter().position(|known| known.id == call.attempt);
     let index = index.ok_or(Rejection::UnknownAttempt)?;
     let held = attempts[index].agent();
-    let own = held.filter(|held| held.token == call.agent.token);
+    let own = held.filter(|held| held.token == call.agent.token || mutant!(StolenLeaseTaken));
     let holder = own.ok_or(Rejection::UnknownAttempt)?;
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
@@ -228,14 +230,14 @@ fn check_holder(
         // It was parked, and nothing of its lease is kept.
         return Err(Rejection::NotLeased);
     }
-    if !proves(&attempts[index], &call.proof) {
+    if !proves(&attempts[index], &call.proof) && !mutant!(AgentTokenIgnored) {
         return Err(Rejection::BadProof);
     }
     Ok(index)
 }
 
 fn is_over(live: &Live, now: Moment) -> bool {
-    live.lease_ends().is_none_or(|ends| ends <= now)
+    live.lease_ends().is_none_or(|ends| ends <= now) && !mutant!(ExpiredAgentHeard)
 }
 
 /// Why a call comes too late: the same word whether the clock or the sweep was quicker.

@@ -72,7 +72,9 @@ impl Core {
             self.unlease(live, before.lease_ends, turn);
             if matches!(live.newest().state, State::Parked(_)) {
                 // The fence knows how long it may still run; nothing else of the lease is needed again.
-                live.newest_mut().lease = None;
+                if !mutant!(ParkKeepsHash) {
+                    live.newest_mut().lease = None;
+                }
                 if let Some(daemon) = holder_of(live.newest()) {
                     self.roster.place_freed(daemon);
                 }
@@ -153,7 +155,9 @@ impl Core {
         let attempt = live.newest();
         let (id, receipt) = (attempt.id, receipt_of(attempt));
         self.attempts.remove(&id);
-        self.roster.let_go(id, now);
+        if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, State::Parked(_))) {
+            self.roster.let_go(id, now);
+        }
         let unproved = receipt == Receipt::Unconfirmed && !mutant!(SuccessorUnfenced);
         let may_live = unproved && !self.has_rebooted(id);
         match lease_ends.filter(|ends| may_live && *ends > now) {
