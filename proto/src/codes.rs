@@ -5,6 +5,7 @@
 pub const DELIVERY_FAILED: &str = "delivery_failed";
 pub const NOT_ACCEPTED: &str = "not_accepted";
 pub const DAEMON_LOST_ATTEMPT: &str = "daemon_lost_attempt";
+pub const RELAY_UNREACHABLE: &str = "relay_unreachable";
 pub const LEASE_EXPIRED: &str = "lease_expired";
 pub const PROCESS_START_TIMEOUT: &str = "process_start_timeout";
 pub const PROMPT_WRITE_TIMEOUT: &str = "prompt_write_timeout";
@@ -42,7 +43,7 @@ pub const RESULT_BYTES: usize = 64 * 1024;
 
 /// What relay, daemon or operator say of an attempt. An agent may use any other word of its own failure.
 const NOT_AN_AGENTS: [&str; 23] = [
-    "relay_unreachable",
+    RELAY_UNREACHABLE,
     DELIVERY_FAILED,
     NOT_ACCEPTED,
     DAEMON_LOST_ATTEMPT,

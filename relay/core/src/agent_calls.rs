@@ -125,7 +125,8 @@ impl Core {
             Standing::New(index) => index,
             Standing::Heard(heard) => return Ok(Answer::Repeated(heard.checkpoint)),
         };
-        let current = live.newest().id == call.attempt && live.is_newest_leased();
+        let named = live.newest().id == call.attempt || mutant!(AgentUnfenced);
+        let current = named && live.is_newest_leased();
         if current && is_over(live, turn.now.at) {
             // The call lost the race against the clock; the sweep would say the same a moment later.
             self.apply(live, Event::Expired(TimerKey::Lease), None, turn);
@@ -212,7 +213,8 @@ impl Core {
     /// cancel might wait for ever.
     pub(crate) fn renew_held(&self, live: &mut Live, turn: &Turn<'_>) -> (u64, bool) {
         let now = turn.now.at;
-        let told = matches!(live.newest().state, State::CleaningUp { .. });
+        let told =
+            matches!(live.newest().state, State::CleaningUp { .. }) && !mutant!(CancelUntold);
         if told {
             let granted_ms = live.timers.left_ms(&TimerKey::Lease, now).unwrap_or(0);
             note_delivered(live, turn.now.wall);
@@ -262,13 +264,13 @@ fn check_holder(
     let index = attempts.iter().position(|known| known.id == call.attempt);
     let index = index.ok_or(Rejection::UnknownAttempt)?;
     let held = attempts[index].agent();
-    let own = held.filter(|held| held.token == call.agent.token);
+    let own = held.filter(|held| held.token == call.agent.token || mutant!(StolenLeaseTaken));
     let holder = own.ok_or(Rejection::UnknownAttempt)?;
     if holder.incarnation != incarnation && !mutant!(IncarnationIgnored) {
         return Err(Rejection::StaleIncarnation);
     }
     let leased = attempts[index].lease.is_some();
-    if leased && !proves(&attempts[index], &call.proof) {
+    if leased && !proves(&attempts[index], &call.proof) && !mutant!(AgentTokenIgnored) {
         return Err(Rejection::BadProof);
     }
     if let Some(heard) = repeats::heard(holder, call.mark.as_ref())? {
@@ -282,7 +284,7 @@ fn check_holder(
 }
 
 pub(crate) fn is_over(live: &Live, now: Moment) -> bool {
-    live.lease_ends().is_none_or(|ends| ends <= now)
+    live.lease_ends().is_none_or(|ends| ends <= now) && !mutant!(ExpiredAgentHeard)
 }
 
 /// Why a call comes too late: the same word whether the clock or the sweep was quicker.

@@ -235,7 +235,12 @@ impl Core {
             spec,
         };
         let reply = Reply::Granted(Some(Box::new(grant)));
-        turn.reply(request, After::Task(task), reply);
+        let after = if mutant!(GrantBeforePersist) {
+            After::Nothing
+        } else {
+            After::Task(task)
+        };
+        turn.reply(request, after, reply);
     }
 }
 

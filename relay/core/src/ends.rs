@@ -72,7 +72,9 @@ impl Core {
             self.unlease(live, before.lease_ends, turn);
             if matches!(live.newest().state, State::Parked(_)) {
                 // The fence knows how long it may still run; nothing else of the lease is needed again.
-                live.newest_mut().lease = None;
+                if !mutant!(ParkKeepsHash) {
+                    live.newest_mut().lease = None;
+                }
                 if let Some(daemon) = holder_of(live.newest()) {
                     self.roster.place_freed(daemon);
                 }
@@ -157,7 +159,9 @@ impl Core {
         if let Some(token) = token {
             self.held.remove(&(token, id));
         }
-        self.roster.let_go(id, now);
+        if !(mutant!(ParkKeepsSlot) && matches!(attempt.state, State::Parked(_))) {
+            self.roster.let_go(id, now);
+        }
         let unproved = receipt == Receipt::Unconfirmed && !mutant!(SuccessorUnfenced);
         let may_live = unproved && !self.has_rebooted(id);
         match lease_ends.filter(|ends| may_live && *ends > now) {
@@ -187,7 +191,8 @@ impl Core {
         confirm_cancel(live, receipt, turn.now.wall);
         live.confirmed_at = None;
         (live.heard_at, live.renewed_at) = (None, None);
-        live.missed = 0;
+        // The next holder has renewed nothing yet, and is credited for itself.
+        (live.missed, live.credit_ms) = (0, 0);
     }
 
     /// Whether its machine was started since it was leased: the end of an attempt that a daemon found on its disk.

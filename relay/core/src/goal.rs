@@ -197,7 +197,9 @@ impl ProgressRecord {
         self.evidence.extend(evidence);
         self.completed_truncated += keep_newest(&mut self.completed, ITEMS, ITEMS_BYTES);
         self.failed_truncated += keep_newest(&mut self.failed, ITEMS, ITEMS_BYTES);
-        self.evidence_truncated += keep_newest(&mut self.evidence, EVIDENCE, EVIDENCE_BYTES);
+        let earlier = self.evidence_truncated * u64::from(!mutant!(CounterFalls));
+        let gone = keep_newest(&mut self.evidence, EVIDENCE, EVIDENCE_BYTES);
+        self.evidence_truncated = earlier + gone;
         self.updated = at;
     }
 

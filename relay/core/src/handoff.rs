@@ -17,7 +17,7 @@ use crate::id::{AttemptId, CheckpointId, RequestId, TaskId, TenantId};
 use crate::input::{Actor, Finished, Sign, Termination};
 use crate::live::Live;
 use crate::record::{
-    AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EndState, EventKind, ParkCause,
+    AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EventKind, ParkCause,
     ProgressRecord, Resume, State,
 };
 use crate::reject::Rejection;
@@ -58,6 +58,10 @@ impl Core {
         turn: &mut Turn<'_>,
     ) {
         let Some(mut live) = self.take(tenant, task) else {
+            if finished.is_some() && mutant!(FinishedProgresses) {
+                let replaced = ProgressRecord::empty(tenant.clone(), task);
+                turn.write(Write::PutProgress(Arc::new(replaced)));
+            }
             return turn.refuse(request, missing(tenant, finished));
         };
         let (update, _) = update.into_parts();
@@ -150,7 +154,7 @@ impl Core {
         turn: &mut Turn<'_>,
     ) -> Result<Said, Rejection> {
         check_park(live)?;
-        let said = match park.checkpoint {
+        let said = match park.checkpoint.filter(|_| !mutant!(BlockUnwritten)) {
             Some((mut draft, redacted)) => {
                 stand_where_it_stood(&mut draft, known.as_deref(), &park.reason);
                 let (draft, kind) = ((draft, redacted), CheckpointKind::Blocked);
@@ -211,7 +215,9 @@ impl Core {
             Some(reason),
         );
         self.send_on(&mut live, by, turn);
-        live.newest_mut().resume = Some(resume);
+        if !mutant!(ResumeWordsLost) {
+            live.newest_mut().resume = Some(resume);
+        }
         let record = self.keep(live, turn);
         turn.reply(request, After::Task(task), Reply::Task(record));
     }
@@ -224,16 +230,13 @@ impl Core {
         let record = live.record();
         match seen.map(|seen| record.attempt(seen)) {
             Some(None) => return Err(Rejection::UnknownAttempt),
-            Some(Some(seen)) if seen.id != live.newest().id => return Err(Rejection::HandedOff),
+            Some(Some(seen)) if seen.id != live.newest().id && !mutant!(SentOnTwice) => {
+                return Err(moved_on(Some(seen)));
+            }
             Some(Some(_)) | None => {}
         }
-        if record.attention.is_none() {
-            let lost_race = record.attempts.iter().rev().nth(1).is_some_and(handed_off);
-            return Err(if lost_race {
-                Rejection::HandedOff
-            } else {
-                Rejection::NotParked
-            });
+        if record.attention.is_none() && !mutant!(SentOnTwice) {
+            return Err(moved_on(record.attempts.iter().rev().nth(1)));
         }
         let many = record.attempts.len() >= bounds::ATTEMPTS;
         if many || record.counters.dispatches >= self.config.max_dispatches {
@@ -249,8 +252,11 @@ impl Core {
         record.counters.last_failure = None;
         record.retry_stop = None;
         let successor = AttemptId(turn.mint.id());
-        if matches!(live.newest().state, State::Parked(_)) {
+        if matches!(live.newest().state, State::Parked(_)) && !mutant!(ParkedNotHandedOff) {
             self.apply(live, Event::HandOff { successor, to }, None, turn);
+        } else if live.record().attention.is_some() {
+            // It ended before its task waited for a person: the end stays, and who comes too late learns the same.
+            live.newest_mut().handed_to = Some(to);
         }
         self.add_attempt_as(successor, live, true, turn);
     }
@@ -307,9 +313,13 @@ fn check_park(live: &Live) -> Result<(), Rejection> {
     }
 }
 
-fn handed_off(attempt: &AttemptRecord) -> bool {
-    let end = attempt.state.end();
-    end.is_some_and(|end| end.state == EndState::HandedOff)
+/// It does not wait there any more: somebody was quicker, or nobody was needed.
+fn moved_on(from: Option<&AttemptRecord>) -> Rejection {
+    if from.is_some_and(|from| from.handed_to.is_some()) && !mutant!(LoserMisled) {
+        Rejection::HandedOff
+    } else {
+        Rejection::NotParked
+    }
 }
 
 pub(crate) fn holder_name(live: &Live) -> Arc<str> {
@@ -319,6 +329,7 @@ pub(crate) fn holder_name(live: &Live) -> Arc<str> {
 
 fn progress_of(live: &Live, known: Known) -> Arc<ProgressRecord> {
     let (tenant, task) = (live.spec.tenant.clone(), live.id());
+    let known = known.filter(|_| !mutant!(ProgressForgotten));
     known.unwrap_or_else(|| Arc::new(ProgressRecord::empty(tenant, task)))
 }
 
@@ -371,7 +382,7 @@ fn add_checkpoint(
         id: CheckpointId(turn.mint.id()),
         tenant: live.spec.tenant.clone(),
         task: live.id(),
-        number: record.checkpoints + 1,
+        number: record.checkpoints + u64::from(!mutant!(CheckpointNumberReused)),
         attempt: newest.id,
         attempt_number: newest.number,
         kind,

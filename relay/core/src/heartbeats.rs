@@ -224,7 +224,9 @@ impl Core {
                 }
             }
         }
-        self.credit_agents(turn.now.at);
+        if !mutant!(AgentsNotCredited) {
+            self.credit_agents(turn.now.at);
+        }
     }
 
     /// Agents have no stream that could be seen; their calls waited in the same line.

@@ -25,7 +25,8 @@ impl ParkedTasks {
     /// The task's record as it is now.
     pub(crate) fn note(&mut self, record: &TaskRecord) {
         let since = record.attention.as_ref().map(|attention| attention.since);
-        if self.since.get(&record.task).copied() == since {
+        let known = self.since.get(&record.task).copied();
+        if known == since || (since.is_none() && mutant!(ListedAfterHandOff)) {
             return;
         }
         self.forget(&record.tenant, record.task);

@@ -219,7 +219,10 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
             }
             false
         }
-        Outcome::Released | Outcome::ResumeFailed => false,
+        Outcome::Released | Outcome::ResumeFailed => {
+            counters.losses += u32::from(mutant!(ReleaseIsLoss));
+            false
+        }
         Outcome::Refused => {
             counters.dispatches = counters.dispatches.saturating_sub(1);
             false

@@ -48,6 +48,7 @@ pub(crate) fn count(history: &History) -> Counts {
             Saw::WatchOpened { .. } => add("watches"),
             Saw::Watched { .. } => add("watched events"),
             Saw::Offered { .. } => add("offers"),
+            Saw::Granted { .. } => add("leases of agents"),
             Saw::Confirmed { .. } => add("confirmations"),
             Saw::Sent { .. } => add("ends told by daemons"),
             Saw::Refused { code, .. } if FENCES.contains(&code.as_str()) => add("fenced frames"),
@@ -68,6 +69,8 @@ pub(crate) fn count(history: &History) -> Counts {
             },
             Saw::Fault { fault, .. } => add(&format!("fault: {fault}")),
             Saw::Call { .. }
+            | Saw::Made { .. }
+            | Saw::Goal { .. }
             | Saw::Answer { .. }
             | Saw::Acked { .. }
             | Saw::Ended { .. }
@@ -86,11 +89,26 @@ fn answered(op: Op, outcome: Outcome, already: bool) -> &'static str {
         (Op::Cancel, Outcome::Ok) if already => "cancels that came late",
         (Op::Cancel, Outcome::Ok) => "cancels acknowledged",
         (Op::Force, Outcome::Ok) => "operators' verbs acknowledged",
+        (Op::Block, Outcome::Ok) => "blocks acknowledged",
+        (Op::Resume, Outcome::Ok) => "resumes acknowledged",
+        (Op::PickUp, Outcome::Ok) => "pick-ups acknowledged",
+        (Op::Resume | Op::PickUp, Outcome::Fail) => "hand-offs refused",
+        (Op::Progress, Outcome::Ok) => "progress acknowledged",
+        (Op::Checkpoint, Outcome::Ok) => "checkpoints acknowledged",
         (Op::Get, Outcome::Ok) => "reads",
         (Op::Probe, _) => "probes of another tenant",
-        (Op::Submit | Op::Cancel | Op::Force | Op::Get, Outcome::Fail | Outcome::Info) => {
-            "refused calls"
-        }
+        (
+            Op::Submit
+            | Op::Cancel
+            | Op::Force
+            | Op::Block
+            | Op::Resume
+            | Op::PickUp
+            | Op::Progress
+            | Op::Checkpoint
+            | Op::Get,
+            Outcome::Fail | Outcome::Info,
+        ) => "refused calls",
     }
 }
 

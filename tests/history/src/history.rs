@@ -105,7 +105,7 @@ impl History {
         let mut tasks = BTreeMap::new();
         for seen in &self.seen {
             match &seen.line.saw {
-                Saw::Offered { task, attempt, .. } => {
+                Saw::Offered { task, attempt, .. } | Saw::Granted { task, attempt, .. } => {
                     tasks.insert(attempt.as_str(), task.as_str());
                 }
                 Saw::Record { task, attempts, .. } => {

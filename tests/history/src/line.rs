@@ -21,6 +21,15 @@ pub enum Op {
     Cancel,
     /// An operator's verb: it must be on record.
     Force,
+    /// Parks a task.
+    Block,
+    /// A person sends a parked task on.
+    Resume,
+    /// An agent takes a parked task over.
+    PickUp,
+    /// Adds to a task's progress; the body is the item that is done.
+    Progress,
+    Checkpoint,
     Get,
     /// Asks for a task of another tenant, which must look like one that does not exist.
     Probe,
@@ -85,6 +94,11 @@ pub enum Saw {
         #[serde(default)]
         already: bool,
     },
+    /// What an answered call has made: the attempt by which a task goes on, or the number of a checkpoint.
+    Made {
+        call: u64,
+        made: String,
+    },
     /// A watch was opened; `watch` is the client's own number for it.
     WatchOpened {
         watch: u64,
@@ -107,7 +121,13 @@ pub enum Saw {
         task: String,
         attempt: String,
     },
-    /// A daemon sent a terminal frame.
+    /// An agent that holds leases itself was told that it has one.
+    Granted {
+        tenant: String,
+        task: String,
+        attempt: String,
+    },
+    /// A daemon sent a terminal frame, or an agent told the end of its attempt.
     Sent {
         task: String,
         attempt: String,
@@ -171,6 +191,14 @@ pub enum Saw {
         revision: u64,
         state: String,
         attempts: Vec<FinalAttempt>,
+    },
+    /// What is kept of its goal in the end: the items that are done, those that newer ones pushed out, and the numbers of its
+    /// checkpoints.
+    Goal {
+        task: String,
+        completed: Vec<String>,
+        dropped: u64,
+        checkpoints: Vec<u64>,
     },
     /// One of its events, as told in the end.
     Timeline {

@@ -24,6 +24,8 @@ pub(crate) enum Plan {
     /// Prints without a pause for a long while, and then completes.
     Flood,
     Release,
+    /// Finds that it cannot go on without a person.
+    Block,
     Reject,
     /// The dispatch is overlooked.
     Ignore,
@@ -34,6 +36,9 @@ impl Plan {
         let (failures, hangs) = (world.options.failures, world.options.hangs);
         if world.healing {
             return Plan::Complete;
+        }
+        if world.options.goals && world.rng.chance(15) {
+            return Plan::Block;
         }
         let (floods, refusals) = (world.options.floods, world.options.refusals);
         let rng = &mut world.rng;
@@ -146,6 +151,10 @@ impl World {
             _ if plan == Plan::Flood && stage < FLOOD => self.print(index, attempt),
             _ => match self.rng.below(100) {
                 0..=29 => self.print(index, attempt),
+                30..=36 if self.options.goals => {
+                    let word = self.some_word();
+                    self.say(index, attempt, FrameBody::Goal(word));
+                }
                 30..=44 => self.open_tool(index, attempt),
                 45..=54 if self.options.inputs => self.ask_person(index, attempt),
                 55..=84 => self.finish(index, attempt, plan),
@@ -203,6 +212,9 @@ impl World {
 
     /// The agent comes to its end, most often with its processes gone, sometimes before.
     fn finish(&mut self, index: usize, attempt: AttemptId, plan: Plan) {
+        if plan == Plan::Block {
+            return self.block(index, attempt);
+        }
         let lingers = self.options.unproven_ends && self.rng.chance(30);
         let termination = if lingers {
             Termination::default()
@@ -220,7 +232,7 @@ impl World {
                 reason: None,
                 termination,
             },
-            Plan::Hang | Plan::Reject | Plan::Ignore => return,
+            Plan::Hang | Plan::Block | Plan::Reject | Plan::Ignore => return,
         };
         if !lingers {
             self.bury(index, attempt);
@@ -233,6 +245,15 @@ impl World {
             let takes = self.rng.below(20_000);
             self.kill(index, attempt, Kill::Lingering, takes, 0);
         }
+    }
+
+    /// It says so, and waits to be ended.
+    fn block(&mut self, index: usize, attempt: AttemptId) {
+        if let Some(held) = self.daemons[index].held.get_mut(&attempt) {
+            held.plan = Plan::Hang;
+        }
+        let word = self.some_block("I need a person");
+        self.say(index, attempt, FrameBody::Goal(word));
     }
 
     /// The last process is gone; what the daemon says about it depends on why.

@@ -15,6 +15,7 @@ use baton_core::record::{
 use crate::changes;
 use crate::goals;
 use crate::options::MOST_DISPATCHES;
+use crate::parks;
 use crate::store::State;
 use crate::world::World;
 
@@ -119,6 +120,7 @@ fn is_retry_asked(event: &Arc<baton_core::record::TimelineEvent>) -> bool {
 
 fn change(before: &State, new: &TaskRecord) {
     shape(before, new);
+    parks::shape(new);
     let Some(old) = before.record(new.task) else {
         return;
     };
@@ -133,6 +135,8 @@ fn change(before: &State, new: &TaskRecord) {
         new.task
     );
     changes::check(before, old, new);
+    parks::check(before, old, new);
+    goals::counted(before, old, new);
     let adopted = adoptions(new) > adoptions(old);
     for was in &old.attempts {
         let Some(is) = new.attempt(was.id) else {

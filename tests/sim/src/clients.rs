@@ -12,6 +12,7 @@ use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 use uuid::Uuid;
 
+use crate::people::Promised;
 use crate::store::State;
 use crate::submissions::digest;
 use crate::world::{Event, World};
@@ -28,6 +29,7 @@ pub(crate) struct Clients {
     inputs: Vec<(TenantId, TaskId, InputId)>,
     /// S4: an acknowledged cancel of an open task leaves one way to end.
     canceled: BTreeMap<TaskId, ()>,
+    pub(crate) promised: Promised,
 }
 
 #[derive(Debug)]
@@ -41,6 +43,13 @@ pub(crate) enum Asked {
     /// An operator's verb.
     Operated(TaskId),
     Answer(InputId, Decision),
+    /// A call of an agent.
+    Agent(usize),
+    /// A parked task is to go on, with this reason.
+    Resume(TaskId, Arc<str>),
+    Block(TaskId),
+    /// This item is done.
+    Progress(TaskId, Arc<str>),
     Daemons,
     Other,
 }
@@ -53,6 +62,7 @@ impl Clients {
 
     /// The relay's data are those of an earlier time: what was acknowledged since is gone.
     pub(crate) fn accept_loss(&mut self, state: &State) {
+        self.promised.accept_loss(state);
         let there = |task: &TaskId| state.record(*task).is_some();
         self.known.retain(there);
         self.keys.retain(|_, (task, _)| there(task));
@@ -85,6 +95,9 @@ impl World {
         let pace = self.options.storm_ms / (self.options.tasks as u64 * 3);
         let next = self.now + self.rng.between(1, pace.max(2));
         self.at(next, Event::Client);
+        if self.options.goals && self.rng.chance(25) {
+            return self.act_on_goals();
+        }
         let many = self.clients.submitted.len() >= self.options.tasks;
         match self.rng.below(100) {
             0..=44 if !many => self.submit_new(),
@@ -157,6 +170,11 @@ impl World {
             self.saw_call(RequestId(number), &asked);
             self.clients.asked.insert(number, asked);
         }
+    }
+
+    /// The answer to this will be for somebody who waits elsewhere.
+    pub(crate) fn expect(&mut self, request: u64, asked: Asked) {
+        self.clients.asked.insert(request, asked);
     }
 
     pub(crate) fn some_task(&mut self) -> Option<(TenantId, TaskId)> {
@@ -336,11 +354,27 @@ impl World {
                         view.record.name,
                         view.held
                     );
+                    assert_eq!(
+                        view.free_slots, view.record.slots,
+                        "L2: {} keeps a place for nobody",
+                        view.record.name
+                    );
                 }
             }
             (Asked::Other, Ok(Reply::Removed(tasks))) => self.counts.removals += tasks.len() as u64,
             (Asked::Answer(input, decision), Ok(Reply::Task(record))) => {
                 answer_acked(input, decision, &record);
+            }
+            (Asked::Agent(agent), outcome) => self.agent_answered(agent, request.0, outcome),
+            (Asked::Resume(_, reason), Ok(Reply::Task(record))) => {
+                self.resume_acked(&reason, &record);
+            }
+            (Asked::Progress(_, item), Ok(Reply::Progressed { progress, .. })) => {
+                self.progress_acked(&item, &progress);
+            }
+            (Asked::Block(_), Ok(Reply::Progressed { progress, .. })) => {
+                self.counts.blocks += 1;
+                self.clients.promised.progressed(&progress);
             }
             (Asked::Answer(..), Err(_)) => self.counts.refused_answers += 1,
             (Asked::Foreign, outcome) => self.foreign_answered(outcome),
@@ -350,6 +384,9 @@ impl World {
                 | Asked::Cancel(_)
                 | Asked::Operated(_)
                 | Asked::Answer(..)
+                | Asked::Resume(..)
+                | Asked::Progress(..)
+                | Asked::Block(_)
                 | Asked::Daemons
                 | Asked::Other,
                 _,
@@ -377,6 +414,11 @@ impl World {
                 .is_none_or(|known| *known == this && !created),
             "S7: one key was taken for {known:?} and {this:?}"
         );
+    }
+
+    /// A task that an agent began is as good as any.
+    pub(crate) fn known_by_agents(&mut self, spec: &TaskSpec, record: &TaskRecord) {
+        self.submit_acked(spec, record, false);
     }
 
     fn cancel_acked(&mut self, task: TaskId, record: &TaskRecord) {

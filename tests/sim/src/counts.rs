@@ -3,7 +3,7 @@
 use std::ops::AddAssign;
 
 use baton_core::effects::Count;
-use baton_core::record::{AttemptState, EventKind, TimelineEvent, TimerKind};
+use baton_core::record::{AttemptState, AttentionCause, EventKind, TimelineEvent, TimerKind};
 
 use crate::world::World;
 
@@ -34,6 +34,8 @@ counts! {
     settled_kill, settled_unrenewed, credits, removals, full_disks, machine_refusals, place_refusals,
     suspends, muted, refused_results, kills, dials, images, output_bytes, output_cuts,
     forced, pauses,
+    calls, grants, agent_renewals, refused_calls, misuses, repeated_calls, lost_answers, agents_asleep, agents_dead,
+    pick_ups, losers, resumes, blocks, parks, progress, checkpoints, listings, agent_ends, truncated,
 }
 
 impl World {
@@ -65,6 +67,8 @@ impl World {
                 &mut counts.failures
             }
             (EventKind::Offered { .. }, _) => &mut counts.dispatches,
+            (EventKind::Attention(AttentionCause::Blocked), _) => &mut counts.parks,
+            (EventKind::Checkpoint { .. }, _) => &mut counts.checkpoints,
             _ => return,
         };
         *counted += 1;

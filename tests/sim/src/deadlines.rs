@@ -3,7 +3,7 @@
 use baton_core::effects::Write;
 use baton_core::id::AttemptId;
 use baton_core::input::Input;
-use baton_core::record::{AttemptRecord, FailureCode, State};
+use baton_core::record::{AttemptRecord, FailureCode, State, TaskRecord};
 
 use crate::world::World;
 
@@ -40,8 +40,9 @@ impl World {
             return;
         };
         let was = self.relay.store.view.attempt(record.task, newest.id);
-        let offered = was.is_none_or(|was| was.state == State::Offered);
-        if offered && newest.state == State::Accepted {
+        let waits = |was: &AttemptRecord| matches!(was.state, State::Offered | State::Queued);
+        let begins = was.is_none_or(waits);
+        if begins && newest.state == State::Accepted {
             let uptime = self.relay.uptime_ms(self.now);
             self.confirmed_at.insert(newest.id, uptime);
             self.renewed_in.insert(newest.id, self.relay.stall);
@@ -74,6 +75,14 @@ impl World {
             "stream_idle: {} is silent since {heard} and still streams",
             attempt.id
         );
+    }
+
+    /// An agent sends no heartbeats, but it renews.
+    pub(crate) fn judge_agent_total(&self, task: &TaskRecord, attempt: AttemptId) {
+        let spec = self.relay.store.view.specs.get(&task.task);
+        if let (Some(spec), Some(attempt)) = (spec, task.attempt(attempt)) {
+            self.judge_total(attempt, spec.total_ms);
+        }
     }
 
     fn judge_total(&self, attempt: &AttemptRecord, total_ms: Option<u64>) {

@@ -79,8 +79,9 @@ impl World {
         };
         let other = self.rng.index(self.daemons.len());
         let (ghost, proof) = match self.rng.below(8) {
-            0 => (self.unreached(index), Some(FORGED)),
-            1 if other != index => (self.unreached(other), None),
+            // It claims no death: of what is parked no hash is kept, and its own daemon's word about that would count.
+            0 => (self.unreached(index, Termination::default()), Some(FORGED)),
+            1 if other != index => (self.unreached(other, gone()), None),
             2 => (self.second_word(index), None),
             3 | 4 => return self.print_again(other, conn),
             5 => (self.past_frame(other), None),
@@ -139,10 +140,10 @@ impl World {
     }
 
     /// A result that this daemon's attempt has not reached, under the very number that comes next.
-    fn unreached(&mut self, index: usize) -> Option<Said> {
+    fn unreached(&mut self, index: usize, end: Termination) -> Option<Said> {
         let held: Vec<FrameRef> = self.daemons[index].held.values().map(|h| h.re).collect();
         let re = self.rng.pick(&held)?;
-        Some(self.result_of(re, self.known_seq(re)?, gone()))
+        Some(self.result_of(re, self.known_seq(re)?, end))
     }
 
     /// Another result of an attempt whose worker has told its end, while its task goes on.

@@ -2,7 +2,7 @@
 
 use baton_core::goal::CHECKPOINTS_KEPT;
 use baton_core::id::TaskId;
-use baton_core::record::{CheckpointRecord, ProgressRecord};
+use baton_core::record::{CheckpointRecord, ProgressRecord, TaskRecord};
 
 use crate::store::State;
 
@@ -33,6 +33,25 @@ pub(crate) fn checkpoint(before: &State, new: &CheckpointRecord) {
         new.number,
         written + 1,
         "goals: checkpoint of {} out of order",
+        new.task
+    );
+    let known = before.checkpoints.get(&(new.task, new.number));
+    assert!(
+        known.is_none(),
+        "goals: checkpoint {} of {} was written twice",
+        new.number,
+        new.task
+    );
+}
+
+/// The record knows of no checkpoint that is not there, and forgets none.
+pub(crate) fn counted(before: &State, old: &TaskRecord, new: &TaskRecord) {
+    let (was, is) = (old.checkpoints, new.checkpoints);
+    assert!(was <= is, "goals: {} forgot a checkpoint", new.task);
+    let missing = (was + 1..=is).find(|n| !before.checkpoints.contains_key(&(new.task, *n)));
+    assert!(
+        missing.is_none(),
+        "goals: checkpoint {missing:?} of {} was never written",
         new.task
     );
 }

@@ -41,7 +41,8 @@ impl World {
         let held = self.daemons.iter().flat_map(|daemon| daemon.held.values());
         let old = held.filter(|held| held.re.incarnation != incarnation);
         let mut running = old.filter(|held| held.alive || !held.ended);
-        if self.relay.store.view.scheduler.hold().is_none() || running.next().is_some() {
+        let at_work = running.next().is_some() || self.agents_of_before(incarnation);
+        if self.relay.store.view.scheduler.hold().is_none() || at_work {
             return;
         }
         self.counts.releases += 1;

@@ -8,6 +8,7 @@ use baton_core::id::{AttemptId, DaemonId, SessionId, TaskId};
 use baton_core::input::{ActiveState, Activity, Frame, FrameBody, FrameRef, Hello, Input};
 use baton_core::record::{AttemptRecord, FailureCode, Runner, State as AttemptStage, TaskRecord};
 
+use crate::calls::Asking;
 use crate::checks;
 use crate::ghosts::FORGED;
 use crate::late::LateWord;
@@ -23,6 +24,7 @@ pub(crate) struct Before {
     late: Option<LateWord>,
     beats: Vec<AttemptId>,
     pub(crate) operated: Option<operators::Word>,
+    pub(crate) asking: Option<Asking>,
 }
 
 /// A frame or a sign of life of one attempt, and its task.
@@ -86,17 +88,20 @@ impl World {
                 beats: heartbeat.renewals.iter().map(|(a, _)| *a).collect(),
                 ..Before::default()
             },
+            Input::Held(_)
+            | Input::PickUp { .. }
+            | Input::Resume { .. }
+            | Input::ListParked { .. } => Before {
+                asking: self.asking(input),
+                ..Before::default()
+            },
             Input::Submit(_)
             | Input::Start { .. }
             | Input::Claim { .. }
-            | Input::Held(_)
-            | Input::PickUp { .. }
             | Input::Cancel { .. }
             | Input::Answer { .. }
             | Input::UpdateProgress { .. }
             | Input::Block { .. }
-            | Input::Resume { .. }
-            | Input::ListParked { .. }
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::SchedulerStatus { .. }
@@ -380,7 +385,7 @@ fn has_expired(attempt: &AttemptRecord) -> bool {
 }
 
 /// What waits may be placed in the same turn; everything else stays as it was.
-fn unchanged(
+pub(crate) fn unchanged(
     old: &TaskRecord,
     new: &TaskRecord,
     which: &dyn Fn(&AttemptRecord) -> bool,

@@ -45,6 +45,7 @@ impl World {
             if end.is_none_or(|end| end.failure_code != Some(FailureCode::LeaseExpired)) {
                 continue;
             }
+            self.judge_agent_given_up(record.task, attempt);
             let daemons = self.daemons.iter();
             let held = daemons.filter_map(|daemon| daemon.held.get(&attempt.id));
             for held in held.filter(|h| h.alive && h.re.incarnation == self.relay.incarnation()) {
@@ -154,7 +155,9 @@ fn may_adopt(task: &TaskRecord, attempt: &AttemptRecord) -> bool {
         | TaskState::NeedsAttention
         | TaskState::Lost => false,
     };
-    given_up && by_relay(attempt) && free && !over && task.cancel.is_none()
+    // An agent that holds its lease itself has nobody who keeps its word.
+    let kept = attempt.agent().is_none();
+    kept && given_up && by_relay(attempt) && free && !over && task.cancel.is_none()
 }
 
 fn by_relay(attempt: &AttemptRecord) -> bool {

@@ -5,6 +5,9 @@
 //! daemon's. Each seed enables its own faults, runs a storm, then heals, and every promise is checked at every step. A seed replays exactly.
 
 mod agent;
+mod alone;
+mod calling;
+mod calls;
 mod changes;
 mod checks;
 mod clients;
@@ -29,6 +32,10 @@ mod links;
 mod operators;
 mod options;
 mod outputs;
+mod overheard;
+mod parks;
+mod people;
+mod performing;
 mod relay;
 mod removals;
 mod rng;

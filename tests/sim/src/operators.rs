@@ -157,7 +157,7 @@ impl World {
         self.remember(request, Asked::Other);
     }
 
-    fn some_tenant(&mut self) -> TenantId {
+    pub(crate) fn some_tenant(&mut self) -> TenantId {
         let name = if self.rng.chance(60) {
             "acme"
         } else {

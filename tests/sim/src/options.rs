@@ -87,6 +87,12 @@ pub struct Options {
     pub conversations: bool,
     /// Tasks ask for files, and workers do not always leave them.
     pub contracts: bool,
+    /// Agents without a daemon hold leases themselves.
+    pub agents: bool,
+    /// They sleep, die, renew late, lose answers and use tokens that are not theirs.
+    pub careless_agents: bool,
+    /// Workers and people tell of progress, write milestones, block and send on.
+    pub goals: bool,
     pub grace_ms: u64,
     pub delay_ms: u64,
     pub max_open: usize,
@@ -146,6 +152,9 @@ impl Options {
             short_ttl: on(50),
             contracts: on(40),
             forces: on(40),
+            agents: on(45),
+            careless_agents: on(60),
+            goals: on(55),
             daemons: usize::try_from(rng.between(1, 4)).unwrap_or(1),
             tasks: usize::try_from(rng.between(3, 30)).unwrap_or(3),
             storm_ms: rng.between(60_000, 400_000),

@@ -11,9 +11,8 @@ use baton_core::input::Input;
 use baton_core::time::{Moment, Now};
 use uuid::Uuid;
 
-use crate::links::{Down, Up};
+use crate::links::Up;
 use crate::outputs::Outputs;
-use crate::sent;
 use crate::shown::{shown, shown_write};
 use crate::store::Store;
 use crate::world::{Event, World};
@@ -40,7 +39,7 @@ pub(crate) struct Relay {
     gate: Gate<u64>,
     pub(crate) store: Store,
     /// Inputs, and of a frame which word of its attempt it is.
-    inbox: VecDeque<(Input, Option<u64>)>,
+    pub(crate) inbox: VecDeque<(Input, Option<u64>)>,
     pub(crate) requests: VecDeque<Input>,
     writes: Vec<Write>,
     sends: Vec<Outgoing>,
@@ -51,6 +50,8 @@ pub(crate) struct Relay {
     pub(crate) outputs: Outputs,
     /// Operators' words of the last minute.
     pub(crate) taken: Vec<crate::operators::Taken>,
+    /// What agents hold.
+    pub(crate) grants: crate::calls::Grants,
     pub(crate) stalled_until: u64,
     /// Counts the times that the loop was away, and whether this turn is the first after one.
     pub(crate) stall: u64,
@@ -87,6 +88,7 @@ impl Relay {
             heard_words: BTreeSet::new(),
             outputs: Outputs::default(),
             taken: Vec::new(),
+            grants: crate::calls::Grants::default(),
             stalled_until: 0,
             stall: 0,
             is_back: false,
@@ -261,7 +263,12 @@ impl World {
         Some(request)
     }
 
-    fn wake_relay(&mut self) {
+    pub(crate) fn relay_is_called(&mut self, input: Input) {
+        self.relay.inbox.push_back((input, None));
+        self.wake_relay();
+    }
+
+    pub(crate) fn wake_relay(&mut self) {
         // A busy loop takes several at once.
         let busy = if self.rng.chance(20) {
             self.rng.below(30)
@@ -329,7 +336,10 @@ impl World {
             Some(due) => {
                 // A deadline that stays in the past would turn for ever without time passing.
                 let at = self.relay.virtual_time(due).max(self.now + 1);
-                self.want_turn(at);
+                // Nor does a busy loop look at the very moment: what comes meanwhile is heard first.
+                let busy = !self.options.calm && self.rng.chance(20);
+                let late = if busy { self.rng.below(40) } else { 0 };
+                self.want_turn(at + late);
             }
             None => {
                 let waits = self
@@ -403,16 +413,25 @@ impl World {
         let named = stream_of(&input);
         let effects = core.handle(input, now, &mut self.mint);
         self.note_streams(named, &effects);
+        self.note_grants(&effects);
         self.judge_operated(&before, &effects);
         let welcome = welcome_of(&effects);
-        self.collect(effects);
+        self.hand_over(&effects);
+        self.judge_asking(before.asking.as_ref(), &effects);
+        self.hand_on(effects);
         self.judge(before, welcome);
         self.check_bounds();
     }
 
     fn collect(&mut self, effects: Effects) {
-        for count in effects.counts {
-            self.count_odd(&count);
+        self.hand_over(&effects);
+        self.hand_on(effects);
+    }
+
+    /// Every write is judged by what was written before it.
+    fn hand_over(&mut self, effects: &Effects) {
+        for count in &effects.counts {
+            self.count_odd(count);
         }
         self.check_removals(&effects.writes);
         for write in &effects.writes {
@@ -422,69 +441,10 @@ impl World {
             self.counts.fences += u64::from(matches!(write, Write::PutFence(_)));
             self.relay.store.hand_over(write);
         }
+    }
+
+    fn hand_on(&mut self, effects: Effects) {
         self.relay.writes.extend(effects.writes);
         self.relay.sends.extend(effects.sends);
-    }
-
-    /// What the core says, and what the session adds to it: how much output is stored.
-    fn tell(&mut self, conn: usize, message: Downstream) {
-        match &message {
-            Downstream::Ack { attempt, .. } => {
-                let (attempt, offset) = (*attempt, self.relay.outputs.durable(*attempt));
-                self.send_down(conn, Down::OutputAck { attempt, offset });
-            }
-            Downstream::Welcome { settlements, .. } => {
-                let known = settlements.iter().map(|one| {
-                    let offset = self.relay.outputs.durable(one.attempt);
-                    (one.attempt, offset)
-                });
-                let known = known.collect();
-                self.send_down(conn, Down::Offsets(known));
-            }
-            _ => {}
-        }
-        self.send_down(conn, Down::Message(message));
-    }
-
-    fn perform(&mut self, send: Send) {
-        sent::check(&self.relay.store.durable, &send, self.now);
-        match send {
-            Send::Reply { request, outcome } => self.replied(request, outcome),
-            Send::ToSession { session, message } => {
-                let conn = self
-                    .conns
-                    .iter()
-                    .rposition(|c| c.session == session && c.relay_open);
-                match (conn, message) {
-                    (Some(conn), message) => self.tell(conn, message),
-                    (None, Downstream::Dispatch(dispatch)) if self.rng.chance(50) => {
-                        let attempt = dispatch.to.attempt;
-                        self.relay
-                            .inbox
-                            .push_back((Input::DeliveryFailed { session, attempt }, None));
-                        self.wake_relay();
-                    }
-                    (None, _) => {}
-                }
-            }
-            Send::CloseSession { session, .. } => {
-                let conn = self
-                    .conns
-                    .iter()
-                    .rposition(|c| c.session == session && c.relay_open);
-                if let Some(conn) = conn {
-                    self.relay_hangs_up(conn);
-                    let closed = Input::SessionClosed { session };
-                    self.relay.inbox.push_back((closed, None));
-                    self.wake_relay();
-                }
-            }
-            Send::Published { record, events, .. } => {
-                self.watchers_see(&record, events.iter().map(AsRef::as_ref));
-                for event in events {
-                    self.count_event(&event);
-                }
-            }
-        }
     }
 }

@@ -3,6 +3,8 @@
 use baton_core::record::{AttemptRecord, Decision, InputRecord};
 use baton_core::spec::{PermissionEffect, PermissionRule, TaskSpec};
 
+use crate::rng::Rng;
+
 /// The number of the rule that answers, and what it says.
 type Ruling = (u32, Decision);
 
@@ -24,7 +26,12 @@ pub(crate) const CASES: [(&str, &str, Option<Ruling>); 6] = [
     ("Write", r#"{"file_path":"a"}"#, None),
 ];
 
-pub(crate) fn rules() -> Vec<PermissionRule> {
+/// Half of all tasks have them.
+pub(crate) fn some(rng: &mut Rng) -> Vec<PermissionRule> {
+    if rng.chance(50) { rules() } else { Vec::new() }
+}
+
+fn rules() -> Vec<PermissionRule> {
     use PermissionEffect::{Allow, Ask, Deny};
     let rule = |effect, tool: &str, pattern: &str| PermissionRule {
         effect,

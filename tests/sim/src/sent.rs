@@ -2,7 +2,9 @@
 
 use baton_core::effects::{Downstream, Renewal, Reply, Send, Verdict};
 use baton_core::id::{AttemptId, TaskId};
-use baton_core::record::{AttemptRecord, InputState, State as AttemptStage, TaskRecord};
+use baton_core::record::{
+    AttemptRecord, InputState, ProgressRecord, State as AttemptStage, TaskRecord,
+};
 use baton_core::reject::Rejection;
 
 use crate::store::State;
@@ -15,10 +17,46 @@ pub(crate) fn check(durable: &State, send: &Send, now: u64) {
                 Ok(Reply::Submitted { record, .. } | Reply::Task(record) | Reply::Finished(record)),
             ..
         } => known(durable, record),
+        Send::Reply {
+            outcome: Ok(Reply::Granted(Some(grant))),
+            ..
+        } => {
+            known(durable, &grant.record);
+            let stored = attempt(durable, grant.to.task, grant.to.attempt);
+            let begun = stored.state != AttemptStage::Queued;
+            assert!(begun, "S5: {} was granted and is not leased", stored.id);
+        }
+        Send::Reply {
+            outcome: Ok(Reply::Progressed { record, progress }),
+            ..
+        } => {
+            known(durable, record);
+            told(durable, progress);
+        }
+        Send::Reply {
+            outcome: Ok(Reply::Checkpointed { record, checkpoint }),
+            ..
+        } => {
+            known(durable, record);
+            let stored = durable.record(record.task);
+            let counts = stored.is_some_and(|stored| stored.checkpoints >= checkpoint.number);
+            assert!(counts, "S5: a checkpoint was told and is not durable");
+        }
         Send::Published { record, .. } => known(durable, record),
         Send::ToSession { message, .. } => message_sent(durable, message, now),
         Send::Reply { .. } | Send::CloseSession { .. } => {}
     }
+}
+
+fn told(durable: &State, progress: &ProgressRecord) {
+    let stored = durable.progress.get(&progress.task);
+    let count = |of: &ProgressRecord| of.completed.len() as u64 + of.completed_truncated;
+    let gone = durable.removed.contains_key(&progress.task);
+    assert!(
+        gone || stored.is_some_and(|stored| count(stored) >= count(progress)),
+        "S5: progress of {} was told and is not durable",
+        progress.task
+    );
 }
 
 fn known(durable: &State, record: &TaskRecord) {
@@ -83,8 +121,10 @@ fn ordered(durable: &State, message: &Downstream) {
     match message {
         Downstream::Dispatch(dispatch) => {
             let stored = attempt(durable, dispatch.to.task, dispatch.to.attempt);
+            // What was parked in the same turn has lost its lease again.
+            let parked = stored.holder.is_some() && !stored.state.is_leased();
             assert!(
-                stored.lease.is_some(),
+                stored.lease.is_some() || parked,
                 "S5: {} was offered and has no lease",
                 stored.id
             );
@@ -98,7 +138,7 @@ fn ordered(durable: &State, message: &Downstream) {
             let stored = attempt(durable, to.task, to.attempt);
             let confirmed = stored.lease.as_ref().is_some_and(|lease| lease.confirmed);
             assert!(
-                confirmed,
+                confirmed || !stored.state.is_leased(),
                 "S5: {} was confirmed and that is not durable",
                 stored.id
             );
@@ -163,8 +203,15 @@ fn renewed(durable: &State, attempt: AttemptId, renewal: &Renewal, elapsed: Opti
     match (renewal, elapsed) {
         (Renewal::Revoked { .. }, _) => over(durable, attempt),
         (Renewal::Renewed { granted_ms, .. }, Some(elapsed)) => {
-            let lease = durable.find(attempt).and_then(|a| a.lease.as_ref());
-            let kept = lease.is_some_and(|lease| lease.granted_ms + elapsed >= *granted_ms);
+            let stored = durable.find(attempt);
+            let lease = stored.and_then(|a| a.lease.as_ref());
+            // What was parked since has no lease; as long as it may run, a fence stands for it.
+            let fence = durable.fences.get(&attempt).map(|fence| fence.full_ms);
+            let span = lease.map(|lease| lease.granted_ms).or(fence);
+            let kept = match span {
+                Some(span) => span + elapsed >= *granted_ms,
+                None => stored.is_some_and(|a| !a.state.is_leased()),
+            };
             assert!(kept, "S5: the hold of {attempt} is not durable");
         }
         (Renewal::Renewed { .. }, None) => {}

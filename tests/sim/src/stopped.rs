@@ -27,7 +27,12 @@ impl World {
             | Event::Tend { daemon, .. }
             | Event::Limit { daemon, .. }
             | Event::Dead { daemon, .. } => self.daemons[*daemon].asleep_until,
+            Event::Alone { agent }
+            | Event::GripOver { agent }
+            | Event::Heard { agent, .. }
+            | Event::Unheard { agent, .. } => self.alone[*agent].asleep_until,
             Event::Arrive { up: true, .. }
+            | Event::Call { .. }
             | Event::Turn
             | Event::Commit { .. }
             | Event::Boot

@@ -39,6 +39,7 @@ impl World {
         } else {
             rng.between(15_000, LONGEST_TTL_MS)
         };
+        let (agent_scope, agent_held) = takers(rng, self.options.agents);
         TaskSpec {
             tenant: TenantId::new(tenant).expect("a good name"),
             submitted_by: "alice".into(),
@@ -67,11 +68,7 @@ impl World {
                     OnInputTimeout::Park,
                 ])
                 .unwrap_or_default(),
-            permission_rules: if rng.chance(50) {
-                ruled::rules()
-            } else {
-                Vec::new()
-            },
+            permission_rules: ruled::some(rng),
             dispatch_policy: if rng.chance(5) {
                 DispatchPolicy::FailFast
             } else {
@@ -82,12 +79,21 @@ impl World {
             labels: BTreeMap::new(),
             success_criteria: Vec::new(),
             contract: contracts::asked(rng, self.options.contracts),
-            agent_scope: None,
-            agent_held: false,
+            agent_scope,
+            agent_held,
             traceparent: None,
             mcp: false,
         }
     }
+}
+
+/// Whose agents may have it, and whether nobody else may.
+fn takers(rng: &mut Rng, agents: bool) -> (Option<String>, bool) {
+    if !(agents && rng.chance(60)) {
+        return (None, false);
+    }
+    let crew = if rng.chance(75) { "north" } else { "south" };
+    (Some(crew.to_owned()), rng.chance(40))
 }
 
 fn retry_policy(rng: &mut Rng) -> RetryPolicy {

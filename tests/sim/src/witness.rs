@@ -41,7 +41,7 @@ pub fn history(seed: u64) -> Option<History> {
 }
 
 impl World {
-    fn saw(&mut self, who: &str, saw: impl FnOnce() -> Saw) {
+    pub(crate) fn saw(&mut self, who: &str, saw: impl FnOnce() -> Saw) {
         let at = self.now;
         if let Some(witness) = &mut self.witness {
             let lines = witness.lines.entry(who.to_owned()).or_default();
@@ -56,7 +56,15 @@ impl World {
             Asked::Submit(_) | Asked::Conflict(_) => (Op::Submit, None),
             Asked::Cancel(task) => (Op::Cancel, Some(task.to_string())),
             Asked::Operated(task) => (Op::Force, Some(task.to_string())),
-            Asked::Foreign | Asked::Answer(..) | Asked::Daemons | Asked::Other => return,
+            Asked::Resume(task, _) => (Op::Resume, Some(task.to_string())),
+            Asked::Block(task) => (Op::Block, Some(task.to_string())),
+            Asked::Progress(task, _) => (Op::Progress, Some(task.to_string())),
+            // What agents ask is written down where they do.
+            Asked::Foreign
+            | Asked::Answer(..)
+            | Asked::Agent(_)
+            | Asked::Daemons
+            | Asked::Other => return,
         };
         let spec = match asked {
             Asked::Submit(spec) | Asked::Conflict(spec) => Some(spec),
@@ -64,7 +72,14 @@ impl World {
         };
         let tenant = match (spec, asked) {
             (Some(spec), _) => Some(spec.tenant.clone()),
-            (None, Asked::Cancel(task) | Asked::Operated(task)) => self
+            (
+                None,
+                Asked::Cancel(task)
+                | Asked::Operated(task)
+                | Asked::Resume(task, _)
+                | Asked::Block(task)
+                | Asked::Progress(task, _),
+            ) => self
                 .relay
                 .store
                 .view
@@ -78,7 +93,10 @@ impl World {
             tenant: tenant.map(|tenant| tenant.to_string()).unwrap_or_default(),
             task,
             key: spec.and_then(|spec| spec.idempotency_key.clone()),
-            body: spec.map(|spec| spec.prompt.clone()),
+            body: match asked {
+                Asked::Progress(_, item) => Some(item.to_string()),
+                _ => spec.map(|spec| spec.prompt.clone()),
+            },
         };
         self.saw("clients", || call);
     }
@@ -93,28 +111,34 @@ impl World {
             (Asked::Submit(_) | Asked::Conflict(_), Ok(Reply::Submitted { record, created })) => {
                 (Outcome::Ok, Some(record), !created, None)
             }
-            (Asked::Cancel(_) | Asked::Operated(_), Ok(Reply::Task(record))) => {
+            (
+                Asked::Cancel(_) | Asked::Operated(_) | Asked::Resume(..),
+                Ok(Reply::Task(record)),
+            )
+            | (Asked::Block(_) | Asked::Progress(..), Ok(Reply::Progressed { record, .. })) => {
                 (Outcome::Ok, Some(record), false, None)
             }
             (Asked::Cancel(_), Ok(Reply::Finished(record))) => {
                 (Outcome::Ok, Some(record), true, None)
             }
             (
-                Asked::Submit(_) | Asked::Conflict(_) | Asked::Cancel(_) | Asked::Operated(_),
+                Asked::Submit(_)
+                | Asked::Conflict(_)
+                | Asked::Cancel(_)
+                | Asked::Operated(_)
+                | Asked::Resume(..)
+                | Asked::Block(_)
+                | Asked::Progress(..),
                 Err(code),
             ) => (Outcome::Fail, None, false, Some(code.as_str().to_owned())),
             _ => return,
         };
-        let answer = Saw::Answer {
-            call: request.0,
-            outcome,
-            task: record.map(|record| record.task.to_string()),
-            revision: record.map(|record| record.revision),
-            state: record.map(|record| record.state.as_str().to_owned()),
-            code,
-            already,
-        };
+        let answer = answer(request.0, outcome, record.map(AsRef::as_ref), code, already);
         self.saw("clients", || answer);
+        if let (Asked::Resume(..), Some(newest)) = (asked, record.and_then(|r| r.newest())) {
+            let (call, made) = (request.0, newest.id.to_string());
+            self.saw("clients", || Saw::Made { call, made });
+        }
     }
 
     pub(crate) fn saw_message(&mut self, daemon: usize, message: &Downstream) {
@@ -242,7 +266,28 @@ impl World {
                 });
             }
             self.saw("relay", || last(&record));
+            let goal = self.goal_of(&record);
+            self.saw("relay", || goal);
         }
+    }
+}
+
+/// What came of a call, in whosever's words.
+pub(crate) fn answer(
+    call: u64,
+    outcome: Outcome,
+    record: Option<&TaskRecord>,
+    code: Option<String>,
+    already: bool,
+) -> Saw {
+    Saw::Answer {
+        call,
+        outcome,
+        task: record.map(|record| record.task.to_string()),
+        revision: record.map(|record| record.revision),
+        state: record.map(|record| record.state.as_str().to_owned()),
+        code,
+        already,
     }
 }
 

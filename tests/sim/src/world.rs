@@ -11,6 +11,7 @@ use baton_core::record::TaskState;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 
+use crate::alone::Alone;
 use crate::clients::Clients;
 use crate::counts::Counts;
 use crate::daemon::Daemon;
@@ -88,6 +89,29 @@ pub(crate) enum Event {
         daemon: usize,
         attempt: AttemptId,
     },
+    /// An agent without a daemon looks at what it has.
+    Alone {
+        agent: usize,
+    },
+    /// By its own clock an agent's lease is over, unless it was renewed.
+    GripOver {
+        agent: usize,
+    },
+    /// An agent's request is at the relay.
+    Call {
+        agent: usize,
+        call: u64,
+    },
+    /// The answer is at the agent.
+    Heard {
+        agent: usize,
+        call: u64,
+    },
+    /// Nobody waits for an answer for ever.
+    Unheard {
+        agent: usize,
+        call: u64,
+    },
     Client,
     Fault,
     Heal,
@@ -114,6 +138,8 @@ pub(crate) struct World {
     pub(crate) conns: Vec<Conn>,
     pub(crate) daemons: Vec<Daemon>,
     pub(crate) clients: Clients,
+    /// Agents that hold leases themselves.
+    pub(crate) alone: Vec<Alone>,
     pub(crate) alive: Alive,
     /// Uptime of the relay when it ended an attempt by itself.
     pub(crate) ended_at: BTreeMap<AttemptId, u64>,
@@ -154,6 +180,7 @@ impl World {
             conns: Vec::new(),
             daemons: Vec::new(),
             clients: Clients::default(),
+            alone: Vec::new(),
             alive: Alive::default(),
             ended_at: BTreeMap::new(),
             confirmed_at: BTreeMap::new(),
@@ -198,6 +225,7 @@ impl World {
         for daemon in 0..self.options.daemons {
             self.add_daemon(daemon);
         }
+        self.add_agents();
         self.start_relay();
         let storm = self.options.storm_ms;
         self.at(1, Event::Client);
@@ -234,6 +262,11 @@ impl World {
             Event::Dead { daemon, attempt } => self.killed(daemon, attempt),
             Event::Wake { daemon } => self.daemon_wakes(daemon),
             Event::Unconfirmed { daemon, attempt } => self.not_confirmed(daemon, attempt),
+            Event::Alone { agent } => self.alone_acts(agent),
+            Event::GripOver { agent } => self.grip_over(agent),
+            Event::Call { agent, call } => self.call_arrives(agent, call),
+            Event::Heard { agent, call } => self.heard(agent, call),
+            Event::Unheard { agent, call } => self.unheard(agent, call),
             Event::Client => self.client_acts(),
             Event::Fault => self.fault(),
             Event::Heal => self.heal(),
@@ -315,6 +348,7 @@ impl World {
     fn end(&mut self) {
         let last = std::mem::replace(&mut self.looked, true);
         self.check_acknowledged();
+        self.check_goals();
         if !last {
             return;
         }

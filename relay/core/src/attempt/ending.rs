@@ -85,6 +85,7 @@ impl Machine<'_> {
                 self.learn(termination);
                 self.receipt_of(termination)
             }
+            None if mutant!(ParkTakenForReceipt) => Receipt::NotNeeded,
             None => self.assumed_receipt(),
         };
         self.park(cause, receipt)

@@ -59,7 +59,7 @@ pub struct AttemptRecord {
     pub asked: bool,
     pub previous: Option<AttemptId>,
     pub successor: Option<AttemptId>,
-    /// Who sent the task on from here, where it was parked.
+    /// Who sent the task on from here, where it waited for a person.
     pub handed_to: Option<Arc<str>>,
     /// What a person had to say when it was made.
     pub resume: Option<Box<Resume>>,

@@ -363,6 +363,23 @@ fn a_stalled_relay_credits_agents_too() {
     assert_eq!(world.attempt_state(hand.task), AttemptState::Lost);
 }
 
+/// What a stalled relay gave to an earlier holder is not taken off its successor.
+#[test]
+fn each_holder_is_credited_for_itself() {
+    let mut world = World::new();
+    let hand = world.held(&agent(1));
+    for _ in 0..8 {
+        world.jump(TTL);
+        world.say(crate::input::Input::Tick);
+    }
+    assert_eq!(world.attempt_state(hand.task), AttemptState::Lost);
+    let next = world.pick_up(&agent(2), hand.task, None).unwrap();
+    world.jump(TTL + GRACE);
+    world.say(crate::input::Input::Tick);
+    assert_eq!(world.attempt_state(hand.task), AttemptState::Accepted);
+    assert_eq!(world.renew(&next), Ok((TTL, false)));
+}
+
 #[test]
 fn a_lease_of_another_life_of_the_data_speaks_for_nothing() {
     let mut world = World::new();

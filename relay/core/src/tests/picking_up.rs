@@ -86,6 +86,24 @@ fn of_many_pick_ups_one_wins_and_what_was_parked_is_handed_off_in_the_same_write
     assert_eq!(over, Rejection::AlreadyFinished);
 }
 
+/// A task may wait for a person with an attempt that has ended, and then nothing of it is handed off.
+#[test]
+fn who_comes_too_late_learns_who_was_first_also_where_the_attempt_had_ended() {
+    let mut world = World::new();
+    let hand = world.held(&agent(1));
+    world.pass(TTL + GRACE);
+    assert_eq!(world.state(hand.task), TaskState::NeedsAttention);
+    let seen = Some(hand.attempt);
+    world.pick_up(&agent(2), hand.task, seen).unwrap();
+    let record = world.task(hand.task);
+    assert_eq!(record.attempts[0].state.name(), AttemptState::Lost);
+    assert_eq!(record.attempts[0].handed_to.as_deref(), Some("agent-2"));
+    for seen in [seen, None] {
+        let refused = world.pick_up(&agent(3), hand.task, seen).unwrap_err();
+        assert_eq!(refused, Rejection::HandedOff);
+    }
+}
+
 #[test]
 fn what_its_taker_blocks_again_can_be_picked_up_again_and_only_that() {
     let mut world = World::new();

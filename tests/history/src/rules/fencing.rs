@@ -48,7 +48,7 @@ fn results(case: &Case<'_>) -> Vec<Violation> {
     let mut sent: BTreeMap<&str, Vec<&Seen>> = BTreeMap::new();
     for seen in &case.history.seen {
         match &seen.line.saw {
-            Saw::Offered { attempt, .. } => {
+            Saw::Offered { attempt, .. } | Saw::Granted { attempt, .. } => {
                 holders.insert((attempt, &seen.line.who));
             }
             Saw::Sent { attempt, word, .. } if word == "complete" => {

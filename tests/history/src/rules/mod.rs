@@ -3,6 +3,7 @@
 mod acknowledged;
 mod ends;
 mod fencing;
+mod goals;
 mod keys;
 mod leases;
 mod output;
@@ -136,7 +137,7 @@ pub fn judge(history: &History) -> Verdict {
     let case = Case::new(history);
     let counts = counts::count(history);
     let mut violations = counts::vacuous(history, &counts);
-    let rules: [fn(&Case<'_>) -> Vec<Violation>; 9] = [
+    let rules: [fn(&Case<'_>) -> Vec<Violation>; 10] = [
         leases::check,
         fencing::check,
         acknowledged::check,
@@ -146,6 +147,7 @@ pub fn judge(history: &History) -> Verdict {
         tenants::check,
         output::check,
         watching::check,
+        goals::check,
     ];
     violations.extend(rules.iter().flat_map(|rule| rule(&case)));
     Verdict { counts, violations }

@@ -16,7 +16,9 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
     let mut watches = BTreeMap::new();
     for seen in &case.history.seen {
         let (tenant, task) = match &seen.line.saw {
-            Saw::Offered { tenant, task, .. } | Saw::Read { tenant, task, .. } => (tenant, task),
+            Saw::Offered { tenant, task, .. }
+            | Saw::Granted { tenant, task, .. }
+            | Saw::Read { tenant, task, .. } => (tenant, task),
             Saw::WatchOpened {
                 watch,
                 tenant,

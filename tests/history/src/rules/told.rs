@@ -17,6 +17,9 @@ pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
             Saw::Confirmed { task, attempt } => {
                 found.extend(unknown(case, seen, task, attempt, "confirmed"));
             }
+            Saw::Granted { task, attempt, .. } => {
+                found.extend(unknown(case, seen, task, attempt, "confirmed"));
+            }
             Saw::WatchOpened { watch, task, .. } => {
                 watches.insert((seen.line.who.as_str(), *watch), task.as_str());
             }

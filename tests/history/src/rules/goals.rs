@@ -1,0 +1,392 @@
+//! Goals: an acknowledged block, resume, pick-up, checkpoint or item of progress is still there in the end. What waits for a person is
+//! leased to nobody, is sent on once, and only the newest attempt of a task waits.
+
+use std::collections::BTreeMap;
+
+use super::Case;
+use crate::history::{Asked, Seen};
+use crate::line::{Op, Outcome, Saw};
+use crate::verdict::Violation;
+
+pub(super) fn check(case: &Case<'_>) -> Vec<Violation> {
+    let made = made(case);
+    let mut found = forgotten(case);
+    found.extend(kept(case, &made));
+    found.extend(sent_on_by_two(case, &made));
+    found.extend(waiting(case));
+    found.extend(parked(case));
+    found
+}
+
+/// The event that tells of such a call.
+fn event_of(op: Op) -> Option<&'static str> {
+    match op {
+        Op::Block => Some("attention"),
+        Op::Resume => Some("resumed"),
+        Op::PickUp => Some("picked_up"),
+        Op::Progress => Some("progress"),
+        Op::Checkpoint => Some("checkpoint"),
+        Op::Submit | Op::Cancel | Op::Force | Op::Get | Op::Probe => None,
+    }
+}
+
+/// Acknowledged calls, each with its task and the revision that it was told.
+fn acknowledged<'a>(
+    case: &'a Case<'a>,
+) -> impl Iterator<Item = (&'a Asked<'a>, &'a Seen, &'a str, u64)> {
+    case.calls.iter().filter_map(|asked| {
+        let answer = asked.answer?;
+        let Saw::Answer {
+            outcome: Outcome::Ok,
+            task: Some(task),
+            revision,
+            ..
+        } = &answer.line.saw
+        else {
+            return None;
+        };
+        let removed = case.removed.contains(task.as_str());
+        (!removed).then_some((asked, answer, task.as_str(), revision.unwrap_or(u64::MAX)))
+    })
+}
+
+/// Calls of one kind about one task: the revision that each was told, the call and its answer.
+type Told<'a> = BTreeMap<(&'a str, &'static str), Vec<(u64, &'a Seen, &'a Seen)>>;
+
+/// Each of them has an event of its own in the task's story, as far as that goes back.
+fn forgotten(case: &Case<'_>) -> Vec<Violation> {
+    let mut told: Told<'_> = BTreeMap::new();
+    for (asked, answer, task, revision) in acknowledged(case) {
+        if let Some(kind) = event_of(asked.op) {
+            let calls = told.entry((task, kind)).or_default();
+            calls.push((revision, asked.call, answer));
+        }
+    }
+    let mut found = Vec::new();
+    for ((task, kind), mut calls) in told {
+        let Some(timeline) = case.timelines.get(task).filter(|t| t.contains_key(&1)) else {
+            continue;
+        };
+        calls.sort_by_key(|(revision, ..)| *revision);
+        for (nth, (revision, call, answer)) in calls.iter().enumerate() {
+            let events = timeline.range(..=revision).map(|(_, (_, event))| event);
+            if events.filter(|event| event.kind == kind).count() <= nth {
+                let what =
+                    format!("{kind} was acknowledged at {revision}, and no event tells of it");
+                found.push(Violation::new("goals", task, what, &[call, answer]));
+            }
+        }
+    }
+    found
+}
+
+fn made<'a>(case: &Case<'a>) -> BTreeMap<(&'a str, u64), &'a str> {
+    let lines = case
+        .history
+        .seen
+        .iter()
+        .filter_map(|seen| match &seen.line.saw {
+            Saw::Made { call, made } => Some(((seen.line.who.as_str(), *call), made.as_str())),
+            _ => None,
+        });
+    lines.collect()
+}
+
+fn made_by<'a>(made: &BTreeMap<(&'a str, u64), &'a str>, asked: &Asked<'a>) -> Option<&'a str> {
+    let Saw::Call { call, .. } = &asked.call.line.saw else {
+        return None;
+    };
+    made.get(&(asked.call.line.who.as_str(), *call)).copied()
+}
+
+/// Items and checkpoints themselves, where the relay was asked for them in the end.
+fn kept(case: &Case<'_>, made: &BTreeMap<(&str, u64), &str>) -> Vec<Violation> {
+    let mut goals: BTreeMap<&str, (&Vec<String>, u64, &Vec<u64>)> = BTreeMap::new();
+    for seen in &case.history.seen {
+        if let Saw::Goal {
+            task,
+            completed,
+            dropped,
+            checkpoints,
+        } = &seen.line.saw
+        {
+            goals.insert(task, (completed, *dropped, checkpoints));
+        }
+    }
+    let mut found = Vec::new();
+    for (asked, answer, task, _) in acknowledged(case) {
+        let Some((completed, dropped, checkpoints)) = goals.get(task) else {
+            continue;
+        };
+        let lost = match (asked.op, body(asked), made_by(made, asked)) {
+            (Op::Progress, Some(item), _) if *dropped == 0 => {
+                (!completed.iter().any(|kept| kept == item)).then(|| format!("item {item}"))
+            }
+            (Op::Checkpoint, _, Some(number)) => {
+                let number: u64 = number.parse().unwrap_or(0);
+                // Only the oldest may have made room.
+                let oldest = checkpoints.first().copied().unwrap_or(u64::MAX);
+                let there = checkpoints.contains(&number) || number < oldest && oldest != u64::MAX;
+                (!there).then(|| format!("checkpoint {number}"))
+            }
+            _ => None,
+        };
+        if let Some(lost) = lost {
+            let what = format!("{lost} was acknowledged and is gone");
+            found.push(Violation::new("goals", task, what, &[asked.call, answer]));
+        }
+    }
+    found
+}
+
+fn body<'a>(asked: &Asked<'a>) -> Option<&'a str> {
+    match &asked.call.line.saw {
+        Saw::Call { body, .. } => body.as_deref(),
+        _ => None,
+    }
+}
+
+/// Of several who want it to go on one is told that it does, by an attempt that is there.
+fn sent_on_by_two(case: &Case<'_>, made: &BTreeMap<(&str, u64), &str>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let mut first: BTreeMap<&str, &Seen> = BTreeMap::new();
+    for (asked, answer, task, _) in acknowledged(case) {
+        let Some(attempt) = made_by(made, asked).filter(|_| sends_on(asked.op)) else {
+            continue;
+        };
+        if let Some(other) = first.insert(attempt, answer) {
+            let what = format!("two were told that it goes on by {attempt}");
+            found.push(Violation::new(
+                "goals",
+                task,
+                what,
+                &[other, asked.call, answer],
+            ));
+        }
+        let story = case.timelines.get(task);
+        let known = story.is_none_or(|story| {
+            !story.contains_key(&1) || story.values().any(|(_, event)| event.attempt == attempt)
+        });
+        if !known {
+            let what = format!("it was said to go on by {attempt}, which nobody knows");
+            found.push(Violation::new("goals", task, what, &[asked.call, answer]));
+        }
+    }
+    found
+}
+
+fn sends_on(op: Op) -> bool {
+    matches!(op, Op::Resume | Op::PickUp)
+}
+
+/// A parked task is offered and leased to nobody until somebody sends it on, and that happens once.
+fn waiting(case: &Case<'_>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (task, timeline) in &case.timelines {
+        // Where the story begins in the middle nobody knows whether it waits.
+        let mut waits = (!timeline.contains_key(&1)).then_some(None);
+        for (seen, event) in timeline.values() {
+            let parked = waits.flatten();
+            match event.kind.as_str() {
+                "attention" => waits = Some(Some(*seen)),
+                "resumed" | "picked_up" if waits.is_none() => {
+                    let what = format!(
+                        "{} at {}, and it was not parked",
+                        event.kind, event.revision
+                    );
+                    found.push(Violation::new("goals", task, what, &[seen]));
+                }
+                "offered" | "confirmed" => {
+                    found.extend(parked.map(|since| leased(task, since, seen)));
+                }
+                "resumed" | "picked_up" | "retry_asked" | "cancel_requested" | "adopted_late" => {
+                    waits = None;
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+fn leased(task: &str, since: &Seen, seen: &Seen) -> Violation {
+    let what = "it waits for a person and is leased";
+    Violation::new("goals", task, what, &[since, seen])
+}
+
+/// Once a task went on, what it waited with is handed off.
+fn parked(case: &Case<'_>) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (task, record) in &case.records {
+        let Some((last, earlier)) = record.attempts.split_last() else {
+            continue;
+        };
+        if let Some(one) = earlier.iter().find(|one| one.state == "parked") {
+            let what = format!(
+                "{} is parked, and {} came after it",
+                one.attempt, last.attempt
+            );
+            found.push(Violation::new("goals", task, what, &[record.seen]));
+        }
+        if last.state == "parked" && record.state != "needs_attention" {
+            let what = format!(
+                "{} is parked, and its task is {}",
+                last.attempt, record.state
+            );
+            found.push(Violation::new("goals", task, what, &[record.seen]));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::line::{Op, Outcome, Saw};
+    use crate::samples::{self, Run, answer, call, expect, line, record, timeline};
+
+    /// A task that a person blocked and sent on, and that then completed.
+    fn handed_off() -> Run {
+        let mut run = samples::sound();
+        let told = [
+            (1, "submitted", "", "", "queued"),
+            (2, "progress", "b1", "queued", "queued"),
+            (3, "checkpoint", "b1", "queued", "queued"),
+            (4, "attention", "b1", "parked", "needs_attention"),
+            (5, "resumed", "b1", "parked", "queued"),
+            (6, "ended", "b1", "handed_off", "queued"),
+            (7, "queued", "b2", "queued", "queued"),
+            (8, "confirmed", "b2", "accepted", "running"),
+            (9, "ended", "b2", "canceled", "canceled"),
+        ];
+        for (revision, kind, attempt, state, task_state) in told {
+            let event = timeline("t4", revision, kind, attempt, state, task_state);
+            run.relay.push(event);
+        }
+        let attempts = [("b1", 1, "handed_off"), ("b2", 2, "canceled")];
+        run.relay.push(record("acme", "t4", "canceled", &attempts));
+        run.relay.push(goal(&["one"], &[1]));
+        asks(&mut run, 20, Op::Progress, 2, "queued");
+        if let Some(Saw::Call { body, .. }) =
+            run.client.iter_mut().rev().nth(1).map(|line| &mut line.saw)
+        {
+            *body = Some("one".into());
+        }
+        asks(&mut run, 21, Op::Block, 4, "needs_attention");
+        asks(&mut run, 22, Op::Resume, 7, "queued");
+        run.client.push(made(22, "b2"));
+        run
+    }
+
+    fn asks(run: &mut Run, number: u64, op: Op, revision: u64, state: &str) {
+        run.client.push(call(number, op, "acme", Some("t4")));
+        run.client
+            .push(answer(number, Outcome::Ok, Some("t4"), revision, state));
+    }
+
+    fn made(call: u64, made: &str) -> crate::line::Line {
+        let made = made.into();
+        line("client", Saw::Made { call, made })
+    }
+
+    fn goal(completed: &[&str], checkpoints: &[u64]) -> crate::line::Line {
+        let saw = Saw::Goal {
+            task: "t4".into(),
+            completed: completed.iter().map(|item| (*item).into()).collect(),
+            dropped: 0,
+            checkpoints: checkpoints.to_vec(),
+        };
+        line("relay", saw)
+    }
+
+    #[test]
+    fn what_was_parked_and_sent_on_once_is_sound() {
+        let run = handed_off();
+        assert!(run.judged().holds(), "{}", run.judged());
+        assert_eq!(run.judged().count("resumes acknowledged"), 1);
+    }
+
+    #[test]
+    fn an_acknowledged_block_that_no_event_tells_of_is_found() {
+        let mut run = handed_off();
+        asks(&mut run, 30, Op::Block, 9, "canceled");
+        expect(&run, "goals", "t4", "client.jsonl");
+    }
+
+    #[test]
+    fn an_acknowledged_resume_that_no_event_tells_of_is_found() {
+        let mut run = handed_off();
+        asks(&mut run, 30, Op::Resume, 9, "canceled");
+        expect(&run, "goals", "t4", "client.jsonl");
+    }
+
+    #[test]
+    fn an_acknowledged_item_that_is_gone_is_found() {
+        let mut run = handed_off();
+        run.relay.push(goal(&["two"], &[1]));
+        expect(&run, "goals", "t4", "client.jsonl");
+    }
+
+    #[test]
+    fn an_acknowledged_checkpoint_that_is_gone_is_found() {
+        let mut run = handed_off();
+        asks(&mut run, 30, Op::Checkpoint, 9, "canceled");
+        run.client.push(made(30, "1"));
+        assert!(run.judged().holds(), "{}", run.judged());
+        run.relay.push(goal(&["one"], &[]));
+        expect(&run, "goals", "t4", "client.jsonl");
+    }
+
+    #[test]
+    fn two_who_were_told_that_they_sent_it_on_are_found() {
+        let mut run = handed_off();
+        run.relay
+            .push(timeline("t4", 10, "picked_up", "b2", "queued", "queued"));
+        asks(&mut run, 30, Op::PickUp, 10, "queued");
+        run.client.push(made(30, "b2"));
+        expect(&run, "goals", "t4", "client.jsonl");
+    }
+
+    #[test]
+    fn a_task_that_was_sent_on_twice_is_found() {
+        let mut run = handed_off();
+        run.relay
+            .push(timeline("t4", 10, "resumed", "b2", "queued", "queued"));
+        expect(&run, "goals", "t4", "relay.jsonl");
+    }
+
+    #[test]
+    fn a_parked_task_that_is_leased_is_found() {
+        let mut run = handed_off();
+        run.relay.push(timeline(
+            "t4",
+            10,
+            "attention",
+            "b2",
+            "canceled",
+            "needs_attention",
+        ));
+        run.relay
+            .push(timeline("t4", 11, "offered", "b2", "offered", "running"));
+        expect(&run, "goals", "t4", "relay.jsonl");
+    }
+
+    #[test]
+    fn an_attempt_that_stays_parked_when_its_task_went_on_is_found() {
+        let mut run = handed_off();
+        let attempts = [("b1", 1, "parked"), ("b2", 2, "canceled")];
+        run.relay.push(record("acme", "t4", "canceled", &attempts));
+        expect(&run, "goals", "t4", "relay.jsonl");
+    }
+
+    #[test]
+    fn a_lease_that_an_agent_was_told_of_and_nobody_stored_is_found() {
+        let mut run = handed_off();
+        let granted = Saw::Granted {
+            tenant: "acme".into(),
+            task: "t4".into(),
+            attempt: "b9".into(),
+        };
+        run.other.push(line("agent", granted));
+        expect(&run, "S5", "t4", "other.jsonl");
+    }
+}

@@ -1,0 +1,117 @@
+//! What waits for a person: it holds nothing, is leased to nobody, and goes on once, by a successor that appears in the same write.
+
+use baton_core::record::{
+    AttemptRecord, CheckpointKind, EndState, EndedBy, ParkCause, State, TaskRecord, TaskState,
+};
+
+use crate::checks::pairs;
+use crate::store::State as Stored;
+
+/// Of one record alone.
+pub(crate) fn shape(task: &TaskRecord) {
+    let Some(newest) = task.newest() else { return };
+    let waits = task.attention.is_some();
+    if waits {
+        let over = matches!(newest.state, State::Parked(_) | State::Ended(_));
+        assert!(
+            over,
+            "parked: {} waits for a person and is {:?}",
+            task.task,
+            newest.state.name()
+        );
+        assert_eq!(
+            task.state,
+            TaskState::NeedsAttention,
+            "parked: {}",
+            task.task
+        );
+    }
+    for attempt in &task.attempts {
+        if matches!(attempt.state, State::Parked(_)) {
+            assert!(waits, "parked: {} waits for nobody", attempt.id);
+            holds_nothing(attempt);
+        }
+    }
+}
+
+fn holds_nothing(attempt: &AttemptRecord) {
+    let id = attempt.id;
+    assert!(attempt.lease.is_none(), "parked: {id} still has a lease");
+    assert!(attempt.budgets.is_empty(), "parked: {id} still has a timer");
+    let asks = attempt.inputs.iter().any(|input| input.state.is_pending());
+    assert!(
+        attempt.tools.is_empty() && !asks,
+        "parked: {id} has something open"
+    );
+}
+
+pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
+    for (was, is) in pairs(old, new) {
+        match (&was.state, &is.state) {
+            (State::Parked(_), State::Parked(_)) => {}
+            (State::Parked(_), _) => sent_on(is, new),
+            (_, State::Parked(parked)) if parked.cause == ParkCause::Blocked => {
+                blocked(before, old, is, new);
+            }
+            (was, State::Ended(end)) if was.end().is_none() => assert!(
+                end.state != EndState::HandedOff,
+                "hand-off: {} was not parked",
+                is.id
+            ),
+            _ => {}
+        }
+    }
+}
+
+/// It ends as handed off to the one who follows it, or a person has ended it.
+fn sent_on(is: &AttemptRecord, task: &TaskRecord) {
+    let id = is.id;
+    let Some(end) = is.state.end() else {
+        panic!("hand-off: {id} was parked and is {:?}", is.state.name());
+    };
+    if end.state != EndState::HandedOff {
+        let by_person = matches!(end.by, EndedBy::Operator | EndedBy::Client);
+        assert!(
+            by_person,
+            "hand-off: {id} was parked and ended by {:?}",
+            end.by
+        );
+        return;
+    }
+    let next = task
+        .attempts
+        .iter()
+        .find(|next| next.number == is.number + 1);
+    let next = next.map(|next| (next.id, next.previous));
+    assert_eq!(
+        next,
+        is.successor.map(|successor| (successor, Some(id))),
+        "hand-off: {id} has no successor"
+    );
+    assert!(is.handed_to.is_some(), "hand-off: nobody has {id}");
+    let waits = task.attention.as_ref().map(|attention| attention.since);
+    assert!(
+        waits.is_none(),
+        "hand-off: {} still waits for a person",
+        task.task
+    );
+}
+
+/// What the next one should know was written with it.
+fn blocked(before: &Stored, old: &TaskRecord, is: &AttemptRecord, new: &TaskRecord) {
+    let written = before.checkpoints.get(&(new.task, new.checkpoints));
+    let tells = written.is_some_and(|written| {
+        let named = new
+            .attention
+            .as_ref()
+            .and_then(|attention| attention.checkpoint);
+        written.kind == CheckpointKind::Blocked
+            && written.attempt == is.id
+            && named == Some(written.id)
+    });
+    assert!(
+        tells && new.checkpoints > old.checkpoints,
+        "block: {} is parked without a checkpoint",
+        is.id
+    );
+}
