@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, FromArgMatches};
 
 use crate::errors::{CliError, Story};
 
@@ -110,9 +110,26 @@ impl RelayArgs {
 
     /// The token, or a story about where it was looked for.
     pub(crate) fn token(&self) -> Result<String, CliError> {
+        let path = self.token_path();
+        let named = self.named_token().is_some();
+        read_token(&path).map_err(|error| token_story(&path, named, &error))
+    }
+
+    /// Where it is looked for.
+    pub(crate) fn token_path(&self) -> PathBuf {
         let named = self.named_token();
-        let path = named.map_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE), Path::to_owned);
-        read_token(&path).map_err(|error| token_story(&path, named.is_some(), &error))
+        named.map_or_else(|| self.data_dir().join(ADMIN_TOKEN_FILE), Path::to_owned)
+    }
+
+    /// What a command line said about the relay, for those commands that talk to one.
+    pub(crate) fn of(matches: &clap::ArgMatches) -> Option<Self> {
+        let mut leaf = matches;
+        while let Some((_, inner)) = leaf.subcommand() {
+            leaf = inner;
+        }
+        // Servers have flags of the same names; this one only clients have.
+        leaf.try_contains_id("in_tenant").ok()?;
+        Self::from_arg_matches(leaf).ok()
     }
 }
 

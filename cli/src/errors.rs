@@ -8,6 +8,7 @@ use baton_proto::v1::ErrorDetail;
 use prost::Message as _;
 use tonic::{Code, Status};
 
+use crate::discovery::RelayArgs;
 use crate::exit::Exit;
 use crate::hints;
 use crate::sanitize::one_line;
@@ -60,6 +61,26 @@ impl CliError {
             why: why.to_string(),
             hint: String::new(),
         })
+    }
+
+    /// The relay does not know the token: with which relay that was, and whose token.
+    pub(crate) fn with_whereabouts(mut self, relay: &RelayArgs) -> Self {
+        if let CliError::Refused(refusal) = &mut self
+            && refusal.code == Code::Unauthenticated
+            && let Ok(url) = relay.relay_url()
+        {
+            let file = relay.token_path();
+            let story = &mut refusal.story;
+            story.what = format!(
+                "the relay at {url} does not take the token in {}",
+                file.display()
+            );
+            story.why = "it is revoked, has expired, or is another relay's".to_owned();
+            story.hint = "name this relay's with --token-file or its data directory with --data; an administrator makes one with \
+                          `baton token create --role submitter`"
+                .to_owned();
+        }
+        self
     }
 
     pub(crate) fn exit(&self) -> Exit {
@@ -127,8 +148,9 @@ fn detail(status: &Status) -> Option<ErrorDetail> {
 fn refused(code: Code, detail: ErrorDetail) -> CliError {
     let mut what = detail.message;
     if !detail.field.is_empty() && !what.contains(&detail.field) {
-        what = format!("{}: {what}", detail.field);
+        what = format!("{} : {what}", detail.field);
     }
+    what = hints::with_flags(&detail.field, &what).replace(" : ", ": ");
     for path in &detail.missing {
         what.push_str("\n  missing: ");
         what.push_str(path);
@@ -136,7 +158,7 @@ fn refused(code: Code, detail: ErrorDetail) -> CliError {
     let story = Story {
         what,
         why: String::new(),
-        hint: hints::in_flags(&detail.code, detail.hint),
+        hint: hints::in_flags(&detail.code, &detail.field, detail.hint),
     };
     CliError::Refused(Box::new(Refusal {
         code,

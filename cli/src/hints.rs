@@ -1,15 +1,91 @@
-//! The relay's advice in the words of this program: it speaks of fields, people here have flags.
+//! The relay's words in those of this program: it speaks of fields, people here have flags.
+
+/// Fields of requests, and the flags or arguments of the command line that fill them.
+const FLAGS: [(&str, &str); 47] = [
+    ("agent_scope", "--agent-scope"),
+    ("attempt_id", "ATTEMPT"),
+    ("block.reason", "--reason"),
+    ("daemon", "DAEMON"),
+    ("idempotency_key", "--idempotency-key"),
+    ("input_id", "INPUT"),
+    ("lease.attempt_id", "ATTEMPT"),
+    ("lease.task_id", "TASK"),
+    ("lease.token", "BATON_LEASE_TOKEN"),
+    ("name", "--name"),
+    ("permission.message", "--message"),
+    ("permission.scope", "--for-attempt"),
+    ("question.labels", "--option"),
+    ("question.text", "--text"),
+    ("reason", "--reason"),
+    ("spec.agent", "--agent"),
+    ("spec.agent_held", "--agent-held"),
+    ("spec.agent_scope", "--agent-scope"),
+    ("spec.command.argv", "the command after --"),
+    ("spec.contract.required_artifacts", "--require"),
+    ("spec.contract.required_artifacts.path", "--require"),
+    ("spec.conversation_id", "--conversation"),
+    ("spec.cwd", "--cwd"),
+    ("spec.dispatch_policy", "--fail-fast"),
+    ("spec.env", "--env"),
+    ("spec.goal", "--goal"),
+    ("spec.labels", "--note"),
+    ("spec.lease_ttl_ms", "--lease"),
+    ("spec.options.context_refs", "--context"),
+    ("spec.options.context_refs.path", "--context"),
+    ("spec.options.effort", "--effort"),
+    ("spec.options.instructions", "--instructions-file"),
+    ("spec.options.model", "--model"),
+    ("spec.options.permission_mode", "--permission-mode"),
+    ("spec.placement.capabilities", "--capability"),
+    ("spec.placement.daemon", "--daemon"),
+    ("spec.placement.labels", "--label"),
+    ("spec.priority", "--priority"),
+    ("spec.profile", "--deadline"),
+    ("spec.profile_name", "--profile"),
+    ("spec.prompt", "--prompt"),
+    ("spec.workspace.root", "--workspace"),
+    ("task_id", "TASK"),
+    ("tenant", "--tenant"),
+    ("update.completed_items", "--done"),
+    ("update.failed_items.item", "--failed"),
+    ("update.failed_items.reason", "--failed"),
+];
+
+fn flag(field: &str) -> Option<&'static str> {
+    let known = FLAGS.iter().find(|(known, _)| *known == field);
+    known.map(|(_, flag)| *flag)
+}
+
+/// What happened, with flags in place of fields: the one at fault, and whatever is spelled like no other word.
+pub(crate) fn with_flags(field: &str, message: &str) -> String {
+    let word = |word: &str| match flag(word) {
+        Some(flag) if word == field || word.contains('.') => flag.to_owned(),
+        Some(_) | None => word.to_owned(),
+    };
+    let words: Vec<String> = message.split(' ').map(word).collect();
+    words.join(" ")
+}
 
 /// What to try next, for a refusal with this machine code; the relay's own words where they fit.
-pub(crate) fn in_flags(code: &str, hint: String) -> String {
-    let own = match code {
-        "unsafe_retry" => {
+pub(crate) fn in_flags(code: &str, field: &str, hint: String) -> String {
+    let own = match (code, field) {
+        ("unsafe_retry", _) => {
             "read what it did with `baton output TASK`, then repeat this with --allow-unsafe"
         }
-        "contract_unmet" => {
+        ("contract_unmet", _) => {
             "let the agent make the missing files, or complete it without them with --override"
         }
-        "reason_missing" => "say why with --reason TEXT",
+        ("reason_missing", _) => "say why with --reason TEXT",
+        ("missing", "spec.prompt") => {
+            "say what it is to do with --prompt TEXT or --prompt-file FILE"
+        }
+        ("missing" | "blank", "agent_scope") => {
+            "say which tasks it may take with --agent-scope NAME"
+        }
+        ("once_only", _) => "leave out --for-attempt",
+        ("no_daemon", _) => {
+            "start a daemon that can take it, or leave out --fail-fast, so that it waits"
+        }
         _as_it_is => return hint,
     };
     own.to_owned()
@@ -22,7 +98,14 @@ mod tests {
     #[test]
     fn fields_become_flags_and_the_rest_stays() {
         let hint = "retry with allow_unsafe".to_owned();
-        assert!(in_flags("unsafe_retry", hint.clone()).contains("--allow-unsafe"));
-        assert_eq!(in_flags("unknown_task", hint.clone()), hint);
+        assert!(in_flags("unsafe_retry", "", hint.clone()).contains("--allow-unsafe"));
+        assert_eq!(in_flags("unknown_task", "", hint.clone()), hint);
+        let told = with_flags("spec.prompt", "spec.prompt is missing");
+        assert_eq!(told, "--prompt is missing");
+        let two = "spec.profile_name cannot stand together with spec.profile";
+        let told = with_flags("spec.profile_name", two);
+        assert_eq!(told, "--profile cannot stand together with --deadline");
+        let plain = "no daemon with this id or name";
+        assert_eq!(with_flags("", plain), plain);
     }
 }

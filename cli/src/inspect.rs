@@ -2,7 +2,8 @@
 
 use baton_proto::v1::{
     ArmedTimer, Attempt, AttemptState, DeadlineProfile, DiagnosticCode, EndedBy, InspectResponse,
-    LifecyclePhase, OutputView, Task, Termination, TimerKind, WorkspaceMode, WorkspaceReport,
+    LifecyclePhase, OutputView, Task, Termination, TimerKind, Usage, WorkspaceMode,
+    WorkspaceReport,
 };
 use baton_proto::{ShortName, short_name_of};
 
@@ -11,6 +12,9 @@ use crate::required;
 use crate::sanitize::one_line;
 use crate::style::Style;
 use crate::task_view;
+
+/// Of what was submitted; `baton show --json` has it all.
+const ASKED_CHARS: usize = 200;
 
 /// What only operators may see; empty for others.
 #[derive(Clone, Debug, Default)]
@@ -108,6 +112,7 @@ fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
         task_view::ending(task, style)
     ));
     page.field("goal", &task.goal);
+    page.field("asked", &asked(task));
     page.field("agent", &task.agent);
     page.field("conversation", &task.conversation_id);
     page.field("labels", &pairs(&task.labels));
@@ -128,6 +133,41 @@ fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
     }
     page.field("result", &String::from_utf8_lossy(&task.result));
     page.field("trace", &task.traceparent);
+}
+
+/// What was submitted, in one line: the command, or how its prompt begins.
+fn asked(task: &Task) -> String {
+    let Some(spec) = &task.spec else {
+        return String::new();
+    };
+    let text = match &spec.command {
+        Some(command) => command.argv.join(" "),
+        None => spec.prompt.trim().to_owned(),
+    };
+    let line = text.lines().next().unwrap_or_default();
+    let shown: String = line.chars().take(ASKED_CHARS).collect();
+    let cut = if shown.len() < text.len() { " …" } else { "" };
+    format!("{shown}{cut}")
+}
+
+/// `1200 tokens in, 340 out, 15 turns, $0.0123`.
+fn usage_text(usage: &Usage) -> String {
+    let cached = usage.cache_read_tokens + usage.cache_write_tokens;
+    let (read, written) = (usage.input_tokens, usage.output_tokens);
+    let mut parts = Vec::new();
+    if read + written + cached > 0 {
+        parts.push(format!("{read} tokens in, {written} out, {cached} cached"));
+    }
+    if usage.turns > 0 {
+        parts.push(format!("{} turns", usage.turns));
+    }
+    if !usage.cost_usd.is_empty() {
+        parts.push(format!("${}", usage.cost_usd));
+    }
+    if !usage.model.is_empty() {
+        parts.push(usage.model.clone());
+    }
+    parts.join(", ")
 }
 
 fn limits(page: &mut Page, task: &Task) {
@@ -217,6 +257,10 @@ fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
     if let Some(workspace) = &attempt.workspace {
         workspace_lines(page, workspace);
     }
+    page.sub(
+        "used",
+        &attempt.usage.as_ref().map(usage_text).unwrap_or_default(),
+    );
     page.sub(
         "output",
         &attempt.output.as_ref().map(output_text).unwrap_or_default(),

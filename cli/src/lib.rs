@@ -40,6 +40,7 @@ mod submission;
 mod table;
 mod task_flags;
 mod task_view;
+mod waiting;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 use crate::commands::Command;
 use crate::console::Console;
+use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::style::Tone;
@@ -80,7 +82,7 @@ pub fn main_with(clocks: Clocks) -> ExitCode {
     // faster. Where the kernel knows no such switch there is nothing to switch off.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     match parsed() {
-        Ok(cli) => run(cli.command, &clocks).into(),
+        Ok((cli, relay)) => run(cli.command, relay.as_ref(), &clocks).into(),
         Err(error) => {
             // Help goes to stdout and may meet a closed pipe, which is no failure.
             drop(error.print());
@@ -93,10 +95,10 @@ pub fn main_with(clocks: Clocks) -> ExitCode {
     }
 }
 
-/// The command line, with the help of the verbs' own table.
-fn parsed() -> Result<Cli, clap::Error> {
+/// The command line, with the help of the verbs' own table, and which relay it is about.
+fn parsed() -> Result<(Cli, Option<RelayArgs>), clap::Error> {
     let matches = described(Cli::command()).try_get_matches()?;
-    Cli::from_arg_matches(&matches)
+    Ok((Cli::from_arg_matches(&matches)?, RelayArgs::of(&matches)))
 }
 
 fn described(command: clap::Command) -> clap::Command {
@@ -106,7 +108,7 @@ fn described(command: clap::Command) -> clap::Command {
     })
 }
 
-fn run(command: Command, clocks: &Clocks) -> Exit {
+fn run(command: Command, relay: Option<&RelayArgs>, clocks: &Clocks) -> Exit {
     let console = Console::default();
     let result = runtime(&command)
         .map_err(|error| CliError::local("start the runtime", error))
@@ -115,6 +117,10 @@ fn run(command: Command, clocks: &Clocks) -> Exit {
         Ok(exit) => exit,
         Err(CliError::OutputClosed) => Exit::Done,
         Err(error) => {
+            let error = match relay {
+                Some(relay) => error.with_whereabouts(relay),
+                None => error,
+            };
             let word = console.note_style().paint(Tone::Bad, "error:");
             console.note(&format!("{word} {error}"));
             error.exit()

@@ -15,6 +15,9 @@ pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
             required.min_size = Some(size::parse(least)?);
         } else if let Some(hash) = condition.strip_prefix("sha256=") {
             required.sha256 = sha256(hash)?;
+        } else if looks_like_a_condition(condition) {
+            let hint = "the conditions are min=SIZE and sha256=HEX";
+            return Err(format!("there is no condition {condition:?}; {hint}"));
         } else {
             break;
         }
@@ -23,6 +26,12 @@ pub(crate) fn parse(text: &str) -> Result<RequiredArtifact, String> {
     check_path(path).map_err(|fault| fault.to_string())?;
     path.clone_into(&mut required.path);
     Ok(required)
+}
+
+/// A mistyped condition would become part of a name that no file ever has.
+fn looks_like_a_condition(text: &str) -> bool {
+    let word = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric());
+    text.split_once('=').is_some_and(|(name, _)| word(name))
 }
 
 /// What of a contract these receipts leave open, as the relay judges it.
@@ -78,7 +87,16 @@ mod tests {
 
     #[test]
     fn what_the_relay_would_refuse_is_refused_here() {
-        for bad in ["", "/a", "../a", ".", "a,min=x", "a,sha256=12", ",min=1B"] {
+        for bad in [
+            "",
+            "/a",
+            "../a",
+            ".",
+            "a,min=x",
+            "a,sha256=12",
+            ",min=1B",
+            "x,mni=1KiB",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

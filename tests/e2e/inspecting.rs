@@ -21,7 +21,17 @@ async fn inspect_tells_what_looks_wrong_and_what_to_do() {
     assert_eq!(found["timers"][0]["kind"], "queue");
 
     let link = client.of_tenant("", Role::Daemon).await;
-    let mut daemon = ScriptedDaemon::connect(&link, hello(&["scripted"])).await;
+    let mut greeting = hello(&["scripted", "claude"]);
+    greeting.name = "worker-1".to_owned();
+    greeting.agents[1].problem = "provider_missing".to_owned();
+    let mut daemon = ScriptedDaemon::connect(&link, greeting).await;
+    let missing = client.submit(for_agent("claude")).await;
+    let found = inspect(&missing.task_id).await;
+    let next = found["nextActionText"].as_str().expect("words");
+    assert!(
+        next.contains("\"claude\" in working order (on worker-1: its program is missing)"),
+        "{next}"
+    );
     let task = client.submit(for_agent("scripted")).await;
     let mut attempt = daemon.running().await;
     attempt.say("working").await;

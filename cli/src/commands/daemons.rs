@@ -176,9 +176,9 @@ fn load(load: &DaemonLoad) -> String {
     let parts = [
         load.load_1m.map(|load| format!("{load:.1}")),
         load.memory_available_percent
-            .map(|percent| format!("mem {percent}%")),
+            .map(|percent| format!("mem {percent}% free")),
         load.disk_free_percent
-            .map(|percent| format!("disk {percent}%")),
+            .map(|percent| format!("disk {percent}% free")),
     ];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

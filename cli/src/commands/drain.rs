@@ -55,9 +55,12 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
         console.json(&to_json(&daemon))?;
         return Ok(Exit::Done);
     }
-    console.line(daemon.state().short_name())?;
+    // It says itself that it drains, until it has heard.
     if undo && daemon.state() == DaemonState::Draining {
+        console.line("undrained")?;
         console.note("it has been told, and takes work again once it has heard");
+    } else {
+        console.line(daemon.state().short_name())?;
     }
     if !daemon.attempts.is_empty() {
         console.note(&format!(

@@ -145,7 +145,7 @@ fn table(answer: &BulkForceResponse) -> Table {
         let (result, why) = match &row.result {
             Some(RowResult::Task(task)) => (task.state().short_name().to_owned(), String::new()),
             Some(RowResult::Error(error)) => {
-                let hint = hints::in_flags(&error.code, error.hint.clone());
+                let hint = hints::in_flags(&error.code, &error.field, error.hint.clone());
                 let why = format!("{}; {hint}", error.message);
                 (error.code.clone(), why)
             }

@@ -31,8 +31,8 @@ pub(crate) struct ProgressArgs {
     done: Vec<String>,
 
     /// An item that did not work out, as ITEM=REASON; may be repeated.
-    #[arg(long = "failed", value_name = "ITEM=REASON")]
-    failed: Vec<String>,
+    #[arg(long = "failed", value_name = "ITEM=REASON", value_parser = with_reason)]
+    failed: Vec<(String, String)>,
 
     /// Print the task as one JSON object.
     #[arg(long)]
@@ -81,15 +81,19 @@ pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, C
     Ok(Exit::Done)
 }
 
+/// Why it failed is what the next one wants to know.
+fn with_reason(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((item, reason)) if !item.trim().is_empty() && !reason.trim().is_empty() => {
+            Ok((item.to_owned(), reason.to_owned()))
+        }
+        Some(_) | None => Err("say what failed and why: ITEM=REASON".to_owned()),
+    }
+}
+
 /// None where there is nothing to add.
 fn update(args: ProgressArgs) -> Option<ProgressUpdate> {
-    let failed = |said: String| {
-        let (item, reason) = said.split_once('=').unwrap_or((&said, ""));
-        FailedItem {
-            item: item.to_owned(),
-            reason: reason.to_owned(),
-        }
-    };
+    let failed = |(item, reason)| FailedItem { item, reason };
     let update = ProgressUpdate {
         summary: args.summary,
         completed_items: args.done,

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use baton_proto::to_json;
-use baton_proto::v1::{SubmitRequest, Task};
+use baton_proto::v1::{SubmitRequest, Task, WaitsFor};
 use clap::Args;
 
 use crate::client::Relay;
@@ -16,6 +16,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
 use crate::task_flags::SubmissionArgs;
+use crate::waiting;
 
 #[derive(Args, Debug)]
 pub(crate) struct SubmitArgs {
@@ -96,9 +97,12 @@ pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, Cli
         console.note("this idempotency key was used before; this is the task it made");
     }
     if !(args.wait || args.follow) {
-        return accepted(&task, args.json, console);
+        accepted(&task, args.json, console)?;
+        say_if_it_waits(&relay, &task, console).await;
+        return Ok(Exit::Done);
     }
     console.note(&format!("task {}", task.task_id));
+    say_if_it_waits(&relay, &task, console).await;
     let show = match (args.json, args.follow) {
         (true, true) => Show::Events,
         (false, true) => Show::Output,
@@ -114,14 +118,23 @@ pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, Cli
     Ok(end.exit)
 }
 
-fn accepted(task: &Task, json: bool, console: &Console) -> Result<Exit, CliError> {
+/// A mistyped name must not wait for a day in silence.
+async fn say_if_it_waits(relay: &Relay, task: &Task, console: &Console) {
+    if task.waits_for() == WaitsFor::Daemon
+        && let Some(why) = waiting::why(relay, &task.task_id).await
+    {
+        console.note(&format!("it waits: {why}"));
+    }
+}
+
+fn accepted(task: &Task, json: bool, console: &Console) -> Result<(), CliError> {
     if json {
         console.json(&to_json(task))?;
     } else {
         console.line(&task.task_id)?;
         console.note(&format!("follow it with: baton watch {}", task.task_id));
     }
-    Ok(Exit::Done)
+    Ok(())
 }
 
 /// A submit whose answer was lost may have been stored all the same.

@@ -16,9 +16,11 @@ use crate::exit::Exit;
 use crate::sanitize::one_line;
 use crate::submission;
 use crate::table::Table;
-use crate::{duration, inspect, pairs, task_view};
+use crate::{duration, inspect, pairs, task_view, waiting};
 
 const PAGE: u32 = 200;
+/// Waiting tasks of which the list says whether anybody could take them.
+const LOOKED_INTO: u32 = 20;
 
 #[derive(Args, Debug)]
 pub(crate) struct TasksArgs {
@@ -72,17 +74,30 @@ pub(crate) async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliE
     let relay = Relay::discover(&args.relay).await?;
     let now = clock::wall_ms();
     let (json, limit) = (args.json, args.limit);
-    let response = list(&relay, request(args, now), limit).await?;
+    let wanted = request(args, now);
+    let filtered = wanted != ListTasksRequest::default();
+    let response = list(&relay, wanted, limit).await?;
     if json {
         console.json(&to_json(&response))?;
         return Ok(Exit::Done);
     }
     let mut table = Table::new(["TASK", "STATE", "AGENT", "ATTEMPTS", "AGE", "ABOUT"]);
+    let mut looks = LOOKED_INTO;
     for task in &response.tasks {
-        table.row(row(task, now));
+        let mut row = row(task, now);
+        if task.waits_for() == WaitsFor::Daemon && looks > 0 {
+            looks -= 1;
+            let why = waiting::why_stranded(&relay, &task.task_id).await;
+            row[5] = why.unwrap_or_else(|| std::mem::take(&mut row[5]));
+        }
+        table.row(row);
     }
     if table.is_empty() {
-        console.note("no tasks; submit one with: baton submit -- echo hello");
+        console.note(if filtered {
+            "no task is like that; without filters, `baton tasks` lists all"
+        } else {
+            "no tasks; submit one with: baton submit -- echo hello"
+        });
         return Ok(Exit::Done);
     }
     for line in table.lines() {

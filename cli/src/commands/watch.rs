@@ -6,6 +6,7 @@ use baton_proto::{ShortName, v1::CutReason};
 use clap::Args;
 
 use crate::client::Relay;
+use crate::commands::inbox;
 use crate::console::{Console, OutputSink};
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
@@ -57,7 +58,7 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
             Step::Event(event) => {
                 console.line(&task_view::event_line(event, console.data_style()))?;
                 if event.task_state() == TaskState::Running && !args.history {
-                    say_how_to_answer(event, console);
+                    say_how_to_answer(&relay, event, console).await?;
                 }
             }
             Step::HistoryCut { from, to } => console.note(&history_cut_text(*from, *to)),
@@ -182,7 +183,7 @@ async fn settle_from(
             match &mut person {
                 Some(person) => person.hear(relay, event, console).await?,
                 None if matches!(show, Show::Output | Show::Progress) => {
-                    say_how_to_answer(event, console);
+                    say_how_to_answer(relay, event, console).await?;
                 }
                 None => {}
             }
@@ -209,14 +210,20 @@ async fn typed(person: &mut Option<Prompting>) -> String {
     }
 }
 
-/// Nobody sees a task wait without being told what for.
-fn say_how_to_answer(event: &TaskEvent, console: &Console) {
-    if event.kind() == TaskEventKind::InputAsked {
-        let task = &event.task_id;
+/// Nobody sees a task wait without being told what for. What its own rules have answered waits for nobody.
+async fn say_how_to_answer(
+    relay: &Relay,
+    event: &TaskEvent,
+    console: &Console,
+) -> Result<(), CliError> {
+    let task = &event.task_id;
+    let asked = event.kind() == TaskEventKind::InputAsked;
+    if asked && !inbox::list(relay, task, false).await?.is_empty() {
         console.note(&format!(
             "it asks something; see it with: baton inbox --task {task}"
         ));
     }
+    Ok(())
 }
 
 struct Printer<'a> {

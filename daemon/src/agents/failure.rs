@@ -103,7 +103,7 @@ impl FailureClass {
             ),
             Self::BadCwd => (
                 codes::BAD_CWD,
-                "The agent does not accept the directory that it was to work in.",
+                "The directory that it was to work in cannot be used.",
             ),
             Self::SpawnFailed => (
                 codes::SPAWN_FAILED,

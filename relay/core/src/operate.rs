@@ -14,12 +14,15 @@ use crate::heartbeats::renew_every_ms;
 use crate::id::{AttemptId, DaemonId, RequestId, TaskId, TenantId, TenantScope};
 use crate::input::Actor;
 use crate::live::{Live, wall_of};
-use crate::record::{DrainMark, Pause, State};
+use crate::record::{DrainMark, FailureCode, Pause, State};
 use crate::reject::Rejection;
-use crate::requirements::Requirements;
+use crate::requirements::{Need, Requirements};
 use crate::roster::{Daemon, Presence};
 use crate::time::{Moment, Now, Wall};
 use crate::timers::{Armed, TimerKey};
+
+/// Daemons that one sentence names.
+const NAMED_AT_MOST: usize = 3;
 
 impl Core {
     pub(crate) fn drain(
@@ -246,12 +249,45 @@ impl Core {
             .filter(|daemon| among(daemon))
             .collect();
         for need in requirements.needs() {
-            left.retain(|daemon| requirements.has(daemon, need));
-            if left.is_empty() {
-                return Some(need.to_string());
+            if !left.iter().any(|daemon| requirements.has(daemon, need)) {
+                return Some(self.in_words(need, &live.spec.tenant, &left));
             }
+            left.retain(|daemon| requirements.has(daemon, need));
         }
         None
+    }
+
+    /// A need with what people know: a daemon's name, and on which of these daemons an agent is not in order.
+    fn in_words(&self, need: Need<'_>, tenant: &TenantId, left: &[&Daemon]) -> String {
+        match need {
+            Need::Daemon(id) => match self.daemons.get(&id) {
+                Some(wanted) if wanted.scope.covers(tenant) => format!("is {}", wanted.name),
+                Some(_) | None => need.to_string(),
+            },
+            Need::Agent(name) => {
+                let records = left
+                    .iter()
+                    .filter_map(|daemon| self.daemons.get(&daemon.id));
+                let broken = records.filter_map(|record| {
+                    let agent = record.agents.iter().find(|agent| agent.name == name)?;
+                    let problem = match agent.problem.as_deref()? {
+                        missing if missing == FailureCode::ProviderMissing.as_str() => {
+                            "its program is missing"
+                        }
+                        other => other,
+                    };
+                    Some(format!("on {}: {problem}", record.name))
+                });
+                let broken: Vec<String> = broken.take(NAMED_AT_MOST).collect();
+                if broken.is_empty() {
+                    return need.to_string();
+                }
+                format!("{need} in working order ({})", broken.join(", "))
+            }
+            Need::Tenant | Need::Label(..) | Need::Capability(_) | Need::Workspace(_) => {
+                need.to_string()
+            }
+        }
     }
 
     /// What it waits for, and until when at most where time alone ends that.

@@ -20,7 +20,7 @@ use super::held::mark;
 use super::tasks::{digest, unexpected};
 use super::validate::{self, Checked, Why, invalid};
 use super::{Api, caller_trace, limits, optional_reason, unary};
-use crate::auth::{AuthFault, Principal};
+use crate::auth::{AuthFault, Principal, Role};
 use crate::dispatcher::Refusal;
 use crate::reader::Reader;
 use crate::wire::{self, goal, timestamp};
@@ -260,7 +260,8 @@ impl Api {
 pub(super) fn agent(who: &Principal) -> Result<Agent, Fault> {
     let role = who.role;
     let scope = who.agent_scope.clone();
-    let scope = scope.ok_or(AuthFault::Forbidden { role })?;
+    let may = &[Role::Agent][..];
+    let scope = scope.ok_or(AuthFault::Forbidden { role, may })?;
     Ok(Agent {
         token: who.token,
         name: Arc::clone(&who.name),

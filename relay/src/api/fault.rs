@@ -34,6 +34,8 @@ pub(crate) enum Fault {
     AmbiguousDaemon,
     #[error("this credential does not reach that tenant")]
     ForeignTenant,
+    #[error("this concerns all tenants, and the credential belongs to one")]
+    OneTenantOnly,
     #[error("the tenant has {limit} named profiles, which is as many as it may")]
     TooManyProfiles { limit: usize },
     #[error("what waits for an answer is no longer what was answered")]

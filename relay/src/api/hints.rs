@@ -18,6 +18,9 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::Frame(fault) => frame(fault),
         Fault::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Fault::ForeignTenant => "use a credential of that tenant",
+        Fault::OneTenantOnly => {
+            "use a token of all tenants: the relay's own admin.token, or one of `baton token create --role admin --tenant '*'`"
+        }
         Fault::TooManyProfiles { .. } => "remove one first",
         Fault::AnsweredOtherwise { .. } => refusal(Rejection::AnswerConflict),
         Fault::TakenBy { .. } => refusal(Rejection::AlreadyTaken),
@@ -58,7 +61,9 @@ fn auth(fault: AuthFault) -> &'static str {
         AuthFault::Unauthenticated => {
             "send `authorization: Bearer btn_…`; an administrator makes tokens with `baton token create --role submitter`"
         }
-        AuthFault::Forbidden { .. } => "use a token whose role allows it",
+        AuthFault::Forbidden { .. } => {
+            "use a token of such a role; `baton info` tells what this one is"
+        }
         AuthFault::Ended => "connect with a valid token",
     }
 }

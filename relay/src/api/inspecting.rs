@@ -4,7 +4,7 @@ use baton_core::diagnose::{self, Diagnosis, Facts, Problem};
 use baton_core::effects::{DeadlineView, Paused, Reply, TaskView, WaitsFor};
 use baton_core::id::TaskId;
 use baton_core::input::Input;
-use baton_core::record::{TaskRecord, TaskState};
+use baton_core::record::{RejectCode, TaskRecord, TaskState};
 use baton_core::time::Wall;
 use baton_proto::v1;
 
@@ -206,16 +206,27 @@ fn waiting_for_daemon(view: &TaskView, stranded: bool) -> (v1::NextAction, Strin
         ),
         (Some(need), false) => (
             v1::NextAction::WaitingForDaemon,
-            format!(
-                "no connected daemon {need}; a daemon that does is on record and away: bring it back, or start another"
-            ),
+            format!("no connected daemon {need}; one on record would do and is away: bring it back, or start another"),
         ),
         (None, _) => (
             v1::NextAction::WaitingForDaemon,
-            "every daemon that may take it is busy, draining or resting; wait, or start another"
-                .to_owned(),
+            match refused_for_its_place(&view.record) {
+                Some(who) => format!("nothing to do: {who}; it is offered again when that is over"),
+                None => {
+                    "every daemon that may take it is busy, draining or resting; wait, or start another"
+                        .to_owned()
+                }
+            },
         ),
     }
+}
+
+/// Who was in its directory when it was last offered, in the daemon's words.
+fn refused_for_its_place(record: &TaskRecord) -> Option<&str> {
+    let before = record.attempts.iter().rev().nth(1)?;
+    let end = before.state.end()?;
+    let busy = end.failure_code.as_ref()?.as_str() == RejectCode::WorkspaceBusy.as_str();
+    end.message.as_deref().filter(|_| busy)
 }
 
 fn unpause_words(view: &TaskView) -> String {

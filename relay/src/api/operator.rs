@@ -201,7 +201,7 @@ impl Api {
 /// What concerns every tenant is for credentials that reach every tenant.
 pub(super) fn all_tenants(who: &Principal) -> Result<(), Fault> {
     match &who.scope {
-        TenantScope::One(_) => Err(Fault::ForeignTenant),
+        TenantScope::One(_) => Err(Fault::OneTenantOnly),
         TenantScope::All => Ok(()),
     }
 }

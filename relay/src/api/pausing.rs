@@ -140,7 +140,8 @@ fn everything(who: &Principal, all: bool) -> Result<TenantScope, Fault> {
     }
     all_tenants(who)?;
     if who.role != Role::Admin {
-        return Err(AuthFault::Forbidden { role: who.role }.into());
+        let (role, may) = (who.role, &[Role::Admin][..]);
+        return Err(AuthFault::Forbidden { role, may }.into());
     }
     Ok(TenantScope::All)
 }

@@ -118,7 +118,7 @@ fn row(fault: &Fault) -> Row {
         Fault::Link(fault) => link_row(fault),
         Fault::Frame(fault) => (frame_code(fault), fault.code(), Never),
         Fault::AmbiguousDaemon => (FailedPrecondition, "ambiguous_daemon", Never),
-        Fault::ForeignTenant => (PermissionDenied, "foreign_tenant", Never),
+        Fault::ForeignTenant | Fault::OneTenantOnly => (PermissionDenied, "foreign_tenant", Never),
         Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
         Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
         Fault::TakenBy { .. } => rejection_row(Rejection::AlreadyTaken),
@@ -372,6 +372,7 @@ mod tests {
             Fault::Auth(AuthFault::Unauthenticated),
             Fault::Auth(AuthFault::Forbidden {
                 role: Role::ReadOnly,
+                may: &[Role::Admin],
             }),
             Fault::Auth(AuthFault::Ended),
             Fault::NotFound(Thing::Task),

@@ -40,7 +40,7 @@ impl AuthLayer {
         let principal = self.principal(headers)?;
         let role = principal.role;
         if !roles.contains(&role) {
-            return Err(AuthFault::Forbidden { role }.into());
+            return Err(AuthFault::Forbidden { role, may: roles }.into());
         }
         match unbuilt(path) {
             Some(what) => Err(Fault::NotBuilt { what }),

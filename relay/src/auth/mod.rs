@@ -24,9 +24,19 @@ pub enum AuthFault {
     #[error("the call carries no valid token")]
     Unauthenticated,
     /// A good credential whose role may not call this.
-    #[error("a token of role {role} may not call this")]
-    Forbidden { role: Role },
+    #[error("a token of role {role} may not do this; {} may", listed(may))]
+    Forbidden {
+        role: Role,
+        /// Who may instead.
+        may: &'static [Role],
+    },
     /// The credential ended while a stream that it opened was live.
     #[error("the token was revoked or has expired")]
     Ended,
+}
+
+/// `admin, operator`.
+fn listed(roles: &[Role]) -> String {
+    let names: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
+    names.join(", ")
 }
