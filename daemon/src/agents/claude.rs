@@ -130,10 +130,14 @@ impl Claude {
             self.message_begins(thread, id, out);
         }
         if !thread.is_empty() {
-            for tool in self.ancestors(thread) {
-                self.turn.stirs(json, Some(&tool), out);
+            let tools = self.ancestors(thread);
+            for tool in &tools {
+                self.turn.stirs(json, Some(tool), out);
             }
-            self.turn.heard(out);
+            // One that goes on behind the back of its tool is work all the same.
+            if tools.is_empty() {
+                self.turn.stirs(json, None, out);
+            }
             return;
         }
         match (kind, text(message, "/event/delta/type")) {

@@ -143,6 +143,9 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "prompt is too long",
             "input is too long",
             "maximum context",
+            "context limit",
+            "input token count",
+            "maximum number of tokens",
             "max_output_tokens",
             "too many tokens",
         ],
@@ -156,6 +159,11 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "please run /login",
             "invalid api key",
             "invalid x-api-key",
+            "invalid_api_key",
+            "incorrect api key",
+            "api_key_invalid",
+            "api key expired",
+            "invalid_grant",
             "api key not valid",
             "permission_error",
             "oauth token",
@@ -182,6 +190,9 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "usage limit",
             "usagelimit",
             "usage_limit",
+            "hit your limit",
+            "limit reached",
+            "spending limit",
             "billing",
             "credit balance",
             "insufficient_funds",
@@ -198,6 +209,9 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "refusal",
             "content_policy",
             "content policy",
+            "content_filter",
+            "usage policy",
+            "prohibited_content",
             "cyberpolicy",
             "policyviolation",
             "safety filter",
@@ -219,6 +233,15 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "connectionfailed",
             "econnrefused",
             "econnreset",
+            "enotfound",
+            "etimedout",
+            "eai_again",
+            "connection error",
+            "connection reset",
+            "fetch failed",
+            "socket hang up",
+            "error sending request",
+            "deadline exceeded",
             "stream disconnected",
             "streamdisconnected",
             "idle timeout",
@@ -278,17 +301,30 @@ pub(super) fn is_error_text(text: &str) -> bool {
     BEGINNINGS.iter().any(|words| text.starts_with(words))
 }
 
-/// `unexpected status 401 Unauthorized`, `last status: 429`, `API Error: 529`, `Request rejected (429)`.
+/// `unexpected status 401 Unauthorized`, `last status: 429`, `API Error: 529`, `Request rejected (429)`, `HTTP 403`,
+/// `error code: 500`, `429 {"type":"error"`.
 fn status_in(text: &str) -> Option<u64> {
     let lower = text.to_lowercase();
-    let after = ["status", "api error", "rejected"]
-        .into_iter()
-        .filter_map(|word| lower.split_once(word).map(|(_, after)| after));
-    let mut statuses = after.filter_map(|after| {
-        let after = after.trim_start_matches([':', ' ', '(']);
-        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-        (digits.len() == 3).then(|| digits.parse().ok()).flatten()
-    });
+    let after = [
+        "status",
+        "status code",
+        "api error",
+        "rejected",
+        "http",
+        "error code",
+    ]
+    .into_iter()
+    .filter_map(|word| lower.split_once(word).map(|(_, after)| after));
+    let mut statuses = std::iter::once(lower.as_str())
+        .chain(after)
+        .filter_map(|after| {
+            let after = after.trim_start_matches([':', ' ', '(', '=']);
+            let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+            let ends = !after[digits.len()..].starts_with(|next: char| next.is_alphanumeric());
+            (digits.len() == 3 && ends)
+                .then(|| digits.parse().ok())
+                .flatten()
+        });
     statuses.next()
 }
 
@@ -387,7 +423,32 @@ mod tests {
                 "Your input exceeds the context window of this model",
                 ContextOverflow,
             ),
+        ] {
+            assert_eq!(provider_failure(None, "", said).class, class, "{said}");
+        }
+    }
+
+    /// Of other programs and their providers.
+    #[test]
+    fn what_others_say_has_a_class() {
+        use FailureClass::*;
+        for (said, class) in [
+            (
+                "The input token count (1200000) exceeds the maximum number of tokens allowed",
+                ContextOverflow,
+            ),
+            ("401 Incorrect API key provided: sk-…", ProviderAuth),
+            ("request failed with HTTP 403", ProviderAuth),
+            ("API key expired. Please renew the API key.", ProviderAuth),
+            ("You've hit your limit · resets 10pm", ProviderQuota),
+            ("429 {\"type\":\"error\"}", ProviderQuota),
+            ("Request failed with status code 503", ProviderOverloaded),
+            ("TypeError: fetch failed", ProviderOverloaded),
+            ("getaddrinfo ENOTFOUND api.example.org", ProviderOverloaded),
+            ("it appears to violate our Usage Policy", Refusal),
             ("the model gpt-0 does not exist", ProviderError),
+            ("404 no such model", ProviderError),
+            ("500ms is not a time", ProviderError),
         ] {
             assert_eq!(provider_failure(None, "", said).class, class, "{said}");
         }

@@ -52,7 +52,7 @@ impl AppServer {
             "item/commandExecution/requestApproval" => self.leave(params, "commandExecution"),
             "item/fileChange/requestApproval" => self.leave(params, "fileChange"),
             "item/permissions/requestApproval" => rights(params),
-            "item/tool/requestUserInput" => questions(params),
+            "item/tool/requestUserInput" | "tool/requestUserInput" => questions(params),
             "mcpServer/elicitation/request" => form(params),
             _ => None,
         };
