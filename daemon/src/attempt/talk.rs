@@ -4,8 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use baton_proto::v1::{
-    InputOutcome, OutputKind, PermissionDecision, PermissionRequest, PermissionScope,
-    QuestionAnswer,
+    InputOutcome, OutputKind, PermissionDecision, PermissionRequest, QuestionAnswer,
 };
 use baton_proto::worker::Stdin;
 use bytes::Bytes;
@@ -22,7 +21,7 @@ use crate::phases::OncePhase;
 
 mod forms;
 
-use forms::{can_be_asked, clip, permission_request, question_frame};
+use forms::{can_be_asked, clip, decided, permission_request, question_frame};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Talk {
@@ -473,29 +472,5 @@ pub(crate) struct Spoken {
     pub(crate) end: Option<agents::Ending>,
     pub(crate) conversation: Option<String>,
 }
-
-/// Only what was shown is allowed.
-fn decided(decision: &PermissionDecision, open: &OpenInput) -> Answer {
-    let same = open
-        .digest
-        .is_some_and(|digest| decision.tool_input_sha256 == digest[..]);
-    match decision.outcome() {
-        InputOutcome::Allowed if same => Answer::Allow {
-            for_attempt: decision.scope() == PermissionScope::Attempt,
-        },
-        InputOutcome::Allowed => Answer::Deny {
-            message: "what was allowed is not what was asked for".to_owned(),
-        },
-        InputOutcome::Denied => Answer::Deny {
-            message: decision.message.clone(),
-        },
-        InputOutcome::Unspecified
-        | InputOutcome::Answered
-        | InputOutcome::Expired
-        | InputOutcome::Withdrawn
-        | InputOutcome::Superseded => Answer::None,
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -273,9 +273,15 @@ pub(crate) fn stale_frame(attempt: AttemptId, old: &TaskRecord, new: &TaskRecord
         .is_some_and(|e| e.adopted_late);
     for (was, is) in pairs(old, new) {
         // Its receipt may have let the successor be placed in the same turn.
-        let placed = was.state == AttemptStage::Queued
-            && (is.state == AttemptStage::Offered || adopted && is.state.end().is_some());
-        let same = was.id == attempt || placed || was.state == is.state;
+        let placed = was.state == AttemptStage::Queued && is.state == AttemptStage::Offered;
+        // A result that came late makes needless what nobody has ever run.
+        let waited = match &was.state {
+            AttemptStage::Queued => true,
+            AttemptStage::Parked(parked) => parked.receipt == Receipt::NotNeeded,
+            _ => false,
+        };
+        let needless = adopted && waited && is.state.end().is_some();
+        let same = was.id == attempt || placed || needless || was.state == is.state;
         assert!(
             same,
             "S3: a frame of {attempt} moved {} from {:?} to {:?}",

@@ -169,6 +169,7 @@ fn never_ran(attempt: &AttemptRecord) -> bool {
     match &attempt.state {
         State::Queued => true,
         State::Ended(end) => end.receipt == Receipt::NotNeeded,
+        State::Parked(parked) => parked.receipt == Receipt::NotNeeded,
         State::Offered
         | State::Accepted
         | State::Starting
@@ -176,7 +177,6 @@ fn never_ran(attempt: &AttemptRecord) -> bool {
         | State::Streaming
         | State::ToolRunning
         | State::WaitingInput
-        | State::CleaningUp { .. }
-        | State::Parked(_) => false,
+        | State::CleaningUp { .. } => false,
     }
 }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use baton_proto::v1::{PermissionRequest, QuestionOption};
+use baton_proto::v1::{
+    InputOutcome, PermissionDecision, PermissionRequest, PermissionScope, QuestionOption,
+};
 use bytes::Bytes;
 
-use crate::agents::{self, Permission, Question};
+use super::OpenInput;
+use crate::agents::{self, Answer, Permission, Question};
 
 /// What the wire takes of a tool's id or name.
 const ID_MAX: usize = 256;
@@ -67,4 +70,27 @@ pub(super) fn question_frame(
 
 pub(super) fn clip(text: &str) -> String {
     text[..text.floor_char_boundary(ID_MAX.min(text.len()))].to_owned()
+}
+
+/// Only what was shown is allowed.
+pub(super) fn decided(decision: &PermissionDecision, open: &OpenInput) -> Answer {
+    let same = open
+        .digest
+        .is_some_and(|digest| decision.tool_input_sha256 == digest[..]);
+    match decision.outcome() {
+        InputOutcome::Allowed if same => Answer::Allow {
+            for_attempt: decision.scope() == PermissionScope::Attempt,
+        },
+        InputOutcome::Allowed => Answer::Deny {
+            message: "what was allowed is not what was asked for".to_owned(),
+        },
+        InputOutcome::Denied => Answer::Deny {
+            message: decision.message.clone(),
+        },
+        InputOutcome::Unspecified
+        | InputOutcome::Answered
+        | InputOutcome::Expired
+        | InputOutcome::Withdrawn
+        | InputOutcome::Superseded => Answer::None,
+    }
 }

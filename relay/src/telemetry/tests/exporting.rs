@@ -87,6 +87,7 @@ async fn without_a_collector_only_odd_things_are_counted() {
     ]);
     assert_eq!(value(&telemetry, "frames_rejected", "gap"), 2);
     assert_eq!(value(&telemetry, "unknown_frames", ""), 1);
-    assert_eq!(telemetry.snapshot().len(), 2);
+    let counted = telemetry.snapshot();
+    assert_eq!(counted.values().filter(|count| **count > 0).count(), 2);
     telemetry.finish(PATIENCE).await;
 }
