@@ -286,7 +286,7 @@ async fn what_blocks_on_one_daemon_is_resumed_a_day_later_and_finished_by_anothe
         .map(|one| (one.number, one.kind(), &*one.summary, &*one.created_by))
         .collect();
     let written = [
-        (2, CheckpointKind::Blocked, "which branch?", "a"),
+        (2, CheckpointKind::Blocked, "begun", "a"),
         (1, CheckpointKind::Progress, "begun", "a"),
     ];
     assert_eq!(listed, written);
