@@ -16,6 +16,7 @@ use baton_proto::v1::{
 };
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::codegen::BoxStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -74,10 +75,13 @@ impl Relay {
         let (tx, streams) = mpsc::channel(8);
         let service = DaemonLinkServer::new(Service { streams: tx });
         let server = tokio::spawn(async move {
-            let server = tonic::transport::Server::builder().tcp_nodelay(true);
-            let incoming = TcpListenerStream::new(listener);
-            server
-                .clone()
+            // tonic's own switch is for its own listener only; without it small frames wait 40 ms for an acknowledgement.
+            let incoming = TcpListenerStream::new(listener).map(|tcp| {
+                let tcp = tcp?;
+                tcp.set_nodelay(true)?;
+                Ok::<_, std::io::Error>(tcp)
+            });
+            tonic::transport::Server::builder()
                 .add_service(service)
                 .serve_with_incoming(incoming)
                 .await
