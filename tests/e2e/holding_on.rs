@@ -192,6 +192,12 @@ async fn orphaned(round: usize) -> Duration {
     })
     .await;
     let mut watch = machine.client.watch(&task).await;
+    // Before the relay knows that the prompt is written, that deadline would be over first.
+    watch
+        .until("its first line to be known", |event| {
+            event.state() == AttemptState::Streaming
+        })
+        .await;
     machine.daemon.kill().await;
     let killed = boottime();
     assert_eq!(marked(&mark).len(), 2, "they go on without their daemon");
