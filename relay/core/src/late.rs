@@ -112,20 +112,8 @@ impl Core {
     fn receipt_arrived(&mut self, live: &mut Live, index: usize, turn: &mut Turn<'_>) {
         let attempt = live.record().attempts[index].id;
         self.lift_fence(attempt, turn);
-        let unproven = match &live.record().attempts[index].state {
-            State::Ended(end) => end.receipt == Receipt::Unconfirmed,
-            State::Parked(parked) => parked.receipt == Receipt::Unconfirmed,
-            State::Queued
-            | State::Offered
-            | State::Accepted
-            | State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput
-            | State::CleaningUp { .. } => false,
-        };
-        if !unproven {
+        let known = live.record().attempts[index].state.receipt();
+        if known != Some(Receipt::Unconfirmed) {
             return;
         }
         match &mut live.record_mut().attempts[index].state {
@@ -281,19 +269,7 @@ fn late_failure(live: &Live, index: usize, body: &Completed, unmet: &[Unmet]) ->
 
 /// A successor that takes nothing away from a late end: nobody asked for it, and no process of it ever ran.
 fn gave_way(successor: &AttemptRecord) -> bool {
-    let never_ran = match &successor.state {
-        State::Queued => true,
-        State::Ended(end) => end.receipt == Receipt::NotNeeded,
-        State::Parked(parked) => parked.receipt == Receipt::NotNeeded,
-        State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::CleaningUp { .. } => false,
-    };
+    let never_ran = successor.state.receipt() == Some(Receipt::NotNeeded);
     never_ran && !successor.asked
 }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::{Machine, Outcome};
-use crate::record::{EndState, EndedBy, FailureCode, Receipt, State};
+use crate::record::{EndState, EndedBy, FailureCode, Receipt};
 use crate::reject::Rejection;
 
 /// What an operator makes of an attempt that is open.
@@ -54,30 +54,13 @@ impl Machine<'_> {
 
     /// Whether its processes are known to be gone, as far as anybody has said.
     fn receipt_so_far(&self) -> Receipt {
-        match &self.attempt.state {
-            State::Queued => Receipt::NotNeeded,
-            State::Parked(parked) => parked.receipt,
-            State::Ended(end) => end.receipt,
-            State::Offered
-            | State::Accepted
-            | State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput
-            | State::CleaningUp { .. }
-                if mutant!(ForceTakenForReceipt) =>
-            {
+        let known = self.attempt.state.receipt();
+        known.unwrap_or_else(|| {
+            if mutant!(ForceTakenForReceipt) {
                 Receipt::Confirmed
+            } else {
+                self.assumed_receipt()
             }
-            State::Offered
-            | State::Accepted
-            | State::Starting
-            | State::Prompted
-            | State::Streaming
-            | State::ToolRunning
-            | State::WaitingInput
-            | State::CleaningUp { .. } => self.assumed_receipt(),
-        }
+        })
     }
 }

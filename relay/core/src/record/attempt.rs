@@ -169,6 +169,23 @@ impl State {
         }
     }
 
+    /// What is known of the death of its processes; nothing while somebody holds it.
+    pub fn receipt(&self) -> Option<Receipt> {
+        match self {
+            State::Queued => Some(Receipt::NotNeeded),
+            State::Parked(parked) => Some(parked.receipt),
+            State::Ended(end) => Some(end.receipt),
+            State::Offered
+            | State::Accepted
+            | State::Starting
+            | State::Prompted
+            | State::Streaming
+            | State::ToolRunning
+            | State::WaitingInput
+            | State::CleaningUp { .. } => None,
+        }
+    }
+
     /// Whether somebody holds a lease for it.
     pub fn is_leased(&self) -> bool {
         match self {
