@@ -78,6 +78,11 @@ impl Core {
         if self.pause_on(&scope).is_some() {
             return turn.reply(request, After::Everything, Reply::Already);
         }
+        if let TenantScope::One(tenant) = &scope
+            && !self.pauses.has_room_for(tenant)
+        {
+            return turn.refuse(request, Rejection::TooManyPauses);
+        }
         let moving = self.moving(&scope);
         let pause = Pause {
             by: by.name,
@@ -128,7 +133,7 @@ impl Core {
         turn.reply(request, After::Everything, Reply::Done);
     }
 
-    fn begin_pause(&mut self, scope: &TenantScope, pause: Pause, turn: &mut Turn<'_>) {
+    pub(crate) fn begin_pause(&mut self, scope: &TenantScope, pause: Pause, turn: &mut Turn<'_>) {
         let uptime_ms = self.uptime_ms(turn.now);
         match scope {
             TenantScope::All => {
@@ -162,7 +167,13 @@ impl Core {
         self.note_pause(scope, false, over, turn);
     }
 
-    fn note_pause(&mut self, scope: &TenantScope, paused: bool, said: Pause, turn: &mut Turn<'_>) {
+    pub(crate) fn note_pause(
+        &mut self,
+        scope: &TenantScope,
+        paused: bool,
+        said: Pause,
+        turn: &mut Turn<'_>,
+    ) {
         self.pauses.note(scope.clone(), paused, said);
         turn.write(Write::PutPauses(self.pauses.clone()));
     }

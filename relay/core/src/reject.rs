@@ -45,6 +45,7 @@ pub enum Rejection {
     Gap,
     TooManyTools,
     TooManyInputs,
+    TooManyPauses,
     DuplicateInput,
     DuplicateTool,
     UnknownTool,
@@ -107,6 +108,7 @@ impl Rejection {
             Rejection::Gap => "gap",
             Rejection::TooManyTools => "too_many_tools",
             Rejection::TooManyInputs => "too_many_inputs",
+            Rejection::TooManyPauses => "too_many_pauses",
             Rejection::DuplicateInput => "duplicate_input",
             Rejection::DuplicateTool => "duplicate_tool",
             Rejection::UnknownTool => "unknown_tool",
@@ -176,6 +178,9 @@ impl Rejection {
             }
             Rejection::TooManyTools => "too many open tool calls in one attempt",
             Rejection::TooManyInputs => "too many open inputs in one attempt",
+            Rejection::TooManyPauses => {
+                "as many tenants are paused as can be; pause the whole scheduler instead"
+            }
             Rejection::DuplicateInput => "an input with this id exists already",
             Rejection::DuplicateTool => "a tool call with this id is open already",
             Rejection::UnknownTool => "no tool call with this id is open",

@@ -163,6 +163,9 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::Gap => "replay everything after the last Ack",
         Rejection::TooManyTools => "finish tool calls first",
         Rejection::TooManyInputs => "wait for answers first",
+        Rejection::TooManyPauses => {
+            "baton pause --scheduler, or unpause tenants that need not wait"
+        }
         Rejection::DuplicateInput | Rejection::DuplicateTool => "use a new id",
         Rejection::UnknownTool => "send tool_started first",
         Rejection::OutputGap => "replay from the last acknowledged byte",

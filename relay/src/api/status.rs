@@ -226,7 +226,9 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::UnknownDaemon
         | Rejection::UnknownTool => (NotFound, Never),
         Rejection::QueueFull | Rejection::TenantQueueFull => (ResourceExhausted, Later),
-        Rejection::TooManyTools | Rejection::TooManyInputs => (ResourceExhausted, Never),
+        Rejection::TooManyTools | Rejection::TooManyInputs | Rejection::TooManyPauses => {
+            (ResourceExhausted, Never)
+        }
         Rejection::NoDaemon => (Unavailable, Later),
         Rejection::IdempotencyConflict
         | Rejection::AnswerConflict
@@ -278,7 +280,7 @@ mod tests {
 
     const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-    const EVERY_REJECTION: [Rejection; 46] = [
+    const EVERY_REJECTION: [Rejection; 47] = [
         Rejection::ReasonMissing,
         Rejection::RateLimited,
         Rejection::NotHeld,
@@ -316,6 +318,7 @@ mod tests {
         Rejection::Gap,
         Rejection::TooManyTools,
         Rejection::TooManyInputs,
+        Rejection::TooManyPauses,
         Rejection::DuplicateInput,
         Rejection::DuplicateTool,
         Rejection::UnknownTool,

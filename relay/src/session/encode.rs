@@ -445,6 +445,7 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::Gap
         | Rejection::TooManyTools
         | Rejection::TooManyInputs
+        | Rejection::TooManyPauses
         | Rejection::DuplicateInput
         | Rejection::DuplicateTool
         | Rejection::UnknownTool

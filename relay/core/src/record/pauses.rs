@@ -43,6 +43,8 @@ impl TenantPause {
 impl PausesRecord {
     /// Changes that are kept; the record is written whole.
     const CHANGES: usize = 16;
+    /// With names and reasons as long as they may be, all of them fit into one entry of the journal.
+    const TENANTS: usize = 1_500;
 
     pub fn of(&self, tenant: &TenantId) -> Option<&Pause> {
         self.tenants.get(tenant).and_then(TenantPause::standing)
@@ -60,7 +62,14 @@ impl PausesRecord {
         tenant.map_or(0, |tenant| tenant.paused_ms(clock_ms))
     }
 
-    pub(crate) fn pause(&mut self, tenant: &TenantId, pause: Pause, clock_ms: u64) {
+    /// One record holds all of them and is written whole, so there is an end to it.
+    pub(crate) fn has_room_for(&self, tenant: &TenantId) -> bool {
+        self.tenants.len() < Self::TENANTS || self.tenants.contains_key(tenant)
+    }
+
+    pub(crate) fn pause(&mut self, tenant: &TenantId, mut pause: Pause, clock_ms: u64) {
+        bounds::clip(&mut pause.by, bounds::NAME_BYTES);
+        bounds::clip(&mut pause.reason, bounds::NOTE_BYTES);
         let of_tenant = self.tenants.entry(tenant.clone()).or_default();
         of_tenant.stands = Some(pause);
         of_tenant.since_clock_ms = Some(clock_ms);

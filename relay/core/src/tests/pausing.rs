@@ -1,5 +1,7 @@
 //! Pauses of tenants: only theirs waits, nothing of it starves meanwhile, and a restart forgets none of that.
 
+use std::sync::Arc;
+
 use super::world::{Machine, World, actor, spec};
 use crate::effects::{Paused, Reply, SchedulerView, WaitsFor};
 use crate::force::Verb;
@@ -168,4 +170,37 @@ fn a_blank_reason_and_the_eleventh_word_within_a_minute_pause_nothing() {
     pause(&mut world, TenantScope::All).unwrap();
     let task = world.submit(of("acme"));
     assert_eq!(world.state(task), TaskState::Queued);
+}
+
+#[test]
+fn as_many_tenants_may_be_paused_as_one_record_holds() {
+    let mut world = World::new();
+    let long: Arc<str> = "because ".repeat(256).into();
+    let mut refused = None;
+    for number in 0.. {
+        // Nobody's limit of calls is the point here.
+        world.pass(60_000);
+        let scope = TenantScope::One(tenant(&format!("{number:063}")));
+        let (by, reason) = (actor(), Arc::clone(&long));
+        let reply = world.ask(|request| Input::PauseScheduler {
+            request,
+            scope,
+            by,
+            reason,
+        });
+        if let Err(code) = reply {
+            refused = Some((number, code));
+            break;
+        }
+    }
+    assert_eq!(refused, Some((1_500, Rejection::TooManyPauses)));
+    let record = postcard::to_stdvec(&world.store.pauses).unwrap();
+    assert!(record.len() < 1024 * 1024, "{} bytes", record.len());
+    // Whoever is there already may be paused again.
+    let known = TenantScope::One(tenant(&format!("{:063}", 7)));
+    assert!(matches!(
+        unpause(&mut world, known.clone()),
+        Ok(Reply::Done)
+    ));
+    assert!(matches!(pause(&mut world, known), Ok(Reply::Done)));
 }
