@@ -307,7 +307,9 @@ fn did_so(attempt: &AttemptRecord, verb: &HeldVerb) -> bool {
     match verb {
         HeldVerb::Renew | HeldVerb::Goal(_) => false,
         HeldVerb::Complete(Completed { result, .. }, _) => {
-            end.state == EndState::Completed && attempt.result == *result
+            end.state == EndState::Completed
+                && end.by == EndedBy::Agent
+                && attempt.result == *result
         }
         HeldVerb::Release { .. } => end.state == EndState::Released && end.by == EndedBy::Agent,
         HeldVerb::Fail(errored) => {

@@ -219,13 +219,6 @@ impl Core {
     }
 
     fn may_retry(&self, live: &Live, allow_unsafe: bool) -> Result<(), Rejection> {
-        has_room(live)?;
-        if live.record().counters.dispatches >= self.config.max_dispatches {
-            return Err(Rejection::DispatchLimit);
-        }
-        if live.is_reopened() {
-            self.has_room_for(&live.spec)?;
-        }
         match live.record().state {
             TaskState::Failed
             | TaskState::TimedOut
@@ -241,6 +234,13 @@ impl Core {
                 return Err(Rejection::NotFinished);
             }
             TaskState::Completed | TaskState::Canceled => return Err(Rejection::AlreadyFinished),
+        }
+        has_room(live)?;
+        if live.record().counters.dispatches >= self.config.max_dispatches {
+            return Err(Rejection::DispatchLimit);
+        }
+        if live.is_reopened() {
+            self.has_room_for(&live.spec)?;
         }
         if live.newest().retry_safe || allow_unsafe {
             Ok(())

@@ -9,7 +9,7 @@ use crate::attempt::{Event, is_loss};
 use crate::contract::{self, Unmet};
 use crate::core::{Core, Turn};
 use crate::effects::{After, Count, Downstream};
-use crate::ends::holder_of;
+use crate::ends::{confirm_cancel, holder_of};
 use crate::frame::{From, ack, check_owner, lacks_output, proof_of_death, reject};
 use crate::input::{Completed, Errored, Finished, Frame, FrameBody};
 use crate::live::Live;
@@ -130,10 +130,9 @@ impl Core {
             | State::CleaningUp { .. } => {}
         }
         live.note_for(index, EventKind::ReceiptArrived);
-        if let Some(cancel) = &mut live.record_mut().cancel
-            && cancel.attempt == Some(attempt)
-        {
-            cancel.confirmed.get_or_insert(turn.now.wall);
+        let cancel = live.record().cancel.as_ref();
+        if cancel.is_some_and(|cancel| cancel.attempt == Some(attempt)) {
+            confirm_cancel(live, Receipt::Confirmed, turn.now.wall);
         }
     }
 

@@ -55,8 +55,8 @@ impl Core {
         turn: &mut Turn<'_>,
     ) {
         let operator = by.operator;
-        let open = live.newest().state.end().is_none();
-        let attempt = open.then(|| live.newest().id);
+        // Also one that has ended: it may still run, and its receipt confirms the cancel.
+        let attempt = Some(live.newest().id);
         let record = live.record_mut();
         record.cancel = Some(CancelRecord {
             by: by.name,

@@ -15,7 +15,8 @@ const NAME_MAX: usize = 128;
 const SLOTS_MAX: u32 = 4096;
 const LABELS_MAX: usize = 64;
 const WORDS_MAX: usize = 64;
-const WORD_BYTES_MAX: usize = 128;
+/// What tasks may ask for, a daemon may have.
+const WORD_BYTES_MAX: usize = crate::api::limits::LABEL_VALUE;
 /// More than there are slots: an attempt that has ended is listed until its end is acknowledged.
 const ACTIVE_MAX: usize = 2 * SLOTS_MAX as usize;
 const PROTOCOL: u32 = 1;
@@ -78,7 +79,7 @@ fn check(sent: &v1::Hello) -> Result<(), LinkFault> {
         return Err(bad("name", "needs 1 to 128 characters"));
     }
     if sent.version.len() > WORD_BYTES_MAX {
-        return Err(bad("version", "has more than 128 bytes"));
+        return Err(bad("version", "has more than 256 bytes"));
     }
     if sent.slots == 0 || sent.slots > SLOTS_MAX {
         return Err(bad("slots", "must be 1 to 4096"));
@@ -87,7 +88,7 @@ fn check(sent: &v1::Hello) -> Result<(), LinkFault> {
         return Err(bad("active", "lists more than 8192 attempts"));
     }
     if sent.workspaces.len() > WORDS_MAX || !sent.workspaces.iter().all(|name| fits(name)) {
-        return Err(bad("workspaces", "may be 64 of 128 bytes"));
+        return Err(bad("workspaces", "may be 64 of 256 bytes"));
     }
     words(&sent.labels, &sent.capabilities, &sent.agents)
 }
@@ -102,13 +103,13 @@ fn words(
     agents: &[v1::AgentInfo],
 ) -> Result<(), LinkFault> {
     if labels.len() > LABELS_MAX || !labels.iter().all(|(key, value)| fits(key) && fits(value)) {
-        return Err(bad("labels", "may be 64 of 128 bytes each side"));
+        return Err(bad("labels", "may be 64 of 256 bytes each side"));
     }
     if capabilities.len() > WORDS_MAX || !capabilities.iter().all(|word| fits(word)) {
-        return Err(bad("capabilities", "may be 64 of 128 bytes"));
+        return Err(bad("capabilities", "may be 64 of 256 bytes"));
     }
     if agents.len() > WORDS_MAX || !agents.iter().all(|agent| fits(&agent.name)) {
-        return Err(bad("agents", "may be 64 of 128 bytes"));
+        return Err(bad("agents", "may be 64 of 256 bytes"));
     }
     Ok(())
 }

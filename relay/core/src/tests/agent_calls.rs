@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::world::{GRACE, Hand, TTL, World, agent, complete, fail, for_agents};
+use crate::force::Verb;
 use crate::id::{AttemptId, TaskId};
-use crate::input::{Agent, HeldVerb, LeaseToken};
+use crate::input::{Agent, Completed, HeldVerb, LeaseToken};
 use crate::record::{
     AttemptState, EndState, EndedBy, EventKind, FailureCode, Receipt, TaskState, TimelineEvent,
 };
@@ -415,4 +416,23 @@ fn daemons_touch_nothing_that_an_agent_holds() {
     world.reconnect(&mut machine, &[(&work, crate::input::ActiveState::Running)]);
     assert_eq!(world.task(hand.task), before);
     world.complete(&hand).unwrap();
+}
+
+#[test]
+fn what_an_operator_completed_is_not_the_agents_own_completion() {
+    let mut world = World::new();
+    let hand = world.held(&agent(1));
+    let by_hand = Verb::Complete {
+        overridden: true,
+        result: None,
+    };
+    assert_eq!(
+        world.operate(hand.task, by_hand).unwrap().state,
+        TaskState::Completed
+    );
+    let nothing = HeldVerb::Complete(Completed::default(), None);
+    assert_eq!(
+        world.ends(&hand, nothing).unwrap_err(),
+        Rejection::TaskTerminal
+    );
 }

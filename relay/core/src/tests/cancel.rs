@@ -3,7 +3,7 @@
 use super::world::{GRACE, SLACK, TTL, World, canceled, completed, spec};
 use crate::effects::{CancelKind, Downstream};
 use crate::input::ActiveState;
-use crate::record::{AttemptState, EndedBy, FailureCode, Phase, Receipt, TaskState};
+use crate::record::{AttemptState, EndedBy, EventKind, FailureCode, Phase, Receipt, TaskState};
 use crate::reject::Rejection;
 
 #[test]
@@ -104,7 +104,12 @@ fn a_daemon_that_does_not_answer_is_unconfirmed_and_fenced() {
         record.newest().unwrap().state.end().unwrap().receipt,
         Receipt::Confirmed
     );
-    assert!(record.cancel.as_ref().unwrap().confirmed.is_some() && world.store.fences.is_empty());
+    let cancel = record.cancel.as_ref().unwrap();
+    assert!(cancel.confirmed.is_some() && cancel.delivered.is_some());
+    let mut events = record.timeline.events.iter();
+    let told = events.any(|event| event.kind == EventKind::CancelConfirmed);
+    assert!(told, "people see when");
+    assert!(world.store.fences.is_empty());
     assert!(
         world
             .told(&machine)
@@ -199,4 +204,31 @@ fn a_cancel_of_what_never_ran_is_confirmed_at_once() {
     let cancel = world.cancel(task).unwrap().cancel.clone().unwrap();
     assert!(cancel.delivered.is_some() && cancel.confirmed.is_some());
     assert!(cancel.attempt.is_some(), "it names its attempt");
+}
+
+#[test]
+fn a_cancel_between_two_attempts_is_confirmed_by_the_receipt_of_the_first() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.reconnect(&mut machine, &[]);
+    assert_eq!(world.state(task), TaskState::NeedsAttention, "it may run");
+    world.cancel(task).unwrap();
+    let cancel = world.task(task).cancel.clone().unwrap();
+    assert_eq!(
+        (cancel.attempt, cancel.confirmed),
+        (Some(work.re.attempt), None)
+    );
+    work.session = machine.session;
+    world.frame(&mut work, canceled());
+    assert!(
+        world
+            .task(task)
+            .cancel
+            .as_ref()
+            .unwrap()
+            .confirmed
+            .is_some()
+    );
 }

@@ -302,3 +302,15 @@ fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
         (Operation::Retry, AttemptState::Failed, TaskState::Failed)
     );
 }
+
+#[test]
+fn a_retry_of_what_is_done_says_so_whatever_else_stands_against_it() {
+    let mut config = crate::samples::config();
+    config.max_dispatches = 1;
+    let mut world = World::with(config);
+    let _machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    world.frame(&mut work, completed());
+    assert_eq!(world.retry(task).unwrap_err(), Rejection::AlreadyFinished);
+}
