@@ -16,7 +16,7 @@ use baton_core::{Recovered, Shelf};
 
 use crate::bodies::{Bodies, BodyHash};
 use crate::look_ups::LookUps;
-use crate::records;
+use crate::records::{self, Undecodable};
 use crate::store::{
     CommitSeq, Key, KeyRange, KeyText, Kind, Page, ReadError, Scan, Stopped, Store,
 };
@@ -61,6 +61,23 @@ pub(crate) struct SpecSize {
     pub(crate) record: u64,
     pub(crate) body_bytes: u64,
     pub(crate) body: Option<BodyHash>,
+}
+
+/// Why nobody knows what stands in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hidden {
+    /// It means nothing, and will mean nothing later.
+    Record,
+    /// The disk did not answer this time.
+    Disk,
+}
+
+/// What a walk over records met and could not read.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    pub(crate) keys: Vec<Key>,
+    /// Damaged pages have no name, and nobody knows what was on them.
+    pub(crate) pages: u64,
 }
 
 impl Reader {
@@ -273,9 +290,25 @@ impl Reader {
         &self,
         scope: &TenantScope,
         daemon: DaemonId,
-    ) -> Option<Arc<DaemonRecord>> {
-        let (key, bytes) = self.bytes(&records::daemon_key(scope, daemon))?;
-        self.readable(&key, records::decode_daemon(&bytes))
+    ) -> Result<Option<Arc<DaemonRecord>>, Hidden> {
+        self.stored(&records::daemon_key(scope, daemon), records::decode_daemon)
+    }
+
+    /// For questions to which "not there" and "not readable" are different answers.
+    pub(crate) fn stored<T>(
+        &self,
+        key: &Key,
+        decode: impl Fn(&[u8]) -> Result<T, Undecodable>,
+    ) -> Result<Option<T>, Hidden> {
+        self.look_ups.record();
+        let read = self.store.get(key);
+        let hidden = match &read {
+            Err(ReadError::Disk(_)) => Hidden::Disk,
+            Err(ReadError::Unreadable { .. }) | Ok(_) => Hidden::Record,
+        };
+        let bytes = self.readable(key, read).ok_or(hidden)?;
+        let decoded = bytes.map(|bytes| self.readable(key, decode(&bytes)).ok_or(Hidden::Record));
+        decoded.transpose()
     }
 
     /// Nothing was ever submitted, or nothing of it is left. What cannot be read counts as there.
@@ -335,16 +368,18 @@ impl Reader {
     /// be read at all is an error, since nobody could say how much is missing.
     pub(crate) fn recover(&self) -> Result<Recovered, ReadError> {
         let mut recovered = Recovered::default();
-        let mut pages = self.each(&KeyRange::relay_wide(Kind::Control), |key, bytes| {
+        let passed = self.each(&KeyRange::relay_wide(Kind::Control), |key, bytes| {
             let Key::Control { name, .. } = key else {
                 return true;
             };
             records::decode_control(name.as_str(), bytes, &mut recovered).is_ok()
         })?;
+        recovered.damage = records::damage(&passed.keys, passed.pages);
+        let mut pages = passed.pages;
         for name in self.store.tenants()? {
-            pages += self.recover_daemons(&name, &mut recovered)?;
+            pages += self.recover_daemons(&name, &mut recovered)?.pages;
             if let Some(tenant) = TenantId::new(name.as_str()) {
-                pages += self.recover_tasks(&tenant, &mut recovered)?;
+                pages += self.recover_tasks(&tenant, &mut recovered)?.pages;
             }
         }
         self.unreadables.pages(pages);
@@ -355,7 +390,7 @@ impl Reader {
         &self,
         owner: &KeyText,
         recovered: &mut Recovered,
-    ) -> Result<u64, ReadError> {
+    ) -> Result<Passed, ReadError> {
         self.each(&KeyRange::of(owner, Kind::Daemon), |_, bytes| {
             records::decode_daemon(bytes)
                 .map(|daemon| recovered.daemons.push(daemon))
@@ -367,7 +402,7 @@ impl Reader {
         &self,
         tenant: &TenantId,
         recovered: &mut Recovered,
-    ) -> Result<u64, ReadError> {
+    ) -> Result<Passed, ReadError> {
         let live = KeyRange::of(&records::tenant_text(tenant), Kind::Live);
         self.each(&live, |_, bytes| {
             let Ok(record) = records::decode_task(bytes) else {
@@ -386,24 +421,27 @@ impl Reader {
         })
     }
 
-    /// Visits every record of a range; a visit that returns false counts as unreadable. Gives the damaged pages met.
+    /// Visits every record of a range; a visit that returns false counts as unreadable. Gives what was passed over.
     pub(crate) fn each(
         &self,
         range: &KeyRange,
         mut visit: impl FnMut(&Key, &[u8]) -> bool,
-    ) -> Result<u64, ReadError> {
-        let (mut page, mut pages) = (Page::first(BOOT_PAGE), 0);
+    ) -> Result<Passed, ReadError> {
+        let (mut page, mut passed) = (Page::first(BOOT_PAGE), Passed::default());
         loop {
             let scan = self.scan(range, &page)?;
-            pages += self.unreadables.scan(&scan);
+            passed.pages += self.unreadables.scan(&scan);
+            let named = scan.passed_over.iter().filter_map(|(key, _)| key.clone());
+            passed.keys.extend(named);
             for (key, bytes) in &scan.entries {
                 if !visit(key, bytes) {
                     tracing::error!(%key, "a stored record cannot be read; it is passed over");
                     self.unreadables.record(key);
+                    passed.keys.push(key.clone());
                 }
             }
             let Some((last, _)) = scan.entries.last().filter(|_| scan.more) else {
-                return Ok(pages);
+                return Ok(passed);
             };
             page.after = Some(last.clone());
         }

@@ -8,6 +8,7 @@ mod tests;
 use std::sync::Arc;
 
 use baton_core::Recovered;
+use baton_core::damage::Damage;
 use baton_core::effects::Write;
 use baton_core::goal::CHECKPOINTS_KEPT;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
@@ -212,6 +213,28 @@ pub(crate) fn decode_control(
         into.fences.push(decode::<FenceRecord>("fence", bytes)?);
     }
     Ok(())
+}
+
+/// What the core is told of control records that were passed over.
+pub(crate) fn damage(keys: &[Key], pages: u64) -> Damage {
+    let mut damage = if pages > 0 {
+        Damage::anywhere()
+    } else {
+        Damage::default()
+    };
+    let names = keys.iter().filter_map(|key| match key {
+        Key::Control { name, .. } => Some(name.as_str()),
+        _other_kind => None,
+    });
+    for name in names {
+        damage.scheduler |= name == SCHEDULER;
+        damage.pauses |= name == PAUSES;
+        let attempt = name.strip_prefix(FENCE_PREFIX).map(str::parse);
+        damage
+            .fences
+            .extend(attempt.and_then(Result::<AttemptId, _>::ok));
+    }
+    damage
 }
 
 pub(crate) fn decode_scheduler(bytes: &[u8]) -> Result<SchedulerRecord, Undecodable> {

@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, Role, TaskSpec};
-use baton_relay::store::{Change, Key, KeyText, Store, StoreConfig};
+use baton_relay::store::{Key, KeyText, Store, StoreConfig};
 use baton_tests::{
     Client, RelayProcess, ScriptedDaemon, copy_directory, for_agent, hello, quiet_port, within,
 };
@@ -267,128 +267,12 @@ async fn one(sound: &Sound, data: &Path, what: &str, tally: &mut Tally) {
     child.kill().await.expect("the relay runs");
 }
 
-/// Changes a stopped relay's store behind its back.
-fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
-    let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
-    let mut opened = Store::open(config).expect("the store opens");
-    let changes = changes(&opened.store);
-    opened.journal.append(changes).expect("the change is taken");
-    opened.journal.close().expect("the store closes");
-}
-
-fn tenant() -> KeyText {
-    KeyText::new("default").expect("a good name")
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn records_that_mean_nothing_stop_neither_boot_nor_list_and_are_shown_everywhere() {
-    let mut relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let (good, bad) = (
-        client.submit(for_agent(AGENT)).await,
-        client.submit(for_agent(AGENT)).await,
-    );
-    relay.terminate().await;
-    let task = bad.task_id.parse::<Uuid>().unwrap();
-    tamper(relay.data(), |_| {
-        let key = Key::Live {
-            tenant: tenant(),
-            task,
-        };
-        vec![Change::Put(key, b"of another world".to_vec())]
-    });
-    relay.revive().await;
-    assert_eq!(client.info().await.unreadable_records, 1);
-    assert_eq!(client.get(&good.task_id).await.task_id, good.task_id);
-    assert!(client.try_get(&bad.task_id).await.is_err());
-    let request = ListTasksRequest::default();
-    let page = client.tasks().list(request).await.unwrap().into_inner();
-    assert_eq!((page.tasks.len(), page.skipped), (1, 1));
-    assert_eq!(
-        client.info().await.unreadable_records,
-        1,
-        "each counts once"
-    );
-    for _ in 0..2 {
-        let said = BATON.run(relay.data(), &["verify"]).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(
-            said.stdout.contains("undecodable default/live/"),
-            "{said:?}"
-        );
-        assert!(said.stdout.contains("1 findings"), "{said:?}");
-        // The same without the relay.
-        if said.stderr.is_empty() {
-            relay.terminate().await;
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_verify_finds_records_that_contradict_each_other() {
-    let mut relay = RelayProcess::start(BATON).await;
-    let client = relay.admin().clone();
-    let mut daemon =
-        ScriptedDaemon::connect(&client.of_tenant("", Role::Daemon).await, hello(&[AGENT])).await;
-    let (doubled, orphan, lost) = (
-        client.submit(for_agent("nobody")).await,
-        client.submit(for_agent("nobody")).await,
-        client.submit(for_agent("nobody")).await,
-    );
-    let finished = client.submit(for_agent(AGENT)).await;
-    let mut attempt = daemon.running().await;
-    attempt.complete("").await;
-    daemon.acked(&attempt).await;
-    relay.terminate().await;
-    let id = |task: &baton_proto::v1::Task| task.task_id.parse::<Uuid>().unwrap();
-    let live = |task| Key::Live {
-        tenant: tenant(),
-        task,
-    };
-    let done = |task| Key::Done {
-        tenant: tenant(),
-        task,
-    };
-    let spec = |task| Key::Spec {
-        tenant: tenant(),
-        task,
-    };
-    tamper(relay.data(), |store| {
-        let body = store.get(&done(id(&finished))).unwrap().unwrap().to_vec();
-        vec![
-            Change::Put(done(id(&doubled)), body),
-            Change::Delete(spec(id(&orphan))),
-            Change::Delete(live(id(&lost))),
-        ]
-    });
-    let said = BATON.run(relay.data(), &["verify", "--json"]).await;
-    assert_eq!(said.code, Some(1), "{said:?}");
-    for (task, words) in [
-        (&doubled, "open and finished"),
-        (&orphan, "specification is missing"),
-        (&lost, "task is missing"),
-    ] {
-        let told = said
-            .stdout
-            .lines()
-            .any(|line| line.contains(&task.task_id) && line.contains(words));
-        assert!(told, "{words}: {said:?}");
-    }
-    assert!(
-        !said.stdout.contains(&format!("task/{}", finished.task_id)),
-        "{said:?}"
-    );
-    relay.revive().await;
-    let live = BATON.run(relay.data(), &["verify", "--json"]).await;
-    assert_eq!(live.code, Some(1), "{live:?}");
-}
-
 /// Damages the page of one task's record and nothing else: old copies of a page hurt nobody, and damage at the end of the
 /// database keeps it from opening at all. False, with everything as it was, when the page lies at the end.
 fn damage_its_page(data: &Path, task: Uuid) -> bool {
     let path = data.join("store/sled/db");
     let key = Key::Live {
-        tenant: tenant(),
+        tenant: KeyText::new("default").unwrap(),
         task,
     };
     let sound = fs::read(&path).expect("the database is there");

@@ -15,6 +15,7 @@ mod contracts;
 mod conversations;
 mod damage;
 mod damaged_exports;
+mod damaged_records;
 mod deadlines;
 mod disk_full;
 mod export;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::agent_held::Caller;
 use crate::config::Config;
 use crate::conversation::Affinity;
+use crate::damage::Damage;
 use crate::effects::{After, Downstream, Effects, Outgoing, Reply, Send, Write};
 use crate::fences::Fences;
 use crate::force_limit::ForceLimit;
@@ -40,6 +41,8 @@ pub struct Recovered {
     pub fences: Vec<FenceRecord>,
     /// Of live tasks; the store is asked for the others.
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
+    /// What is missing above because it cannot be read.
+    pub damage: Damage,
 }
 
 /// All live state. Maps that are only looked up are hash maps; whatever is walked is ordered.

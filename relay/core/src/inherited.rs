@@ -1,4 +1,4 @@
-//! Tasks that the relay inherited: from an import, or from data whose newest changes are lost.
+//! Tasks that the relay inherited: from an import, or from data whose newest changes or fences are lost.
 //!
 //! What was granted after the last change that it knows may still run, on machines that it may never have heard of. So
 //! whatever it found at boot is fenced for the longest grant there is, or until an operator says that the old fleet is
@@ -21,9 +21,9 @@ use crate::timers::Fact;
 
 impl Core {
     /// At boot, before the tasks are restored. `tasks` are the open ones.
-    pub(crate) fn hold_inherited(&mut self, tasks: &[TaskId], turn: &mut Turn<'_>) {
+    pub(crate) fn hold_inherited(&mut self, hold_ms: u64, tasks: &[TaskId], turn: &mut Turn<'_>) {
         let before = self.scheduler.clone();
-        let (hold_ms, uptime_ms) = (self.config.inherited_hold_ms, self.earlier_ms);
+        let uptime_ms = self.earlier_ms;
         if hold_ms > 0 {
             let minted = TaskId(turn.mint.id());
             let upto = tasks.iter().copied().fold(minted, TaskId::max);

@@ -15,6 +15,7 @@ pub mod config;
 pub mod contract;
 pub mod conversation;
 mod core;
+pub mod damage;
 pub mod diagnose;
 mod dispatch;
 pub mod effects;

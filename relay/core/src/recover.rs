@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::conversation::Affinity;
 use crate::core::{Core, Recovered, Turn};
+use crate::damage::least_uptime_ms;
 use crate::effects::Effects;
 use crate::fences::Fences;
 use crate::force_limit::ForceLimit;
@@ -55,7 +56,14 @@ impl Core {
         // Ids rise with time: first come, first served holds over a restart.
         tasks.sort_by_key(|(_, record)| record.task);
         let ids: Vec<TaskId> = tasks.iter().map(|(_, record)| record.task).collect();
-        core.hold_inherited(&ids, &mut turn);
+        core.pause_what_may_be(&recovered.damage, &mut turn);
+        let hold_ms = if recovered.damage.hides_grants() {
+            core.config.longest_grant_ms()
+        } else {
+            core.config.inherited_hold_ms
+        };
+        core.hold_inherited(hold_ms, &ids, &mut turn);
+        core.drop_damaged_fences(&recovered.damage, &mut turn);
         let tenants: BTreeSet<&TenantId> = tasks.iter().map(|(_, record)| &record.tenant).collect();
         core.pauses.forget(|tenant| tenants.contains(tenant));
         for (spec, record) in tasks {
@@ -82,7 +90,7 @@ impl Core {
             pauses: recovered.pauses.clone(),
             forgotten: recovered.forgotten.clone(),
             started: now.at,
-            earlier_ms: recovered.scheduler.uptime_ms,
+            earlier_ms: earlier_ms(recovered),
             dispatch_held: false,
             forced: ForceLimit::default(),
             uptime_written: now.at,
@@ -187,6 +195,16 @@ impl Core {
         }
         timers
     }
+}
+
+fn earlier_ms(recovered: &Recovered) -> u64 {
+    let known_ms = recovered.scheduler.uptime_ms;
+    if !recovered.damage.scheduler {
+        return known_ms;
+    }
+    known_ms.max(least_uptime_ms(
+        recovered.tasks.iter().map(|(_, record)| &**record),
+    ))
 }
 
 fn open_inputs(attempt: &AttemptRecord) -> Vec<crate::id::InputId> {

@@ -9,6 +9,7 @@ mod boot;
 mod bounds;
 mod cancel;
 mod contracts;
+mod damage;
 mod deadlines;
 mod diagnoses;
 mod fencing;

@@ -10,7 +10,7 @@ use super::fault::{Fault, Thing};
 use super::{Api, limits, submission, validate};
 use crate::auth::Principal;
 use crate::records;
-use crate::store::{Change, Key, KeyRange, KeyText, Kind, Page};
+use crate::store::{Change, Key, KeyRange, KeyText, Kind};
 use crate::wire::{asked_deadlines, deadlines, timestamp};
 
 /// A profile as stored.
@@ -22,18 +22,17 @@ pub(crate) struct ProfileRecord {
 }
 
 impl Api {
-    pub(super) fn stored_profile(&self, tenant: &TenantId, name: &str) -> Option<Profile> {
-        self.profile_record(tenant, name)
-            .map(|record| record.profile)
-    }
-
-    fn profile_record(&self, tenant: &TenantId, name: &str) -> Option<ProfileRecord> {
-        let bytes = self
-            .reader
-            .store()
-            .get(&profile_key(tenant, name)?)
-            .ok()??;
-        records::decode("profile", &bytes).ok()
+    pub(super) async fn stored_profile(
+        &self,
+        tenant: &TenantId,
+        name: &str,
+    ) -> Result<Option<ProfileRecord>, Fault> {
+        let Some(key) = profile_key(tenant, name) else {
+            return Ok(None);
+        };
+        let decode = |bytes: &[u8]| records::decode("profile", bytes);
+        let stored = self.read(move |reader| reader.stored(&key, decode)).await?;
+        stored.map_err(|_counted| Fault::Unreadable)
     }
 
     pub(super) async fn keep_profile(
@@ -45,7 +44,13 @@ impl Api {
         let profile = asked_deadlines(validate::present("profile", request.profile)?);
         submission::check_profile("profile", &profile)?;
         self.admit()?;
-        let replaced = self.profile_record(&who.tenant, &request.name).is_some();
+        let known = self.stored_profile(&who.tenant, &request.name).await;
+        // One that cannot be read is there all the same, and a new one is the way to mend it.
+        let replaced = match known {
+            Ok(known) => known.is_some(),
+            Err(Fault::Unreadable) => true,
+            Err(fault) => return Err(fault),
+        };
         let limit = limits::PROFILES;
         if !replaced && self.profiles_of(&who.tenant).await?.len() >= limit {
             return Err(Fault::TooManyProfiles { limit });
@@ -83,7 +88,8 @@ impl Api {
     ) -> Result<v1::DeleteProfileResponse, Fault> {
         validate::name("name", &request.name, limits::PROFILE_NAME)?;
         let key = profile_key(&who.tenant, &request.name);
-        let key = key.filter(|_| self.profile_record(&who.tenant, &request.name).is_some());
+        let known = self.stored_profile(&who.tenant, &request.name).await;
+        let key = key.filter(|_| matches!(known, Ok(Some(_)) | Err(Fault::Unreadable)));
         let key = key.ok_or(Fault::NotFound(Thing::Profile))?;
         self.dispatcher.write(vec![Change::Delete(key)]).await?;
         Ok(v1::DeleteProfileResponse {})
@@ -91,25 +97,22 @@ impl Api {
 
     async fn profiles_of(&self, tenant: &TenantId) -> Result<Vec<(String, ProfileRecord)>, Fault> {
         let range = KeyRange::of(&records::tenant_text(tenant), Kind::Profile);
-        let page = Page::first(limits::PROFILES);
-        let scan = self
-            .read(move |reader| reader.store().scan(&range, &page))
-            .await?;
-        let scan = scan.map_err(|error| {
+        let listed = self.read(move |reader| {
+            let mut profiles = Vec::new();
+            let walked = reader.each(&range, |key, bytes| {
+                let Key::Profile { name, .. } = key else {
+                    return true;
+                };
+                let record = records::decode("profile", bytes);
+                let named = record.map(|record| (name.as_str().to_owned(), record));
+                named.map(|named| profiles.push(named)).is_ok()
+            });
+            walked.map(|_counted| profiles)
+        });
+        listed.await?.map_err(|error| {
             tracing::error!(%error, "the profiles cannot be listed");
             Fault::Unreadable
-        })?;
-        let known = scan
-            .entries
-            .into_iter()
-            .filter_map(|(key, bytes)| match key {
-                Key::Profile { name, .. } => {
-                    let record = records::decode("profile", &bytes).ok()?;
-                    Some((name.as_str().to_owned(), record))
-                }
-                _other_kind => None,
-            });
-        Ok(known.collect())
+        })
     }
 }
 

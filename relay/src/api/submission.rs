@@ -92,13 +92,10 @@ pub(super) fn draft(
     Ok(Draft { spec, daemon_name })
 }
 
-/// Fills in what is enforced. `stored` looks up a profile of the tenant by its name.
-pub(super) fn resolve_profile(
-    spec: &mut TaskSpec,
-    stored: impl FnOnce(&str) -> Option<Profile>,
-) -> Result<(), Fault> {
+/// Fills in what is enforced. `stored` is the tenant's profile of the name that was asked for.
+pub(super) fn resolve_profile(spec: &mut TaskSpec, stored: Option<Profile>) -> Result<(), Fault> {
     spec.effective_profile =
-        profile::effective(spec, stored).map_err(|_| Fault::NotFound(Thing::Profile))?;
+        profile::effective(spec, |_| stored).map_err(|_| Fault::NotFound(Thing::Profile))?;
     Ok(())
 }
 

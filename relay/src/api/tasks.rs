@@ -8,7 +8,7 @@ use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Input, Submit};
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
-use baton_core::spec::TaskSpec;
+use baton_core::spec::{RequestedProfile, TaskSpec};
 use baton_proto::v1;
 use baton_proto::v1::submit_many_result::Result as RowResult;
 use baton_proto::v1::tasks_server::Tasks;
@@ -197,7 +197,11 @@ impl Api {
         if let Some(name) = daemon_name {
             spec.target.daemon = Some(self.daemon_named(who, &name).await?);
         }
-        submission::resolve_profile(&mut spec, |name| self.stored_profile(&who.tenant, name))?;
+        let stored = match &spec.requested_profile {
+            RequestedProfile::Named(name) => self.stored_profile(&who.tenant, name).await?,
+            RequestedProfile::Absent | RequestedProfile::Inline(_) => None,
+        };
+        submission::resolve_profile(&mut spec, stored.map(|record| record.profile))?;
         Ok(spec)
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use baton_core::Shelf;
 use baton_core::id::{DaemonId, SessionId};
 use baton_core::input::FrameRef;
+use baton_core::record::DaemonRecord;
 use baton_proto::v1;
 use baton_proto::v1::daemon_frame::Frame;
 use tokio::sync::mpsc;
@@ -18,13 +19,15 @@ use super::held::Held;
 use super::{OnWire, Session, Shell, hello, unknown};
 use crate::auth::Principal;
 use crate::dispatcher::{FromSession, SESSION_QUEUE};
+use crate::reader::Hidden;
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+const UNREADABLE_RETRY_MS: u64 = 2_000;
 
 /// Why a stream became no session.
 pub(super) enum Turned {
     Away(LinkFault),
-    /// Too many come at once: the last word, which says when to come back.
+    /// Not now: the last word, which says when to come back.
     Later(Box<v1::RelayFrame>),
     /// By itself, before it was its turn.
     Left,
@@ -46,7 +49,7 @@ pub(super) async fn greet(
     let id = SessionId(Uuid::now_v7());
     let sent = first(&mut inbound).await?;
     unknown::count_in_hello(&shell.telemetry, &sent);
-    let daemon = daemon_id(&sent, &principal, &shell)?;
+    let daemon = daemon_id(&sent, &principal, &shell).await?;
     let mut hello = hello::decode(sent, daemon, &principal)?;
     let caller = Caller::with(!hello.active.is_empty());
     tokio::select! {
@@ -105,10 +108,14 @@ async fn await_turn(caller: Caller, shell: &Shell) -> Result<(), Turned> {
         Entry::Later(ms) => {
             tracing::debug!(?caller, ms, "a daemon was told to come back later");
             let words = "many daemons connect at once; come back a little later";
-            let goodbye = shell.stamp.goodbye(v1::GoodbyeCode::Busy, words, Some(ms));
-            Err(Turned::Later(Box::new(goodbye)))
+            Err(later(shell, words, ms))
         }
     }
+}
+
+fn later(shell: &Shell, words: &str, ms: u64) -> Turned {
+    let goodbye = shell.stamp.goodbye(v1::GoodbyeCode::Busy, words, Some(ms));
+    Turned::Later(Box::new(goodbye))
 }
 
 async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, LinkFault> {
@@ -127,21 +134,35 @@ async fn first(inbound: &mut Streaming<v1::DaemonFrame>) -> Result<v1::Hello, Li
 }
 
 /// A daemon keeps the id it was given as long as it comes with the same credential, or that one can no longer be
-/// used (it was replaced). An id that this relay does not know is replaced by a new one.
-fn daemon_id(
+/// used (it was replaced). An id that this relay does not know is replaced by a new one, and all that the daemon holds is killed
+/// then: so not knowing is told from not being able to read.
+async fn daemon_id(
     sent: &v1::Hello,
     principal: &Principal,
     shell: &Shell,
-) -> Result<DaemonId, LinkFault> {
+) -> Result<DaemonId, Turned> {
     let fresh = || DaemonId(Uuid::now_v7());
     let Some(claimed) = hello::claimed_id(sent)? else {
         return Ok(fresh());
     };
-    match shell.reader.daemon(&principal.scope, claimed) {
-        None => Ok(fresh()),
-        Some(known) if known.token == principal.token || !usable(shell, known.token) => Ok(claimed),
-        Some(_) => Err(LinkFault::ForeignDaemon),
+    let (reader, scope) = (shell.reader.clone(), principal.scope.clone());
+    let known = tokio::task::spawn_blocking(move || reader.daemon(&scope, claimed));
+    match known.await.map_err(|_| LinkFault::Stopping)? {
+        Ok(None) => Ok(fresh()),
+        Ok(Some(known)) if is_bound_to(&known, principal, shell) => Ok(claimed),
+        Ok(Some(_)) => Err(LinkFault::ForeignDaemon.into()),
+        // Whose it was, nobody knows any more; its key says that it was of this scope, and Hello writes it anew.
+        Err(Hidden::Record) => Ok(claimed),
+        Err(Hidden::Disk) => Err(later(
+            shell,
+            "the relay cannot read what it knows of this daemon; come back a little later",
+            UNREADABLE_RETRY_MS,
+        )),
     }
+}
+
+fn is_bound_to(known: &DaemonRecord, principal: &Principal, shell: &Shell) -> bool {
+    known.token == principal.token || !usable(shell, known.token)
 }
 
 fn usable(shell: &Shell, token: baton_core::id::TokenId) -> bool {

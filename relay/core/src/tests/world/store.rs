@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::Recovered;
+use crate::damage::Damage;
 use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
@@ -26,6 +27,8 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(in crate::tests) pauses: PausesRecord,
+    /// What the next boot finds unreadable.
+    pub(in crate::tests) damage: Damage,
 }
 
 impl Store {
@@ -45,6 +48,7 @@ impl Store {
                 .iter()
                 .map(|((t, k), r)| (t.clone(), k.clone(), r.clone()))
                 .collect(),
+            damage: self.damage.clone(),
         }
     }
 
