@@ -2,7 +2,7 @@
 //! the end all the same, and goes on when there is room. Nobody dies of it and nothing is lost.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -181,6 +181,95 @@ async fn a_relay_with_little_room_takes_nothing_new_and_ends_what_runs() {
         .await;
     assert!(!scene.relay.has_started_again(), "it was never met");
     marked_gone(scene.mark).await;
+}
+
+/// Is there when the talkative one has said everything.
+fn said(file: &Path) -> PathBuf {
+    file.with_extension("said")
+}
+
+/// Waits for its file, then says more than a disk without room takes.
+fn talkative(file: &Path, mark: &str) -> TaskSpec {
+    let script = format!(
+        "echo begun; until [ -e {} ]; do sleep 0.05; done; yes line | head -c 2000000; echo ended; touch {}",
+        file.display(),
+        said(file).display()
+    );
+    TaskSpec {
+        lease_ttl_ms: Some(TTL_MS),
+        ..command("sh", &["-c", &script], mark)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_does_not_fit_waits_on_its_worker_and_holds_nobody_else_back() {
+    let Some(scene) = Scene::start("no-room-for-output").await else {
+        return;
+    };
+    let client = scene.relay.admin().clone();
+    until_admitting(&client, true).await;
+    until_ballast(&client, 32).await;
+    let quiet = scene.submit_waiting("quiet").await;
+    let stopped = scene.submit_waiting("stopped").await;
+    let loud = talkative(&scene.dir.path().join("loud"), scene.mark);
+    let loud = client.submit(loud).await;
+    client.until_state(&loud.task_id, TaskState::Running).await;
+
+    // The first half of the ballast goes, and what that gave is used up, too: records still fit.
+    scene.relay.room.leave(10 * MIB);
+    until_ballast(&client, 16).await;
+    scene.relay.room.leave(6 * MIB);
+    let mut ticks = tokio::time::interval(LOOK);
+    within("the relay to see that hardly anything is left", async {
+        while client
+            .info()
+            .await
+            .disk
+            .is_none_or(|disk| disk.free_bytes > 8 * MIB)
+        {
+            ticks.tick().await;
+        }
+    })
+    .await;
+    let file = scene.dir.path().join("loud");
+    scene.let_end("loud");
+    within("everything to be said", async {
+        while !said(&file).exists() {
+            ticks.tick().await;
+        }
+    })
+    .await;
+    client
+        .try_cancel(&stopped.task_id)
+        .await
+        .expect("a cancel is taken");
+    client
+        .until_state(&stopped.task_id, TaskState::Canceled)
+        .await;
+    let canceled = client.get(&stopped.task_id).await;
+    assert!(
+        canceled
+            .cancel
+            .is_some_and(|cancel| cancel.confirmed_at.is_some())
+    );
+    scene.let_end("quiet");
+    client
+        .until_state(&quiet.task_id, TaskState::Completed)
+        .await;
+    assert_eq!(client.output(&quiet.task_id).await, b"begun\nended\n");
+    assert_eq!(client.get(&loud.task_id).await.state(), TaskState::Running);
+
+    scene.relay.room.free();
+    client
+        .until_state(&loud.task_id, TaskState::Completed)
+        .await;
+    let said = client.output(&loud.task_id).await;
+    assert_eq!(
+        said.len(),
+        "begun\nended\n".len() + 2_000_000,
+        "nothing was cut"
+    );
+    assert!(!scene.relay.has_started_again(), "the end was never met");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -300,9 +300,15 @@ impl OutputLog {
         self.shared.queue.tick(now_wall_ms).await
     }
 
-    /// Refuses more bytes, as if the disk were full, until it is told otherwise. Cuts and seals are small and still go.
+    /// Refuses more bytes of whoever has said much, as if the disk were full, until it is told otherwise. Cuts and seals are small and
+    /// still go.
     pub fn hold(&self, held: bool) {
         self.shared.queue.hold(held);
+    }
+
+    /// Whether everybody's output is taken.
+    pub fn has_room(&self) -> bool {
+        self.shared.queue.has_room()
     }
 
     /// Writes what is queued and ends the writer thread.

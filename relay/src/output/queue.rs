@@ -79,6 +79,9 @@ pub(crate) struct Queue {
     attempt_bytes_max: u64,
 }
 
+/// What an attempt may have said in all and still be heard on a disk that is held for others.
+const HELD_BYTES: u64 = 64 * 1024;
+
 type Slot<'a> = mpsc::Permit<'a, Job>;
 
 impl Queue {
@@ -104,6 +107,17 @@ impl Queue {
         self.held.store(held, Ordering::Release);
     }
 
+    /// Whether output of any length is taken.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.held.load(Ordering::Acquire) && !self.full.load(Ordering::Acquire)
+    }
+
+    /// While the disk is held for others, who has said little may still say it: or nobody who runs could end.
+    fn is_held_for(&self, attempt: Uuid) -> bool {
+        let stored = || self.index.end(attempt).map_or(0, |end| end.end);
+        self.held.load(Ordering::Acquire) && stored() >= HELD_BYTES
+    }
+
     pub(crate) fn queued_bytes(&self) -> usize {
         QUEUE_BYTES - self.room.available_permits().min(QUEUE_BYTES)
     }
@@ -116,7 +130,7 @@ impl Queue {
     }
 
     pub(crate) async fn append(&self, chunk: Chunk) -> Result<Appended, AppendError> {
-        if self.held.load(Ordering::Acquire) {
+        if self.is_held_for(chunk.attempt) {
             return Err(AppendError::DiskFull);
         }
         let size = u32::try_from(chunk.bytes.len()).unwrap_or(u32::MAX);

@@ -90,6 +90,7 @@ pub(super) async fn greet(
         wire,
         pending: std::collections::VecDeque::new(),
         stuck_since: None,
+        next_look: None,
         held: Held::default(),
         listed,
         early: Some(Vec::new()),

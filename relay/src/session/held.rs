@@ -18,6 +18,8 @@ const TOOLS_MAX: usize = 256;
 #[derive(Debug, Default)]
 pub(super) struct Held {
     attempts: HashMap<AttemptId, One>,
+    /// Some output did not fit on the disk.
+    lacks_room: bool,
 }
 
 #[derive(Debug)]
@@ -31,12 +33,21 @@ struct One {
     is_all: bool,
     /// It may not go on: its output is no longer taken.
     is_given_up: bool,
+    /// Its output does not fit on the disk for now, so nothing behind it is taken.
+    dry: Option<Dry>,
     /// Number of a terminal frame that proved the processes' end: once acknowledged, nothing more will come.
     last_word: Option<u64>,
     /// The most that the core was told of its output.
     told: Option<Sign>,
     told_tools: Vec<Arc<str>>,
     fresh: Option<Fresh>,
+}
+
+/// What the daemon says meanwhile and will say again on its next stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct Dry {
+    /// Number of the end that came before its output.
+    end: Option<u64>,
 }
 
 /// Activity that the core has not been told yet.
@@ -69,6 +80,7 @@ impl Held {
             acked_offset: acked.1,
             is_all: false,
             is_given_up: false,
+            dry: None,
             last_word: None,
             told: None,
             told_tools: Vec::new(),
@@ -97,16 +109,45 @@ impl Held {
             .is_some_and(|one| one.is_given_up)
     }
 
+    /// Its output could not be stored. Until the daemon brings it again, on another stream, it is not looked at any more.
+    pub(super) fn runs_dry(&mut self, attempt: AttemptId) {
+        if let Some(one) = self.attempts.get_mut(&attempt) {
+            one.dry.get_or_insert_default();
+            self.lacks_room = true;
+        }
+    }
+
+    pub(super) fn is_dry(&self, attempt: AttemptId) -> bool {
+        let one = self.attempts.get(&attempt);
+        one.is_some_and(|one| one.dry.is_some())
+    }
+
+    pub(super) fn lacks_room(&self) -> bool {
+        self.lacks_room
+    }
+
+    /// Whether this control frame has to wait for output that does not fit: an end, and whatever comes behind it.
+    pub(super) fn waits_for_room(&mut self, attempt: AttemptId, number: u64, ends: bool) -> bool {
+        let one = self.attempts.get_mut(&attempt);
+        let Some(dry) = one.and_then(|one| one.dry.as_mut()) else {
+            return false;
+        };
+        if ends {
+            dry.end.get_or_insert(number);
+        }
+        dry.end.is_some_and(|end| number >= end)
+    }
+
     /// Whether output that is missing now will never come.
     pub(super) fn is_all(&self, attempt: AttemptId) -> bool {
         self.attempts.get(&attempt).is_some_and(|one| one.is_all)
     }
 
-    /// Whether this very ref was given to this session.
     pub(super) fn is_empty(&self) -> bool {
         self.attempts.is_empty()
     }
 
+    /// Whether this very ref was given to this session.
     pub(super) fn holds(&self, re: &FrameRef) -> bool {
         self.attempts
             .get(&re.attempt)

@@ -122,6 +122,13 @@ impl Session {
             self.forward(Input::Activity(activity)).await?;
         }
         let final_offset = decode::final_offset(&body);
+        let unstored = final_offset.is_some_and(|offset| offset > self.durable_offset(re.attempt));
+        if self
+            .held
+            .waits_for_room(re.attempt, sent.control_seq, unstored)
+        {
+            return Ok(());
+        }
         if proves_the_end(&body) {
             self.held.last_word(re.attempt, sent.control_seq);
         }
@@ -176,7 +183,11 @@ impl Session {
             let output = &self.shell.output;
             let cut = output.append_cut(attempt.0, stored, offset, reason).await;
             if self.appended(frame.re, stored, cut)?.is_none() {
-                return self.forward(Input::Frame(frame)).await;
+                let waits = self.held.waits_for_room(attempt, frame.control_seq, true);
+                return match waits {
+                    true => Ok(()),
+                    false => self.forward(Input::Frame(frame)).await,
+                };
             }
         }
         let output = self.shell.output.clone();
@@ -238,8 +249,7 @@ impl Session {
             observed_at_ms: decode::observed(frame).0,
             bytes: sent.chunk,
         };
-        let appended = self.shell.output.append(chunk).await;
-        let Some(Appended { end }) = self.appended(re, sent.offset, appended)? else {
+        let Some(end) = self.append(re, chunk).await? else {
             return Ok(());
         };
         let seen = Seen {
@@ -254,8 +264,21 @@ impl Session {
         }
     }
 
+    /// Where its output ends then. What does not fit on the disk is a sign of life all the same.
+    async fn append(&mut self, re: FrameRef, chunk: Chunk) -> Result<Option<u64>, Ended> {
+        if !self.held.is_dry(re.attempt) {
+            let offset = chunk.offset;
+            let appended = self.shell.output.append(chunk).await;
+            if let Some(Appended { end }) = self.appended(re, offset, appended)? {
+                return Ok(Some(end));
+            }
+        }
+        let stored = self.shell.output.end(re.attempt.0).map_or(0, |end| end.end);
+        Ok(self.held.is_dry(re.attempt).then_some(stored))
+    }
+
     async fn cut(&mut self, re: FrameRef, sent: v1::OutputCut) -> Result<(), Ended> {
-        if self.held.is_given_up(re.attempt) {
+        if self.held.is_given_up(re.attempt) || self.held.is_dry(re.attempt) {
             return Ok(());
         }
         let (Some(to), Some(reason)) = (cut_end(&sent), cut_reason(&sent)) else {
@@ -275,8 +298,8 @@ impl Session {
         self.appended(re, sent.offset, appended).map(|_| ())
     }
 
-    /// A fault of this chunk is answered; a log that cannot store anything ends the stream, and the daemon brings its
-    /// unacknowledged output again.
+    /// A fault of this chunk is answered. What does not fit on the disk is left with the daemon, which has it until it is
+    /// acknowledged, and nobody else has to wait for it.
     fn appended(
         &mut self,
         re: FrameRef,
@@ -288,7 +311,11 @@ impl Session {
                 self.acks.watch(re.attempt.0);
                 return Ok(Some(appended));
             }
-            Err(AppendError::DiskFull | AppendError::Closed) => {
+            Err(AppendError::DiskFull) => {
+                self.held.runs_dry(re.attempt);
+                return Ok(None);
+            }
+            Err(AppendError::Closed) => {
                 return Err(Ended::Goodbye(
                     v1::GoodbyeCode::Busy,
                     "output cannot be stored now; come back later",

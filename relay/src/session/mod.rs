@@ -50,6 +50,7 @@ pub(crate) use inbound::VISIBLE;
 const WIRE_QUEUE: usize = 256;
 /// A wire that takes nothing for this long ends the session: a daemon that cannot receive is not alive.
 const WIRE_STALL_MS: u64 = 10_000;
+const LOOK_FOR_ROOM_MS: u64 = 1_000;
 
 /// What every session needs of the relay. Clones share it.
 #[derive(Clone, Debug)]
@@ -110,6 +111,8 @@ pub(crate) struct Session {
     pending: VecDeque<v1::RelayFrame>,
     /// Since when the wire has taken nothing although something waits.
     stuck_since: Option<Moment>,
+    /// When to see whether output fits on the disk again; only while some does not.
+    next_look: Option<Moment>,
     held: Held,
     /// Refs that Hello listed; Welcome says which of them this session may speak for.
     listed: Vec<FrameRef>,
@@ -135,6 +138,7 @@ enum Next {
     OutputDurable(Vec<(uuid::Uuid, OutputEnd)>),
     Frame(Box<Result<Option<v1::DaemonFrame>, Status>>),
     Flush,
+    LookForRoom,
 }
 
 /// Why a session ended.
@@ -197,6 +201,14 @@ impl Session {
                 )),
             },
             Next::Flush => self.flush_due().await,
+            Next::LookForRoom if self.shell.output.has_room() => Err(Ended::Goodbye(
+                v1::GoodbyeCode::Busy,
+                "there is room for output again; bring what was not acknowledged",
+            )),
+            Next::LookForRoom => {
+                self.next_look = None;
+                Ok(())
+            }
         }
     }
 
@@ -210,6 +222,10 @@ impl Session {
         };
         let stuck = self.stuck_since.map(|since| since + WIRE_STALL_MS);
         let room = self.pending.len() < WIRE_QUEUE;
+        if self.held.lacks_room() && self.next_look.is_none() {
+            self.next_look = Some(clock.now().at + LOOK_FOR_ROOM_MS);
+        }
+        let look = self.next_look;
         tokio::select! {
             biased;
             () = self.shell.stop.cancelled() => Next::Stop,
@@ -229,6 +245,7 @@ impl Session {
             frame = self.inbound.message(), if room => Next::Frame(Box::new(frame)),
             () = sleep_until(clock, stuck) => Next::WireStuck,
             () = sleep_until(clock, flush) => Next::Flush,
+            () = sleep_until(clock, look) => Next::LookForRoom,
         }
     }
 
