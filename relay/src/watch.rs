@@ -13,6 +13,8 @@ use tokio::sync::watch;
 
 /// Watchers at one time, over all tenants; each holds one stream open.
 pub const WATCHERS_MAX: usize = 4096;
+/// One tenant leaves some of them to the others.
+pub(crate) const WATCHERS_PER_TENANT: usize = WATCHERS_MAX / 4 * 3;
 
 type Slot = watch::Sender<Option<Arc<TaskRecord>>>;
 

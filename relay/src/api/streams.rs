@@ -1,13 +1,14 @@
-//! Live client streams: how many one token may hold open, and what ends them all.
+//! Live client streams: how many one token and one tenant may hold open, and what ends them all.
 //!
 //! Each stream is fed by its own task over a small channel. Full: the feeder waits, and what it feeds from (a record, a
 //! log on disk) needs no queue. A stream ends when its client leaves, its credential ends or the relay stops.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use baton_core::id::TokenId;
+use baton_core::id::{TenantId, TokenId};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -30,21 +31,42 @@ pub(super) type Answers<T> = BoxStream<T>;
 /// How a feeder hands messages over.
 pub(super) type Feed<T> = mpsc::Sender<Result<T, Status>>;
 
-/// What each token holds open: streams, or calls of one kind. Clones share it.
+/// What clients hold open: so much for a token, and so much for a tenant, however many tokens it has.
 #[derive(Clone, Debug)]
 pub(crate) struct LiveStreams {
-    limit: usize,
-    open: Arc<Mutex<HashMap<TokenId, usize>>>,
-}
-
-/// One stream's place; dropping it frees the place.
-#[derive(Debug)]
-pub(crate) struct Place {
-    streams: LiveStreams,
-    token: TokenId,
+    of_tokens: Places<TokenId>,
+    of_tenants: Places<TenantId>,
 }
 
 impl LiveStreams {
+    pub(crate) fn new(per_token: usize, per_tenant: usize) -> Self {
+        Self {
+            of_tokens: Places::new(per_token),
+            of_tenants: Places::new(per_tenant),
+        }
+    }
+
+    fn enter(&self, who: &Principal) -> Result<(Place<TokenId>, Place<TenantId>), Fault> {
+        let own = self.of_tokens.enter(who.token)?;
+        Ok((own, self.of_tenants.enter(who.tenant.clone())?))
+    }
+}
+
+/// How many streams, or calls of one kind, each holder has open. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Places<K: Eq + Hash> {
+    limit: usize,
+    open: Arc<Mutex<HashMap<K, usize>>>,
+}
+
+/// Dropping it frees the place.
+#[derive(Debug)]
+pub(crate) struct Place<K: Eq + Hash> {
+    places: Places<K>,
+    holder: K,
+}
+
+impl<K: Clone + Eq + Hash> Places<K> {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -52,31 +74,28 @@ impl LiveStreams {
         }
     }
 
-    pub(crate) fn enter(&self, token: TokenId) -> Result<Place, Fault> {
+    pub(crate) fn enter(&self, holder: K) -> Result<Place<K>, Fault> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = open.entry(token).or_default();
+        let count = open.entry(holder.clone()).or_default();
         if *count >= self.limit {
             return Err(Fault::TooManyStreams { limit: self.limit });
         }
         *count += 1;
         Ok(Place {
-            streams: self.clone(),
-            token,
+            places: self.clone(),
+            holder,
         })
     }
 }
 
-impl Drop for Place {
+impl<K: Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
-        let mut open = self
-            .streams
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&self.token) {
+        let open = self.places.open.lock();
+        let mut open = open.unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = open.get_mut(&self.holder) {
             *count -= 1;
             if *count == 0 {
-                open.remove(&self.token);
+                open.remove(&self.holder);
             }
         }
     }
@@ -93,7 +112,7 @@ impl Api {
         T: Default + Send + 'static,
         F: Future<Output = Result<(), Fault>> + Send + 'static,
     {
-        let place = self.streams.enter(principal.token)?;
+        let place = self.streams.enter(principal)?;
         let (sender, answers) = mpsc::channel(QUEUE);
         let feeding = feed(sender.clone());
         let (principal, clock, stop) = (principal.clone(), self.clock.clone(), self.stop.clone());
@@ -124,5 +143,33 @@ async fn keep_alive<T: Default>(sender: &Feed<T>) {
         if sender.capacity() == sender.max_capacity() {
             let _ = sender.try_send(Ok(T::default()));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn many_tokens_of_one_tenant_leave_places_to_others() {
+        let streams = LiveStreams::new(2, 3);
+        let who = |token: u128, tenant: &str| {
+            let token = TokenId(Uuid::from_u128(token));
+            (token, TenantId::new(tenant).unwrap())
+        };
+        let enter = |(token, tenant): (TokenId, TenantId)| {
+            let own = streams.of_tokens.enter(token)?;
+            Ok::<_, Fault>((own, streams.of_tenants.enter(tenant)?))
+        };
+        let first: Vec<_> = (0..2).map(|_| enter(who(1, "acme")).unwrap()).collect();
+        assert!(enter(who(1, "acme")).is_err(), "this token has its share");
+        let second = enter(who(2, "acme")).unwrap();
+        assert!(enter(who(2, "acme")).is_err(), "this tenant has its share");
+        let other = enter(who(3, "globex")).unwrap();
+        drop((first, second, other));
+        assert!(streams.of_tokens.open.lock().unwrap().is_empty());
+        assert!(streams.of_tenants.open.lock().unwrap().is_empty());
     }
 }

@@ -31,7 +31,7 @@ use crate::session::{Admission, Shell, Stamp};
 use crate::space;
 use crate::store::{Change, FatalHook, Key, MetaKey, Opened, Store, StoreConfig};
 use crate::telemetry::Telemetry;
-use crate::watch::Watchers;
+use crate::watch::{WATCHERS_PER_TENANT, Watchers};
 
 /// A relay whose dispatcher runs and which listens to nobody yet.
 pub(super) struct Booted {
@@ -108,7 +108,7 @@ pub(super) async fn boot(
         ids,
         config: Arc::new(settings),
         shell,
-        streams: LiveStreams::new(config.network.live_streams_per_token),
+        streams: LiveStreams::new(config.network.live_streams_per_token, WATCHERS_PER_TENANT),
         started_at: config.clock.now().wall,
         stop: stop.clone(),
         transfers: Transfers::new(&config.data, again.clone()),

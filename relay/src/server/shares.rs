@@ -3,7 +3,8 @@
 //!
 //! | class | at once | from one token | ends at the latest |
 //! |---|---|---|---|
-//! | public (health, reflection) | 256 | | a minute after its answer began, streams too |
+//! | health checks | 256 | | with the answer, which is short: who watches takes no probe's place |
+//! | public (health's watch, reflection) | 256 | | a minute after its answer began, streams too |
 //! | large answers (get, lists, inspect) | 128 | 32 | 30 s after its answer began |
 //! | other unary calls | the configured limit | a quarter of it | with the answer, which is short |
 //! | streams | by their own limits (`api/streams.rs`, connections) | | |
@@ -31,9 +32,11 @@ use tower::{BoxError, Layer, Service};
 
 use crate::api::fault::Fault;
 use crate::api::status;
-use crate::api::streams::{LiveStreams, Place};
+use crate::api::streams::{Place, Places};
 use crate::auth::Principal;
 
+/// Load balancers and supervisors decide by it whether the relay lives.
+const CHECK: &str = "/grpc.health.v1.Health/Check";
 const PUBLIC_AT_ONCE: usize = 256;
 const PUBLIC_TIME: Duration = Duration::from_secs(60);
 const LARGE_AT_ONCE: usize = 128;
@@ -56,7 +59,7 @@ const LARGE: &[&str] = &[
 struct Share {
     free: Arc<Semaphore>,
     most: usize,
-    per_token: LiveStreams,
+    per_token: Places<TokenId>,
 }
 
 impl Share {
@@ -64,7 +67,7 @@ impl Share {
         Self {
             free: Arc::new(Semaphore::new(most)),
             most,
-            per_token: LiveStreams::new(per_token),
+            per_token: Places::new(per_token),
         }
     }
 
@@ -89,11 +92,12 @@ impl Share {
 #[derive(Debug)]
 struct Taken {
     _permit: OwnedSemaphorePermit,
-    _place: Option<Place>,
+    _place: Option<Place<TokenId>>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Shares {
+    checks: Share,
     public: Share,
     large: Share,
     unary: Share,
@@ -104,6 +108,7 @@ pub(super) struct Shares {
 impl Shares {
     pub(super) fn new(unary_in_flight: usize, answer_time: Duration) -> Self {
         Self {
+            checks: Share::new(PUBLIC_AT_ONCE, PUBLIC_AT_ONCE),
             public: Share::new(PUBLIC_AT_ONCE, PUBLIC_AT_ONCE),
             large: Share::new(LARGE_AT_ONCE, LARGE_PER_TOKEN),
             unary: Share::new(unary_in_flight, unary_in_flight.div_ceil(4)),
@@ -120,7 +125,9 @@ impl Shares {
 
     /// Which pool a call is of, and how long its answer may take to leave where it counts until then. None for streams.
     fn of(&self, path: &str, known: bool) -> Option<(&Share, Option<Duration>)> {
-        if !known {
+        if path == CHECK {
+            Some((&self.checks, None))
+        } else if !known {
             Some((&self.public, Some(PUBLIC_TIME)))
         } else if self.streams.contains(path) {
             None

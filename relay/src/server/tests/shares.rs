@@ -7,6 +7,9 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus::Serving;
+use tonic_health::pb::health_client::HealthClient;
 
 use super::raw::raw;
 use super::{Bearer, Caller, Fixture, get, in_time, refused, spec, submission};
@@ -71,4 +74,29 @@ async fn a_stranger_sends_short_messages_only() {
     let answer = raw(relay.channel.clone(), "/grpc.health.v1.Health/Check", long).await;
     let refusal = answer.unwrap_err();
     assert!(refusal.message().contains("large"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn strangers_who_watch_leave_health_checks_alone() {
+    let relay = Fixture::new().await;
+    let uri = format!("http://{}", relay.relay.address());
+    let mut watching = Vec::new();
+    let fill = async {
+        // One of many connections, because each has a limit of its own.
+        loop {
+            let endpoint = Endpoint::from_shared(uri.clone()).unwrap();
+            let mut health = HealthClient::new(endpoint.connect().await.unwrap());
+            for _ in 0..32 {
+                match health.watch(HealthCheckRequest::default()).await {
+                    Ok(stream) => watching.push((stream, health.clone())),
+                    Err(status) => return status,
+                }
+            }
+        }
+    };
+    let full = in_time("refusal", fill).await;
+    assert_eq!(full.code(), Code::Unavailable);
+    let mut health = HealthClient::new(relay.channel.clone());
+    let answer = health.check(HealthCheckRequest::default()).await;
+    assert_eq!(answer.unwrap().into_inner().status(), Serving);
 }
