@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::cgroups::Groups;
 use crate::clock::{Clock, Moment};
+use crate::outbox::CutWhy;
 use crate::phases::OncePhase;
 use crate::process::{
     ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_below, kill_family, kill_marked,
@@ -108,9 +109,10 @@ pub(crate) enum AttemptEvent {
         said: Said,
         progress: Progress,
     },
-    /// Output of this length is gone for good; without one nobody knows how much.
+    /// Output of this length is gone for good.
     Missed {
-        length: Option<u64>,
+        length: u64,
+        why: CutWhy,
         progress: Progress,
     },
     /// Much was read of which there is nothing to tell.

@@ -75,6 +75,8 @@ pub(super) enum Told {
     Phase(OncePhase),
     Output(Label, String),
     Said(Said),
+    /// A line of this length was too long to be read.
+    LineCut(u64),
 }
 
 /// What the supervisor says of it in frames of their own.
@@ -86,7 +88,6 @@ pub(crate) enum Said {
     Question(baton_proto::v1::Question),
     InputReceived { input_id: String },
     InputWithdrawn { input_id: String, reason: String },
-    LineCut { length: u64 },
 }
 
 /// What the relay says to an input.
@@ -352,7 +353,7 @@ impl Talk {
                 self.mended += 1;
                 self.note_odd_line(line);
             }
-            AgentEvent::LineCut { length } => told.push(Told::Said(Said::LineCut { length })),
+            AgentEvent::LineCut { length } => told.push(Told::LineCut(length)),
             AgentEvent::Ended(end) => {
                 if self.end.is_none() {
                     self.end = Some(end);

@@ -6,7 +6,7 @@ use super::{Held, Reach, Stage, StopWhy};
 use crate::attempt::{AttemptEvent, Word};
 use crate::clock::{Clock, Moment};
 use crate::frames::{self, PhaseReport};
-use crate::outbox::{CutWhy, OUTPUT_LIMIT};
+use crate::outbox::OUTPUT_LIMIT;
 use crate::phases::OncePhase;
 
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
@@ -49,21 +49,15 @@ impl Held {
             AttemptEvent::Said { said, progress } => {
                 let answers = progress.answers;
                 self.advance(progress);
-                match frames::said(said) {
-                    Ok(body) => self.say(body, clock),
-                    Err(length) => {
-                        self.outbox
-                            .push_cut(length, CutWhy::LineTooLong, clock.wall());
-                    }
-                }
+                self.say(frames::said(said), clock);
                 self.note_answers(answers);
             }
-            AttemptEvent::Missed { length, progress } => {
+            AttemptEvent::Missed {
+                length,
+                why,
+                progress,
+            } => {
                 self.advance(progress);
-                let (length, why) = match length {
-                    Some(length) => (length, CutWhy::WorkerCrash),
-                    None => (1, CutWhy::RecorderLost),
-                };
                 self.outbox.push_cut(length, why, clock.wall());
             }
             AttemptEvent::Read { progress } => {
