@@ -48,6 +48,7 @@ pub(crate) use event::{
     AgentEvent, AgentExit, Answer, Ask, Choice, Ending, Input, InputKey, Message, Outcome,
     Permission, Question, Reply, TurnPhase,
 };
+pub(crate) use failure::{Failure, FailureClass};
 use probe::look;
 pub(crate) use probe::{Found, asks, find, look_for_versions, version};
 pub(crate) use translator::Translator;
