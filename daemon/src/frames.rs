@@ -43,6 +43,12 @@ impl From<Body> for Control {
     }
 }
 
+impl crate::outbox::Body for Control {
+    fn size(&self) -> usize {
+        self.body.as_ref().map_or(0, Body::encoded_len)
+    }
+}
+
 impl Control {
     /// What nobody could say again must be on the disk for good before it leaves.
     pub(crate) fn leaves(&self) -> Leaves {

@@ -402,3 +402,6 @@ impl Held {
         self.outbox.push_control(control, clock.wall(), leaves);
     }
 }
+
+#[cfg(test)]
+mod tests;

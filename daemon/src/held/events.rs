@@ -12,6 +12,9 @@ use crate::phases::OncePhase;
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
 const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
 const GO_ON_BELOW: usize = OUTPUT_LIMIT / 4;
+/// Unacknowledged control frames at which a child is held back, connected or not: they are never dropped.
+const UNTOLD_MOST: usize = 8 * 1024 * 1024;
+const UNTOLD_AGAIN: usize = UNTOLD_MOST / 2;
 /// Bytes on their way to the disk at which a child is held back.
 const UNWRITTEN_MOST: usize = 1024 * 1024;
 
@@ -94,6 +97,11 @@ impl Held {
         }
     }
 
+    /// Whether its agent may say more through its tools.
+    pub(crate) fn has_room(&self) -> bool {
+        self.outbox.untold() <= UNTOLD_MOST
+    }
+
     fn enter(
         &mut self,
         phase: OncePhase,
@@ -116,18 +124,21 @@ impl Held {
     }
 
     /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
-    /// so the child runs on and the outbox cuts; but what has ended stays on the disk until it can be told.
+    /// so the child runs on and the outbox cuts its output; but what has ended stays on the disk until it can be told, and so
+    /// does what is no output.
     pub(crate) fn balance(&mut self, connected: bool) {
         let (unacked, unwritten) = (self.outbox.held(), self.outbox.log().unwritten());
+        let untold = self.outbox.untold();
         let Stage::Running(reins) = &mut self.stage else {
             return;
         };
-        let limit = if reins.is_behind {
-            GO_ON_BELOW
+        let (most, most_untold) = if reins.is_behind {
+            (GO_ON_BELOW, UNTOLD_AGAIN)
         } else {
-            HOLD_BACK_ABOVE
+            (HOLD_BACK_ABOVE, UNTOLD_MOST)
         };
-        reins.is_behind = (connected || reins.reach == Reach::Over) && unacked > limit;
+        let waits_for_relay = connected || reins.reach == Reach::Over;
+        reins.is_behind = (waits_for_relay && unacked > most) || untold > most_untold;
         reins.hold_back(reins.is_behind || unwritten > UNWRITTEN_MOST);
     }
 }

@@ -41,7 +41,7 @@ impl Held {
             Place::New { .. } | Place::Found { .. } => true,
             Place::Disk(_) => {
                 let log = self.outbox.log();
-                log.has_pending() || log.wants_new_file(self.outbox.held())
+                log.has_pending() || log.wants_new_file(self.live())
             }
         }
     }
@@ -64,13 +64,18 @@ impl Held {
                     let entries = self.outbox.log_mut().take();
                     return Some(Job::Append { id, entries });
                 }
-                let shrink = self.outbox.log().wants_new_file(self.outbox.held());
+                let shrink = self.outbox.log().wants_new_file(self.live());
                 shrink.then(|| Job::Replace {
                     id,
                     entries: self.outbox.image(),
                 })
             }
         }
+    }
+
+    /// Bytes of its file that are still needed.
+    fn live(&self) -> usize {
+        self.outbox.held() + self.outbox.untold()
     }
 
     /// The disk refused before and may take it now.
@@ -115,4 +120,4 @@ impl Held {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

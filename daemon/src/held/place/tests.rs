@@ -15,7 +15,7 @@ use crate::outbox::{Durable, Record};
 use crate::process::ChildSpec;
 use crate::timers::Deadlines;
 
-fn offer() -> (AttemptId, Offer) {
+pub(in super::super) fn offer() -> (AttemptId, Offer) {
     let attempt_id = uuid::Uuid::now_v7().to_string();
     let id = attempt_id.parse().unwrap();
     let attempt = AttemptRef {
@@ -65,7 +65,7 @@ fn offer() -> (AttemptId, Offer) {
     (id, offer)
 }
 
-fn said(held: &mut Held) -> Vec<Body> {
+pub(in super::super) fn said(held: &mut Held) -> Vec<Body> {
     let mut said = Vec::new();
     while let Some(record) = held.outbox.next_unsent() {
         if let Record::Control { body, .. } = record {
@@ -76,12 +76,12 @@ fn said(held: &mut Held) -> Vec<Body> {
     said
 }
 
-fn jobs(held: &mut Held) -> Vec<Job> {
+pub(in super::super) fn jobs(held: &mut Held) -> Vec<Job> {
     std::iter::from_fn(|| held.has_job().then(|| held.next_job()).flatten()).collect()
 }
 
 /// Everything that was handed over is stored.
-fn store(held: &mut Held, jobs: &[Job]) {
+pub(in super::super) fn store(held: &mut Held, jobs: &[Job]) {
     for job in jobs {
         if let Job::Append { entries, .. } | Job::Replace { entries, .. } = job {
             let last = entries.last().unwrap().serial;

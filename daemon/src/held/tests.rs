@@ -1,0 +1,73 @@
+//! An attempt that runs: what it may say while nobody hears it, and what is left of its words when it is taken away.
+
+use baton_proto::v1::Question;
+
+use super::place::tests::{jobs, offer, store};
+use super::*;
+use crate::attempt::{AttemptEvent, Progress, Said};
+use crate::tools::{Capability, Granted};
+
+fn clock() -> Clock {
+    Clock::manual(Moment::from_millis(0))
+}
+
+/// One whose agent has tools.
+fn running(clock: &Clock) -> (Held, Bits) {
+    let (id, mut offer) = offer();
+    offer.plan.tools = Some(Granted {
+        hash: Capability::make(&id.to_string()).hash(),
+        goal: String::new(),
+        success_criteria: Vec::new(),
+        resume: None,
+    });
+    let mut held = Held::accept(offer, clock);
+    write_down(&mut held);
+    let start = held.confirm(None, Duration::from_secs(600), clock);
+    (held, start.expect("it is on the disk").bits)
+}
+
+fn write_down(held: &mut Held) {
+    let handed = jobs(held);
+    store(held, &handed);
+}
+
+fn ask(held: &mut Held, clock: &Clock) {
+    let question = Question {
+        question: "?".repeat(1024 * 1024),
+        ..Question::default()
+    };
+    let said = Said::Question(question);
+    let progress = Progress::default();
+    held.on_event(AttemptEvent::Said { said, progress }, clock);
+    write_down(held);
+}
+
+#[test]
+fn a_child_whose_words_nobody_hears_is_held_back_with_a_relay_and_without() {
+    for connected in [false, true] {
+        let clock = clock();
+        let (mut held, bits) = running(&clock);
+        let is_held_back = |held: &mut Held| {
+            held.balance(connected);
+            *bits.hold_back.borrow()
+        };
+        let mut asked = 0;
+        while held.has_room() {
+            assert!(!is_held_back(&mut held), "after {asked}");
+            ask(&mut held, &clock);
+            asked += 1;
+        }
+        assert!(is_held_back(&mut held) && asked < 10, "after {asked}");
+        let half = Acked {
+            control_seq: held.outbox.last_control_seq() / 2,
+            output_offset: 0,
+        };
+        held.outbox.ack(half);
+        assert!(
+            held.has_room() && is_held_back(&mut held),
+            "not for every frame"
+        );
+        held.outbox.drop_unacked();
+        assert!(!is_held_back(&mut held));
+    }
+}
