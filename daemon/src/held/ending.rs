@@ -18,6 +18,7 @@ impl Held {
             Stage::Running(reins) if reins.reach == Reach::Over => {}
             Stage::Running(_) => {
                 self.outbox.drop_unacked();
+                self.forget_waiting();
                 self.order_stop(StopWhy::Fenced, clock.now().after(self.cleanup_term));
             }
             Stage::Accepted { .. } => {

@@ -1,6 +1,8 @@
 //! An attempt that runs: what it may say while nobody hears it, and what is left of its words when it is taken away.
 
 use baton_proto::v1::Question;
+use baton_proto::worker::ToolAnswer;
+use tokio::sync::oneshot;
 
 use super::place::tests::{jobs, offer, store};
 use super::*;
@@ -70,4 +72,23 @@ fn a_child_whose_words_nobody_hears_is_held_back_with_a_relay_and_without() {
         held.outbox.drop_unacked();
         assert!(!is_held_back(&mut held));
     }
+}
+
+fn tell(held: &mut Held, clock: &Clock) -> oneshot::Receiver<ToolAnswer> {
+    let (reply, answer) = oneshot::channel();
+    held.tell(Body::Progress(Default::default()), reply, clock);
+    answer
+}
+
+#[test]
+fn nobody_is_told_that_words_are_kept_that_were_thrown_away() {
+    let clock = clock();
+    let (mut held, _bits) = running(&clock);
+    let mut answer = tell(&mut held, &clock);
+    held.fence(&clock);
+    // As an acknowledgement of the receipt would.
+    held.on_told();
+    held.stop_waiting();
+    let gone = answer.try_recv();
+    assert_eq!(gone, Err(oneshot::error::TryRecvError::Closed));
 }

@@ -154,6 +154,13 @@ impl Held {
 
     fn settle_waiting(&mut self, answer: impl Fn(&Waiting) -> Option<ToolAnswer>) {
         let Some(voice) = &mut self.voice else {
+    /// What they said was thrown away: they are told that the attempt is over.
+    pub(super) fn forget_waiting(&mut self) {
+        if let Some(voice) = &mut self.voice {
+            voice.waiting.clear();
+        }
+    }
+
             return;
         };
         for waiting in std::mem::take(&mut voice.waiting) {
