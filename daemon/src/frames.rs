@@ -386,13 +386,14 @@ pub(crate) fn terminal(verdict: &Verdict, ending: &Ending, closing: Closing) -> 
                 .into(),
             workspace,
         })),
-        Verdict::Withdrawn(why) => Some(Body::Canceled(TaskCanceled {
+        Verdict::Withdrawn { why, used } => Some(Body::Canceled(TaskCanceled {
             final_offset,
             receipt: Some(receipt),
             reason: CancelReason::User.into(),
             message: why.clone(),
             workspace,
-            ..TaskCanceled::default()
+            usage: said::usage(used),
+            agent_session_id: used.conversation.clone(),
         })),
         Verdict::Stopped => None,
     }

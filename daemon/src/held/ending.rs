@@ -5,7 +5,7 @@ use baton_proto::v1::TerminationReceipt;
 use baton_proto::v1::attempt_frame::Body;
 
 use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
-use crate::agents::{Used, as_told, judge};
+use crate::agents::{Used, as_told};
 use crate::attempt::{Cause, Ending};
 use crate::clock::Clock;
 use crate::frames::{self, Closing, Control};
@@ -45,7 +45,7 @@ impl Held {
             only_receipt.clone()
         };
         let closing = self.closing(receipt.clone());
-        let verdict = as_told(judge(ending), self.finish.as_ref(), &ending.cause);
+        let verdict = as_told(ending, self.finish.as_ref());
         let body = match self.stopping {
             Some(StopWhy::Fenced) => {
                 self.outbox.drop_unacked();
