@@ -50,7 +50,7 @@ pub(crate) use event::{
 };
 pub(crate) use failure::{Failure, FailureClass};
 use probe::look;
-pub(crate) use probe::{Found, asks, find, look_for_versions, version};
+pub(crate) use probe::{Found, find, is_asked, look_for_versions, version};
 pub(crate) use translator::Translator;
 pub(crate) use usage::{Tokens, TurnUsage};
 pub(crate) use verdict::{Used, Verdict, as_told, judge};
