@@ -28,6 +28,8 @@ mod recorded;
 mod rendered;
 #[cfg(test)]
 mod scripted;
+#[cfg(test)]
+mod stored;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
