@@ -436,6 +436,22 @@ pub(crate) fn disk_full(stderr_tail: &str, closing: Closing) -> Body {
     })
 }
 
+/// What the attempt has to say is more than the worker stores at once.
+pub(crate) fn too_long(stderr_tail: &str, closing: Closing) -> Body {
+    let (final_offset, workspace, receipt) = closing.parts();
+    let message = "what the agent said or asked is too long to be kept on the worker";
+    Body::Error(TaskError {
+        final_offset,
+        receipt: Some(receipt),
+        failure_code: baton_proto::codes::OUTPUT_INVALID.to_owned(),
+        message: format!("{message}; see the daemon's log"),
+        user_message: message.to_owned(),
+        stderr_tail: redact(stderr_tail),
+        workspace,
+        ..TaskError::default()
+    })
+}
+
 /// The relay refused a completion because of its contract. The process is gone, so it cannot try again.
 pub(crate) fn contract_unmet(message: &str, closing: Closing) -> Body {
     let (final_offset, workspace, receipt) = closing.parts();

@@ -95,6 +95,8 @@ pub(crate) enum StopWhy {
     Drained,
     /// What it has to say cannot be stored.
     DiskFull,
+    /// What it has to say is more than any disk would be given at once.
+    TooLong,
     /// No renewal was acknowledged in time. Only a receipt is said, and the result if there was one.
     LeaseEnded,
     /// The relay took the attempt away: only a receipt is wanted.
@@ -104,7 +106,7 @@ pub(crate) enum StopWhy {
 impl StopWhy {
     fn rank(self) -> u8 {
         match self {
-            Self::Canceled(_) | Self::Drained | Self::DiskFull => 0,
+            Self::Canceled(_) | Self::Drained | Self::DiskFull | Self::TooLong => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
         }
@@ -116,7 +118,7 @@ impl StopWhy {
         match self {
             Self::Canceled(reason) => reason != CancelReason::Deadline,
             Self::Drained => true,
-            Self::DiskFull | Self::LeaseEnded | Self::Fenced => false,
+            Self::DiskFull | Self::TooLong | Self::LeaseEnded | Self::Fenced => false,
         }
     }
 }

@@ -59,6 +59,11 @@ impl Held {
                 frames::terminal(&verdict, ending, own)
                     .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
             }
+            Some(StopWhy::TooLong) => {
+                let own = self.closing(receipt.clone());
+                frames::terminal(&verdict, ending, own)
+                    .unwrap_or_else(|| frames::too_long(&ending.stderr_tail, closing))
+            }
             Some(StopWhy::Canceled(reason)) => {
                 let own = self.closing(receipt.clone());
                 frames::terminal(&verdict, ending, own)

@@ -94,24 +94,23 @@ impl Held {
     }
 
     /// The disk refused. Returns the directory that is of no use any more: that of an attempt that never got so far as to be taken.
-    pub(crate) fn on_disk_failed(&mut self, clock: &Clock) -> Option<AttemptId> {
+    pub(crate) fn on_disk_failed(&mut self, why: StopWhy, clock: &Clock) -> Option<AttemptId> {
         if self.outbox.log().is_begun() {
             self.outbox.log_mut().on_failed();
-            self.fail_for_disk(clock);
+            self.fail_unstored(why, clock);
             return None;
         }
         // Nothing has left yet, so its refusal is the first that is said.
         self.outbox = Outbox::in_memory(OUTPUT_LIMIT);
-        self.fail_for_disk(clock);
+        self.fail_unstored(why, clock);
         std::mem::replace(&mut self.place, Place::Memory).on_disk()
     }
 
-    /// Ends it because the worker's disk is full.
-    pub(crate) fn fail_for_disk(&mut self, clock: &Clock) {
+    fn fail_unstored(&mut self, why: StopWhy, clock: &Clock) {
         match &self.stage {
             Stage::Accepted { .. } => self.give_back(&Refusal::disk_full(), clock),
             Stage::Running(_) => {
-                self.order_stop(StopWhy::DiskFull, clock.now().after(self.cleanup_term));
+                self.order_stop(why, clock.now().after(self.cleanup_term));
             }
             // It has said everything, and says it from memory.
             Stage::Finished { .. } => {}

@@ -174,6 +174,7 @@ impl StopWhy {
             Some(Self::Canceled(reason)) => (StopOrder::Canceled, reason),
             Some(Self::Drained) => (StopOrder::Drained, CancelReason::Unspecified),
             Some(Self::DiskFull) => (StopOrder::DiskFull, CancelReason::Unspecified),
+            Some(Self::TooLong) => (StopOrder::TooLong, CancelReason::Unspecified),
             Some(Self::LeaseEnded) => (StopOrder::LeaseEnded, CancelReason::Unspecified),
             Some(Self::Fenced) => (StopOrder::Fenced, CancelReason::Unspecified),
         };
@@ -186,6 +187,7 @@ impl StopWhy {
             StopOrder::Canceled => Some(Self::Canceled(snapshot.cancel_reason())),
             StopOrder::Drained => Some(Self::Drained),
             StopOrder::DiskFull => Some(Self::DiskFull),
+            StopOrder::TooLong => Some(Self::TooLong),
             StopOrder::LeaseEnded => Some(Self::LeaseEnded),
             StopOrder::Fenced => Some(Self::Fenced),
         }

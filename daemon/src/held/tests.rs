@@ -4,9 +4,10 @@ use baton_proto::v1::Question;
 use baton_proto::worker::ToolAnswer;
 use tokio::sync::oneshot;
 
-use super::place::tests::{jobs, offer, store};
+use super::place::tests::{jobs, offer, said, store};
 use super::*;
-use crate::attempt::{AttemptEvent, Progress, Said};
+use crate::attempt::{AttemptEvent, Cause, Ending, Progress, Said};
+use crate::process::Cleared;
 use crate::tools::{Capability, Granted};
 
 fn clock() -> Clock {
@@ -91,4 +92,28 @@ fn nobody_is_told_that_words_are_kept_that_were_thrown_away() {
     held.stop_waiting();
     let gone = answer.try_recv();
     assert_eq!(gone, Err(oneshot::error::TryRecvError::Closed));
+}
+
+#[test]
+fn what_no_disk_would_take_is_no_full_disk() {
+    let clock = clock();
+    let ends = [
+        (StopWhy::DiskFull, "worker_disk_full"),
+        (StopWhy::TooLong, "output_invalid"),
+    ];
+    for (why, code) in ends {
+        let (mut held, _bits) = running(&clock);
+        assert_eq!(held.on_disk_failed(why, &clock), None);
+        let ending = Ending {
+            cause: Cause::Stopped,
+            ..Ending::broken(Cleared::default())
+        };
+        held.on_event(AttemptEvent::Ended(ending), &clock);
+        let mut said = said(&mut held).into_iter();
+        let last = said.next_back();
+        assert!(
+            matches!(&last, Some(Body::Error(error)) if error.failure_code == code),
+            "{last:?}"
+        );
+    }
 }

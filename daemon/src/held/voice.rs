@@ -51,7 +51,9 @@ impl Held {
         };
         let heard = match self.stopping {
             None | Some(StopWhy::Canceled(_) | StopWhy::Drained) => true,
-            Some(StopWhy::DiskFull | StopWhy::LeaseEnded | StopWhy::Fenced) => false,
+            Some(StopWhy::DiskFull | StopWhy::TooLong | StopWhy::LeaseEnded | StopWhy::Fenced) => {
+                false
+            }
         };
         let leased = self.lease.is_some_and(|lease| !lease.is_over(now));
         let fits = |voice: &Voice| voice.granted.hash.fits(secret);
@@ -152,8 +154,6 @@ impl Held {
         self.settle_waiting(|_| Some(noted(false)));
     }
 
-    fn settle_waiting(&mut self, answer: impl Fn(&Waiting) -> Option<ToolAnswer>) {
-        let Some(voice) = &mut self.voice else {
     /// What they said was thrown away: they are told that the attempt is over.
     pub(super) fn forget_waiting(&mut self) {
         if let Some(voice) = &mut self.voice {
@@ -161,6 +161,8 @@ impl Held {
         }
     }
 
+    fn settle_waiting(&mut self, answer: impl Fn(&Waiting) -> Option<ToolAnswer>) {
+        let Some(voice) = &mut self.voice else {
             return;
         };
         for waiting in std::mem::take(&mut voice.waiting) {
