@@ -217,3 +217,27 @@ async fn a_lock_file_that_a_stranger_keeps_holds_nobody_up() {
     drop(kept);
     enter(&plan, &two).await.unwrap();
 }
+
+#[tokio::test]
+async fn what_stood_there_before_and_what_was_not_noted_stays_and_is_said_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let roots = roots(&root, &root, Mode::Scratch);
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+
+    let plan = roots.plan("before", Some(&named), "").unwrap();
+    std::fs::create_dir_all(&plan.path).unwrap();
+    let before = guest(&root.join("one"), "before");
+    assert!(enter(&plan, &before).await.is_err());
+    let report = leave(&plan, &before, OVER).await.unwrap();
+    assert!(report.kept && plan.path.exists(), "{report:?}");
+
+    let plan = roots.plan("unnoted", Some(&named), "").unwrap();
+    std::fs::create_dir_all(plan.path.join("full")).unwrap();
+    let unnoted = guest(&root.join("two"), "unnoted");
+    let report = leave(&plan, &unnoted, OVER).await.unwrap();
+    assert!(report.kept && plan.path.exists(), "{report:?}");
+    std::fs::remove_dir(plan.path.join("full")).unwrap();
+    let report = leave(&plan, &unnoted, OVER).await.unwrap();
+    assert!(!report.kept && !plan.path.exists(), "{report:?}");
+}

@@ -149,17 +149,25 @@ pub(crate) async fn leave(
 async fn wind_up(plan: &Plan, guest: &Guest, is_proved: bool, report: &mut WorkspaceReport) {
     let directory = guest.directory.clone();
     let made = off_the_loop(move || Ok(Made::read(&directory))).await;
-    if let Some(made) = made.ok().flatten() {
-        report.base_commit.clone_from(&made.base_commit);
-        look(plan, guest, &made, report).await;
-        if is_proved {
-            tidy_up(plan, guest, &made, report).await;
+    let makes = plan.path != plan.root;
+    match made.ok().flatten() {
+        // Something stood there before: that is nobody's to look at or to remove.
+        Some(made) if makes && made.directory.is_none() => {}
+        Some(made) => {
+            report.base_commit.clone_from(&made.base_commit);
+            look(plan, guest, &made, report).await;
+            if is_proved {
+                tidy_up(plan, guest, &made, report).await;
+            }
         }
-    } else if plan.path != plan.root {
         // Made and not noted: then nothing is in it, and only then does it go.
-        let path = plan.path.clone();
-        let _ = off_the_loop(move || std::fs::remove_dir(path)).await;
-        report.kept = false;
+        None if makes => {
+            let path = plan.path.clone();
+            let removed = off_the_loop(move || std::fs::remove_dir(path)).await;
+            let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+            report.kept = removed.is_err_and(|error| !is_gone(&error));
+        }
+        None => {}
     }
 }
 
@@ -306,6 +314,11 @@ async fn take_lock(plan: &Plan, guest: &Guest) -> Result<(), NotEntered> {
 async fn make(plan: &Plan, guest: &Guest, base: &str) -> Result<(), NotEntered> {
     let path = plan.path.clone();
     let made = off_the_loop(move || made::make(&path)).await;
+    if let Err(error) = &made
+        && error.kind() == io::ErrorKind::AlreadyExists
+    {
+        note(guest, base, None).await?;
+    }
     let number = made.map_err(|error| {
         NotEntered::failed(format!(
             "cannot make the directory {}: {error}",
