@@ -183,7 +183,7 @@ pub(crate) struct Lines {
     pub(crate) consumed: watch::Receiver<u64>,
     /// So many answers to the agent's requests are stored, and may go to it.
     pub(crate) answered: watch::Receiver<u64>,
-    /// What people say to what the agent asked. Bounded; one that finds no room is sent again by the relay.
+    /// What people say to what the agent asked. Bounded; what finds no room waits before it.
     pub(crate) words: mpsc::Receiver<Word>,
     /// Limit of the lease that the shim has.
     pub(crate) told: watch::Sender<Option<Moment>>,

@@ -91,6 +91,15 @@ pub(crate) enum Word {
     Answer(QuestionAnswer),
 }
 
+impl Word {
+    pub(crate) fn input_id(&self) -> &str {
+        match self {
+            Self::Decision(decision) => &decision.input_id,
+            Self::Answer(answer) => &answer.input_id,
+        }
+    }
+}
+
 impl Talk {
     pub(crate) fn new(attempt_id: &str, mut translator: Translator) -> Self {
         let opening = translator.opening();

@@ -21,7 +21,7 @@ const UNWRITTEN_MOST: usize = 1024 * 1024;
 impl Held {
     pub(crate) fn on_event(&mut self, event: AttemptEvent, clock: &Clock) {
         let fenced = self.stopping == Some(StopWhy::Fenced);
-        if let (Stage::Running(reins), Some(progress)) = (&self.stage, event.progress()) {
+        if let (Stage::Running(reins), Some(progress)) = (&mut self.stage, event.progress()) {
             reins.hear(progress);
         }
         match event {
@@ -91,8 +91,8 @@ impl Held {
     }
 
     /// What somebody says to what the agent asked.
-    pub(crate) fn hear_word(&self, word: Word) {
-        if let Stage::Running(reins) = &self.stage {
+    pub(crate) fn hear_word(&mut self, word: Word) {
+        if let Stage::Running(reins) = &mut self.stage {
             reins.pass_on(word);
         }
     }

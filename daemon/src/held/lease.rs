@@ -29,7 +29,7 @@ impl Held {
     pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
         if let Some(lease) = &mut self.lease {
             lease.renew(sent_at, granted);
-            if let Stage::Running(reins) = &self.stage {
+            if let Stage::Running(reins) = &mut self.stage {
                 reins.renew(*lease);
             }
         }
