@@ -86,8 +86,8 @@ enum Stage {
     },
 }
 
-/// In order of strength: a stronger one decides what is said at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A stronger one decides what is said at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopWhy {
     Canceled(CancelReason),
     /// The daemon stops and could wait no longer. To the task that is a loss and not a cancel, so only a
@@ -109,6 +109,11 @@ impl StopWhy {
             Self::Canceled(_) | Self::Drained | Self::DiskFull | Self::TooLong => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
+    /// Whether the lease counts no more.
+    fn ends_the_lease(self) -> bool {
+        self.rank() >= Self::LeaseEnded.rank()
+    }
+
         }
     }
 
