@@ -11,7 +11,6 @@ use baton_proto::v1::{
     TerminationReceipt, WorkspaceReport,
 };
 use baton_proto::worker::Finish;
-use bytes::Bytes;
 
 use crate::agents::{Refusal, Used};
 use crate::attempt::{AttemptPlan, Stop};
@@ -56,8 +55,6 @@ pub(crate) struct Held {
     stopping: Option<StopWhy>,
     /// When it last replayed because the relay missed something; what was in flight then is no news.
     replayed_at: Option<Moment>,
-    /// What the fold must remember, as it was said last.
-    snapshot: Bytes,
     /// Its id waits in the supervisor's queue of attempts with something to send.
     pub(crate) is_queued: bool,
     /// The directory that it has to itself.
@@ -219,7 +216,6 @@ impl Held {
             phase: LifecyclePhase::Accepted,
             stopping: None,
             replayed_at: None,
-            snapshot: Bytes::new(),
             is_queued: false,
             exclusive: None,
             workspace: None,

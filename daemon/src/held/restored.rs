@@ -115,7 +115,6 @@ impl Held {
                 .clone()
                 .map(|granted| Voice::new(granted, meta.files.clone())),
             finish: snapshot.finish.clone(),
-            snapshot: outbox.progress().snapshot.clone(),
             outbox,
             place: Place::Found {
                 id,
@@ -142,14 +141,17 @@ impl Held {
 
     /// How far the transcript is used up, stored with the next frame.
     pub(super) fn advance(&mut self, mut progress: Progress) {
-        if let Some(mut snapshot) = progress.snapshot.take() {
-            (snapshot.stop, snapshot.cancel_reason) = StopWhy::stored(self.stopping);
-            snapshot.finish.clone_from(&self.finish);
-            self.snapshot = snapshot.encode_to_vec().into();
-        }
+        let snapshot = match progress.snapshot.take() {
+            Some(mut snapshot) => {
+                (snapshot.stop, snapshot.cancel_reason) = StopWhy::stored(self.stopping);
+                snapshot.finish.clone_from(&self.finish);
+                snapshot.encode_to_vec().into()
+            }
+            None => self.outbox.progress().snapshot.clone(),
+        };
         self.outbox.advance(outbox::Progress {
             consumed: progress.position,
-            snapshot: self.snapshot.clone(),
+            snapshot,
         });
         if let Stage::Running(reins) = &mut self.stage {
             reins.advance(&progress);

@@ -104,14 +104,13 @@ impl Held {
         clock: &Clock,
     ) {
         let summary = finish.summary.clone();
-        let mut snapshot = FoldSnapshot::decode(self.snapshot.clone()).unwrap_or_default();
+        let Progress { consumed, snapshot } = self.outbox.progress().clone();
+        let mut snapshot = FoldSnapshot::decode(snapshot).unwrap_or_default();
         snapshot.finish = Some(finish.clone());
         self.finish = Some(finish);
-        self.snapshot = snapshot.encode_to_vec().into();
-        let consumed = self.outbox.progress().consumed;
         self.outbox.advance(Progress {
             consumed,
-            snapshot: self.snapshot.clone(),
+            snapshot: snapshot.encode_to_vec().into(),
         });
         let update = ProgressUpdate {
             summary: Some(summary),
