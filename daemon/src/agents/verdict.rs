@@ -152,15 +152,19 @@ fn judge_agent(ending: &Ending, spoken: &Spoken) -> Verdict {
         (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Failed(failure))) => {
             Verdict::Failed(Failing::of_agent(failure))
         }
-        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Interrupted) | None) => {
-            let message = "the agent's turn was interrupted, and not by this daemon";
-            Verdict::Failed(Failing::of_agent(&Failure::new(
-                FailureClass::NoResult,
-                message,
-            )))
+        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Interrupted)) => {
+            without_result("the agent's turn was interrupted, and not by this daemon")
+        }
+        (Cause::Exited(_) | Cause::Lingered, None) => {
+            without_result("the agent's process is gone, and nobody saw how its turn ended")
         }
         _ => judge_command(ending),
     }
+}
+
+fn without_result(message: &str) -> Verdict {
+    let failure = Failure::new(FailureClass::NoResult, message);
+    Verdict::Failed(Failing::of_agent(&failure))
 }
 
 fn judge_command(ending: &Ending) -> Verdict {
@@ -309,6 +313,10 @@ mod tests {
         assert!(matches!(judge(&exited), Verdict::Failed(failing) if failing.code == "no_result"));
         let odd = ending(Cause::Exited(Exit::Code(0)), Some(Outcome::Interrupted));
         assert!(matches!(judge(&odd), Verdict::Failed(failing) if failing.code == "no_result"));
+        let unseen = ending(Cause::Exited(Exit::Unseen), None);
+        assert!(
+            matches!(judge(&unseen), Verdict::Failed(failing) if failing.message.contains("nobody saw"))
+        );
         let late = ending(Cause::Deadline(DeadlineKind::StreamIdle), None);
         assert!(matches!(judge(&late), Verdict::Failed(failing) if failing.deadline.is_some()));
     }
