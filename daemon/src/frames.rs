@@ -213,7 +213,14 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
                 CutReason::WorkerCrash if cut.length_unknown => CutWhy::RecorderLost,
                 CutReason::WorkerCrash => CutWhy::WorkerCrash,
                 CutReason::LineTooLong => CutWhy::LineTooLong,
-                _ => CutWhy::Overflow,
+                // Beside the first, reasons of relays, and of versions that are not known here.
+                CutReason::DaemonOverflow
+                | CutReason::Unspecified
+                | CutReason::DiskFull
+                | CutReason::AttemptLimit
+                | CutReason::Retention
+                | CutReason::Corrupt
+                | CutReason::NotReceived => CutWhy::Overflow,
             },
             after_control_seq: cut.after_control_seq,
             observed_at,

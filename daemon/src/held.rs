@@ -106,12 +106,12 @@ impl StopWhy {
             Self::Canceled(_) | Self::Drained | Self::DiskFull | Self::TooLong => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
+        }
+    }
+
     /// Whether the lease counts no more.
     fn ends_the_lease(self) -> bool {
         self.rank() >= Self::LeaseEnded.rank()
-    }
-
-        }
     }
 
     /// Whether an agent may end its turn first. Not where nobody would hear of it; and not when a deadline has passed that

@@ -88,8 +88,7 @@ impl Attempt {
     /// their own ways. They carry the attempt's marker like everything of it.
     pub(super) async fn end_filters(&self, left: Option<&WorkspaceReport>) {
         if left.is_some_and(|left| !left.head_commit.is_empty()) {
-            let shim = self.own_shim.or_else(|| self.adopted_shim());
-            kill_marked(ATTEMPT_MARKER, &self.id, shim, &self.workshop.clock).await;
+            kill_marked(ATTEMPT_MARKER, &self.id, self.shim, &self.workshop.clock).await;
         }
     }
 

@@ -26,7 +26,7 @@ impl Held {
         }
         match event {
             AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
-            AttemptEvent::Reached { .. } => self.on_reached(event),
+            AttemptEvent::Reached { token, lease } => self.on_reached(token, lease),
             AttemptEvent::Placed(report) => self.workspace = Some(*report),
             AttemptEvent::Over => {
                 if let Stage::Running(reins) = &mut self.stage {

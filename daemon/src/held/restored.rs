@@ -10,7 +10,7 @@ use super::reins::{Bits, Reach, Reins};
 use super::voice::Voice;
 use super::{Held, Place, Stage, StopWhy};
 use crate::agents::Refusal;
-use crate::attempt::{AttemptEvent, Progress, Talk};
+use crate::attempt::{Progress, Talk};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::{Clock, Moment};
 use crate::frames;
@@ -125,10 +125,7 @@ impl Held {
     }
 
     /// A shim that did not answer does so now: from here on it is an attempt like any other.
-    pub(super) fn on_reached(&mut self, event: AttemptEvent) {
-        let AttemptEvent::Reached { token, lease } = event else {
-            return;
-        };
+    pub(super) fn on_reached(&mut self, token: Option<LeaseToken>, lease: Option<LeaseClock>) {
         self.token = token;
         self.lease = lease.or(self.lease);
         if let Stage::Running(reins) = &mut self.stage {
