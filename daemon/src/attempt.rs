@@ -16,6 +16,7 @@ use tracing::warn;
 
 use crate::cgroups::Groups;
 use crate::clock::{Clock, Moment};
+use crate::outbox::CutWhy;
 use crate::phases::OncePhase;
 use crate::process::{
     ATTEMPT_MARKER, ChildSpec, Cleared, ProcessId, kill_below, kill_family, kill_marked,
@@ -108,9 +109,10 @@ pub(crate) enum AttemptEvent {
         said: Said,
         progress: Progress,
     },
-    /// Output of this length is gone for good; without one nobody knows how much.
+    /// Output of this length is gone for good.
     Missed {
-        length: Option<u64>,
+        length: u64,
+        why: CutWhy,
         progress: Progress,
     },
     /// Much was read of which there is nothing to tell.
@@ -181,7 +183,7 @@ pub(crate) struct Lines {
     pub(crate) consumed: watch::Receiver<u64>,
     /// So many answers to the agent's requests are stored, and may go to it.
     pub(crate) answered: watch::Receiver<u64>,
-    /// What people say to what the agent asked. Bounded; one that finds no room is sent again by the relay.
+    /// What people say to what the agent asked. Bounded; what finds no room waits before it.
     pub(crate) words: mpsc::Receiver<Word>,
     /// Limit of the lease that the shim has.
     pub(crate) told: watch::Sender<Option<Moment>>,

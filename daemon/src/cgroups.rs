@@ -11,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use crate::config::Limits;
@@ -107,18 +108,21 @@ impl Groups {
         end(&self.group(attempt_id)).await;
     }
 
-    /// Groups of attempts that nobody knows any more.
+    /// Groups of attempts that nobody knows any more, all at once: those that do not empty delay nobody's Hello by more than
+    /// one of them would.
     pub(crate) async fn end_strangers(&self, is_known: impl Fn(&str) -> bool) {
         let Ok(entries) = fs::read_dir(&self.base) else {
             return;
         };
+        let mut ending = JoinSet::new();
         for entry in entries.flatten() {
             let name = entry.file_name();
             let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
             if id.is_some_and(|id| !is_known(id)) {
-                end(&entry.path()).await;
+                ending.spawn(async move { end(&entry.path()).await });
             }
         }
+        ending.join_all().await;
     }
 
     fn group(&self, attempt_id: &str) -> PathBuf {
@@ -136,13 +140,20 @@ async fn end(group: &Path) {
     }
     for _ in 0..REMOVE_TRIES {
         match fs::remove_dir(group) {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+            Err(error) if is_in_use(&error) => {
                 tokio::time::sleep(REMOVE_PAUSE).await;
             }
             Ok(()) | Err(_) => return,
         }
     }
     warn!(group = %group.display(), "a control group of an attempt is not empty and stays");
+}
+
+fn is_in_use(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ResourceBusy | io::ErrorKind::DirectoryNotEmpty
+    )
 }
 
 #[cfg(test)]
@@ -215,5 +226,21 @@ mod tests {
             "1"
         );
         assert!(tree.path().join("unit/daemon").exists());
+    }
+
+    /// A plain directory does not empty either.
+    #[tokio::test]
+    async fn many_groups_that_do_not_empty_take_no_longer_than_one() {
+        let tree = tree("");
+        let groups = Groups::open(tree.path(), "unit/daemon", &limits()).unwrap();
+        let each = REMOVE_TRIES * REMOVE_PAUSE;
+        for number in 0..40 {
+            groups.make(&number.to_string()).unwrap();
+        }
+        let clock = crate::clock::Clock::boot();
+        let begun = clock.now();
+        groups.end_strangers(|_| false).await;
+        let took = begun.until(clock.now());
+        assert!(each <= took && took < 20 * each, "{took:?}");
     }
 }

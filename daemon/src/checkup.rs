@@ -11,7 +11,7 @@ use baton_proto::v1::daemon_link_client::DaemonLinkClient;
 use rustix::process::{Resource, geteuid, getrlimit};
 use tonic::{Code, Request};
 
-use crate::agents::{asks, find, version};
+use crate::agents::{find, is_asked, version};
 use crate::cgroups::Groups;
 use crate::config::{AgentConfig, DaemonConfig, RootConfig};
 use crate::disk::{Disk, DiskState};
@@ -103,14 +103,11 @@ pub async fn examine(config: &DaemonConfig) -> Vec<Finding> {
 
 async fn examine_agent(name: &str, agent: &AgentConfig) -> Finding {
     let what = format!("agent {name}");
-    let program = match agent {
-        AgentConfig::AnyCommand => {
-            let detail = "runs whatever command a task brings";
-            return Finding::new(what, Verdict::Good, detail);
-        }
-        AgentConfig::Command { program, .. } | AgentConfig::Coding { program, .. } => program,
+    let Some((program, _)) = agent.program() else {
+        let detail = "runs whatever command a task brings";
+        return Finding::new(what, Verdict::Good, detail);
     };
-    let Some(path) = find(program) else {
+    let Some(path) = find(agent) else {
         let detail = format!(
             "{} is not a program on this machine; install it, or give its path as `program`",
             program.display()
@@ -118,16 +115,16 @@ async fn examine_agent(name: &str, agent: &AgentConfig) -> Finding {
         return Finding::new(what, Verdict::Bad, detail);
     };
     let path = path.display();
-    match asks(agent) {
-        // Nobody knows what a command does when it is called.
-        None => Finding::new(what, Verdict::Good, format!("{path}")),
-        Some(program) => match version(program, VERSION).await {
-            Ok(version) => Finding::new(what, Verdict::Good, format!("{path}, {version}")),
-            Err(error) => {
-                let detail = format!("{path} does not answer --version: {error}");
-                Finding::new(what, Verdict::Doubtful, detail)
-            }
-        },
+    // Nobody knows what a command does when it is called.
+    if !is_asked(agent) {
+        return Finding::new(what, Verdict::Good, format!("{path}"));
+    }
+    match version(agent, VERSION).await {
+        Ok(version) => Finding::new(what, Verdict::Good, format!("{path}, {version}")),
+        Err(error) => {
+            let detail = format!("{path} does not answer --version: {error}");
+            Finding::new(what, Verdict::Doubtful, detail)
+        }
     }
 }
 

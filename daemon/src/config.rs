@@ -2,7 +2,7 @@
 //! roots and limits. Checks shapes; touches nothing but the file it reads and the roots that it names.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -151,6 +151,16 @@ pub enum AgentConfig {
 }
 
 impl AgentConfig {
+    /// What is started, and what of its environment the operator chose. None where the task brings both.
+    pub(crate) fn program(&self) -> Option<(&OsStr, &BTreeMap<String, String>)> {
+        match self {
+            Self::AnyCommand => None,
+            Self::Command { program, env, .. } | Self::Coding { program, env, .. } => {
+                Some((program, env))
+            }
+        }
+    }
+
     /// Whether a task may set this variable. Whoever brings the whole command line may set what he likes.
     pub(crate) fn takes_variable(&self, name: &str) -> bool {
         match self {

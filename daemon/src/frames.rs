@@ -43,6 +43,12 @@ impl From<Body> for Control {
     }
 }
 
+impl crate::outbox::Body for Control {
+    fn size(&self) -> usize {
+        self.body.as_ref().map_or(0, Body::encoded_len)
+    }
+}
+
 impl Control {
     /// What nobody could say again must be on the disk for good before it leaves.
     pub(crate) fn leaves(&self) -> Leaves {
@@ -207,7 +213,14 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
                 CutReason::WorkerCrash if cut.length_unknown => CutWhy::RecorderLost,
                 CutReason::WorkerCrash => CutWhy::WorkerCrash,
                 CutReason::LineTooLong => CutWhy::LineTooLong,
-                _ => CutWhy::Overflow,
+                // Beside the first, reasons of relays, and of versions that are not known here.
+                CutReason::DaemonOverflow
+                | CutReason::Unspecified
+                | CutReason::DiskFull
+                | CutReason::AttemptLimit
+                | CutReason::Retention
+                | CutReason::Corrupt
+                | CutReason::NotReceived => CutWhy::Overflow,
             },
             after_control_seq: cut.after_control_seq,
             observed_at,
@@ -380,13 +393,14 @@ pub(crate) fn terminal(verdict: &Verdict, ending: &Ending, closing: Closing) -> 
                 .into(),
             workspace,
         })),
-        Verdict::Withdrawn(why) => Some(Body::Canceled(TaskCanceled {
+        Verdict::Withdrawn { why, used } => Some(Body::Canceled(TaskCanceled {
             final_offset,
             receipt: Some(receipt),
             reason: CancelReason::User.into(),
             message: why.clone(),
             workspace,
-            ..TaskCanceled::default()
+            usage: said::usage(used),
+            agent_session_id: used.conversation.clone(),
         })),
         Verdict::Stopped => None,
     }
@@ -423,6 +437,22 @@ pub(crate) fn disk_full(stderr_tail: &str, closing: Closing) -> Body {
         message: "the worker's disk took no more of the attempt's frames; see the daemon's log"
             .to_owned(),
         user_message: "the worker's disk is full".to_owned(),
+        stderr_tail: redact(stderr_tail),
+        workspace,
+        ..TaskError::default()
+    })
+}
+
+/// What the attempt has to say is more than the worker stores at once.
+pub(crate) fn too_long(stderr_tail: &str, closing: Closing) -> Body {
+    let (final_offset, workspace, receipt) = closing.parts();
+    let message = "what the agent said or asked is too long to be kept on the worker";
+    Body::Error(TaskError {
+        final_offset,
+        receipt: Some(receipt),
+        failure_code: baton_proto::codes::OUTPUT_INVALID.to_owned(),
+        message: format!("{message}; see the daemon's log"),
+        user_message: message.to_owned(),
         stderr_tail: redact(stderr_tail),
         workspace,
         ..TaskError::default()

@@ -11,7 +11,6 @@ use baton_proto::v1::{
     TerminationReceipt, WorkspaceReport,
 };
 use baton_proto::worker::Finish;
-use bytes::Bytes;
 
 use crate::agents::{Refusal, Used};
 use crate::attempt::{AttemptPlan, Stop};
@@ -56,8 +55,6 @@ pub(crate) struct Held {
     stopping: Option<StopWhy>,
     /// When it last replayed because the relay missed something; what was in flight then is no news.
     replayed_at: Option<Moment>,
-    /// What the fold must remember, as it was said last.
-    snapshot: Bytes,
     /// Its id waits in the supervisor's queue of attempts with something to send.
     pub(crate) is_queued: bool,
     /// The directory that it has to itself.
@@ -86,8 +83,8 @@ enum Stage {
     },
 }
 
-/// In order of strength: a stronger one decides what is said at the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A stronger one decides what is said at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopWhy {
     Canceled(CancelReason),
     /// The daemon stops and could wait no longer. To the task that is a loss and not a cancel, so only a
@@ -95,6 +92,8 @@ pub(crate) enum StopWhy {
     Drained,
     /// What it has to say cannot be stored.
     DiskFull,
+    /// What it has to say is more than any disk would be given at once.
+    TooLong,
     /// No renewal was acknowledged in time. Only a receipt is said, and the result if there was one.
     LeaseEnded,
     /// The relay took the attempt away: only a receipt is wanted.
@@ -104,10 +103,15 @@ pub(crate) enum StopWhy {
 impl StopWhy {
     fn rank(self) -> u8 {
         match self {
-            Self::Canceled(_) | Self::Drained | Self::DiskFull => 0,
+            Self::Canceled(_) | Self::Drained | Self::DiskFull | Self::TooLong => 0,
             Self::LeaseEnded => 1,
             Self::Fenced => 2,
         }
+    }
+
+    /// Whether the lease counts no more.
+    fn ends_the_lease(self) -> bool {
+        self.rank() >= Self::LeaseEnded.rank()
     }
 
     /// Whether an agent may end its turn first. Not where nobody would hear of it; and not when a deadline has passed that
@@ -116,7 +120,7 @@ impl StopWhy {
         match self {
             Self::Canceled(reason) => reason != CancelReason::Deadline,
             Self::Drained => true,
-            Self::DiskFull | Self::LeaseEnded | Self::Fenced => false,
+            Self::DiskFull | Self::TooLong | Self::LeaseEnded | Self::Fenced => false,
         }
     }
 }
@@ -212,7 +216,6 @@ impl Held {
             phase: LifecyclePhase::Accepted,
             stopping: None,
             replayed_at: None,
-            snapshot: Bytes::new(),
             is_queued: false,
             exclusive: None,
             workspace: None,
@@ -402,3 +405,6 @@ impl Held {
         self.outbox.push_control(control, clock.wall(), leaves);
     }
 }
+
+#[cfg(test)]
+mod tests;

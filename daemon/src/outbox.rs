@@ -12,10 +12,9 @@ mod file;
 mod label;
 mod writer;
 
-#[expect(unused_imports, reason = "for attempts that a daemon takes over")]
-pub(crate) use file::{ReadError, Stored, Tail, read};
+pub(crate) use file::{Stored, Tail, read};
 pub(crate) use label::Label;
-pub(crate) use pure::{Acked, CutWhy, Durable, Leaves, OUTPUT_LIMIT, Progress};
+pub(crate) use pure::{Acked, Body, CutWhy, Durable, Leaves, OUTPUT_LIMIT, Progress};
 pub(crate) use writer::{Found, Job, Report, Writer};
 
 pub(crate) type Outbox = pure::Outbox<Control, Label, SystemTime>;

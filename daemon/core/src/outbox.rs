@@ -13,7 +13,7 @@ use bytes::Bytes;
 mod entry;
 mod log;
 
-pub use entry::{Acked, Base, CutWhy, Entry, Leaves, Logged, Progress, Record, Step};
+pub use entry::{Acked, Base, Body, CutWhy, Entry, Leaves, Logged, Progress, Record, Step};
 pub use log::{Durable, Log};
 
 use entry::Kept;
@@ -37,11 +37,13 @@ pub struct Outbox<C, L, T> {
     taken_over_at: Option<u64>,
     progress: Progress,
     held: usize,
+    /// Charged for control frames.
+    untold: usize,
     limit: usize,
     log: Log<C, L, T>,
 }
 
-impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
+impl<C: Body, L: Clone, T: Clone> Outbox<C, L, T> {
     /// Nothing leaves before the disk has it.
     pub fn new(limit: usize) -> Self {
         Self::with(limit, Log::on_disk())
@@ -63,6 +65,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
             taken_over_at: None,
             progress: Progress::default(),
             held: 0,
+            untold: 0,
             limit,
             log,
         }
@@ -242,6 +245,12 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
         self.held
     }
 
+    /// Bytes of memory held by control frames that nobody acknowledged. They are never dropped, so whoever has more to say is held
+    /// back by this.
+    pub fn untold(&self) -> usize {
+        self.untold
+    }
+
     /// Smallest offset that can still be replayed as bytes.
     pub fn oldest_output(&self) -> u64 {
         let held = self.records.iter().find_map(|kept| match kept.record {
@@ -292,6 +301,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
     fn apply(&mut self, entry: Entry<C, L, T>, serial: u64, leaves: Leaves) {
         match entry {
             Entry::Frame(record) => self.apply_frame(Kept {
+                weight: record.weight(),
                 record,
                 serial,
                 leaves,
@@ -301,6 +311,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
             Entry::Forgotten { control_before } => {
                 self.records
                     .retain(|kept| !kept.record.is_control_before(control_before));
+                self.untold = self.records.iter().map(|kept| kept.weight).sum();
                 self.sent = 0;
             }
             Entry::TakenOver => {
@@ -315,6 +326,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
         match &kept.record {
             Record::Control { seq, .. } => {
                 self.last_control_seq = self.last_control_seq.max(*seq);
+                self.untold += kept.weight;
                 self.records.push_back(kept);
             }
             Record::Output { offset, bytes, .. } => {
@@ -331,7 +343,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
 
     fn apply_base(&mut self, base: Base) {
         self.records.clear();
-        (self.sent, self.held) = (0, 0);
+        (self.sent, self.held, self.untold) = (0, 0, 0);
         self.last_control_seq = base.last_control_seq;
         self.end_offset = base.end_offset;
         self.acked = base.acked;
@@ -354,7 +366,7 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
     fn apply_acked(&mut self, acked: Acked) {
         self.acked = acked;
         let mut kept_sent = 0;
-        let mut held = 0;
+        let (mut held, mut untold) = (0, 0);
         let mut left = VecDeque::with_capacity(self.records.len());
         for (index, kept) in self.records.drain(..).enumerate() {
             let Some(record) = kept.record.beyond(acked) else {
@@ -362,9 +374,11 @@ impl<C: Clone, L: Clone, T: Clone> Outbox<C, L, T> {
             };
             kept_sent += usize::from(index < self.sent);
             held += record.cost();
+            untold += kept.weight;
             left.push_back(Kept { record, ..kept });
         }
-        (self.records, self.sent, self.held) = (left, kept_sent, held);
+        (self.records, self.sent) = (left, kept_sent);
+        (self.held, self.untold) = (held, untold);
     }
 
     fn cut_to_limit(&mut self) {

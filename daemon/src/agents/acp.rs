@@ -210,6 +210,8 @@ impl Acp {
 
     fn on_prompt_written(&mut self, out: &mut Vec<AgentEvent>) {
         self.opening.prompt = String::new();
+        self.opening.instructions = None;
+        self.opening.context.clear();
         if !self.turn.is_running() {
             self.beside = Beside::default();
             self.calls = Calls::default();

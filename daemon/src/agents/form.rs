@@ -29,6 +29,8 @@ enum FieldKind {
     Number,
     One,
     Many,
+    /// A list of the person's own words, one to a line.
+    Lines,
 }
 
 /// How a field for free text beside another one is called.
@@ -151,7 +153,7 @@ impl Field {
                         .to_vec(),
                 )
             }
-            "array" => (FieldKind::Many, choices(property.get("items")?)),
+            "array" => list_of(property.get("items")?)?,
             _ => return None,
         };
         let title = text(property, "/title");
@@ -190,6 +192,10 @@ impl Field {
                 .filter(Value::is_number),
             FieldKind::One => chosen.next(),
             FieldKind::Many => Some(Value::Array(chosen.collect())),
+            FieldKind::Lines => {
+                let lines = reply.text.lines().map(str::trim);
+                Some(lines.filter(|line| !line.is_empty()).collect())
+            }
         };
         if let Some(value) = value {
             content.insert(self.name.clone(), value);
@@ -198,6 +204,15 @@ impl Field {
             content.insert(beside.clone(), json!(reply.text));
         }
     }
+}
+
+/// Some of several choices, or words. What else a list may hold nobody could type in.
+fn list_of(items: &Value) -> Option<(FieldKind, Vec<(Choice, Value)>)> {
+    let choices = choices(items);
+    if !choices.is_empty() {
+        return Some((FieldKind::Many, choices));
+    }
+    (text(items, "/type") == "string").then(|| (FieldKind::Lines, Vec::new()))
 }
 
 /// `oneOf` or `anyOf` with titles, or a bare `enum`. Labels are made unique: they are how an answer names its option.
@@ -288,6 +303,29 @@ mod tests {
         });
         assert_eq!(answer, json!({"action": "accept", "content": content}));
         assert_eq!(form.answer(&Answer::None), json!({"action": "cancel"}));
+    }
+
+    #[test]
+    fn a_list_without_choices_is_what_the_person_wrote() {
+        let form = |items: Value| {
+            let tags = json!({"type": "array", "items": items});
+            Form::read(&json!({"requestedSchema": {"properties": {"tags": tags}}}))
+        };
+        let words = form(json!({"type": "string"})).unwrap();
+        let asked = &words.questions()[0];
+        assert!(asked.allow_free_text && !asked.multi_select);
+        let reply = Reply {
+            text: "one thing\n\n another ".to_owned(),
+            ..Reply::default()
+        };
+        let answer = words.answer(&Answer::Replies(vec![reply]));
+        let content = json!({"tags": ["one thing", "another"]});
+        assert_eq!(answer, json!({"action": "accept", "content": content}));
+        assert_eq!(
+            form(json!({"type": "object"})),
+            None,
+            "nobody could say that"
+        );
     }
 
     #[test]

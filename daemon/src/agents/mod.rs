@@ -28,6 +28,8 @@ mod recorded;
 mod rendered;
 #[cfg(test)]
 mod scripted;
+#[cfg(test)]
+mod stored;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -48,8 +50,9 @@ pub(crate) use event::{
     AgentEvent, AgentExit, Answer, Ask, Choice, Ending, Input, InputKey, Message, Outcome,
     Permission, Question, Reply, TurnPhase,
 };
+pub(crate) use failure::{Failure, FailureClass};
 use probe::look;
-pub(crate) use probe::{Found, asks, find, look_for_versions, version};
+pub(crate) use probe::{Found, find, is_asked, look_for_versions, version};
 pub(crate) use translator::Translator;
 pub(crate) use usage::{Tokens, TurnUsage};
 pub(crate) use verdict::{Used, Verdict, as_told, judge};

@@ -2,7 +2,7 @@
 //! directory of the search path may be on a disk that does not answer, and a program may never do.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -56,9 +56,8 @@ pub(crate) async fn look_for_versions(
         let is_there = found
             .get(&name)
             .is_some_and(|found| found.problem.is_none());
-        if let Some(program) = asks(&config).filter(|_| is_there) {
-            let program = program.to_owned();
-            asked.spawn(async move { (name, version(&program, ANSWERS).await) });
+        if is_there && is_asked(&config) {
+            asked.spawn(async move { (name, version(&config, ANSWERS).await) });
         }
     }
     while let Some(answer) = asked.join_next().await {
@@ -69,30 +68,28 @@ pub(crate) async fn look_for_versions(
     found
 }
 
-/// The program that answers `--version`. Of a command nobody knows what it would do.
-pub(crate) fn asks(config: &AgentConfig) -> Option<&OsStr> {
+/// Whether its program answers `--version`. Of a command nobody knows what it would do.
+pub(crate) fn is_asked(config: &AgentConfig) -> bool {
     match config {
-        AgentConfig::AnyCommand | AgentConfig::Command { .. } => None,
-        AgentConfig::Coding { program, .. } => Some(program),
+        AgentConfig::AnyCommand | AgentConfig::Command { .. } => false,
+        AgentConfig::Coding { .. } => true,
     }
 }
 
 fn problem(config: &AgentConfig) -> Option<&'static str> {
-    match config {
-        AgentConfig::AnyCommand => None,
-        AgentConfig::Command { program, .. } | AgentConfig::Coding { program, .. } => {
-            find(program).is_none().then_some(codes::PROVIDER_MISSING)
-        }
-    }
+    let is_missing = config.program().is_some() && find(config).is_none();
+    is_missing.then_some(codes::PROVIDER_MISSING)
 }
 
-/// Where a program is, as the shim would find it.
-pub(crate) fn find(program: &OsStr) -> Option<PathBuf> {
+/// Where its program is, as the shim would find it: along the path that the program itself is given.
+pub(crate) fn find(config: &AgentConfig) -> Option<PathBuf> {
+    let (program, env) = config.program()?;
     let path = Path::new(program);
     if path.components().count() > 1 {
         return is_program(path).then(|| path.to_owned());
     }
-    let search = std::env::var_os("PATH").unwrap_or_default();
+    let own = env.get("PATH").map(OsString::from);
+    let search = own.or_else(|| std::env::var_os("PATH")).unwrap_or_default();
     let places = std::env::split_paths(&search).map(|place| place.join(program));
     places.into_iter().find(|place| is_program(place))
 }
@@ -102,9 +99,10 @@ fn is_program(path: &Path) -> bool {
     found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// The first line of what it says to `--version`.
-pub(crate) async fn version(program: &OsStr, limit: Duration) -> io::Result<String> {
-    let said = tokio::time::timeout(limit, ask(program)).await;
+/// The first line of what its program says to `--version`.
+pub(crate) async fn version(config: &AgentConfig, limit: Duration) -> io::Result<String> {
+    let (program, env) = config.program().ok_or(io::ErrorKind::NotFound)?;
+    let said = tokio::time::timeout(limit, ask(program, env)).await;
     said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
@@ -113,7 +111,7 @@ const BECOME: &str = "exec \"$0\" --version";
 
 /// Through a shell: whoever starts a process waits until its program is loaded, with a thread of the runtime and a lock that
 /// all starts share, and the disk that holds this program may not answer.
-async fn ask(program: &OsStr) -> io::Result<String> {
+async fn ask(program: &OsStr, env: &BTreeMap<String, String>) -> io::Result<String> {
     let mut command = Command::new("/bin/sh");
     let kept = ["PATH", "HOME", "USER", "LANG", "TMPDIR"];
     let kept = kept.into_iter();
@@ -121,6 +119,7 @@ async fn ask(program: &OsStr) -> io::Result<String> {
         .args([OsStr::new("-c"), OsStr::new(BECOME), program])
         .env_clear()
         .envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))))
+        .envs(env)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -186,5 +185,30 @@ mod tests {
             assert_eq!(found[unknown], Found::default(), "{unknown}");
         }
         assert_eq!(found["gone"].problem, Some(codes::PROVIDER_MISSING));
+    }
+
+    #[tokio::test]
+    async fn a_program_is_looked_for_where_its_own_environment_says() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = script(dir.path(), "elsewhere", "echo \"$SAYS\"");
+        let own = |search: &str| {
+            let mut config = coding(Path::new("elsewhere"));
+            if let AgentConfig::Coding { env, .. } = &mut config {
+                env.insert("PATH".to_owned(), search.to_owned());
+                env.insert("SAYS".to_owned(), "7.8.9".to_owned());
+            }
+            config
+        };
+        let there = own(dir.path().to_str().unwrap());
+        assert_eq!(find(&there), Some(path));
+        // What the daemon finds by itself is nothing to an agent that cannot see it.
+        let mut sh = own("/nowhere");
+        if let AgentConfig::Coding { program, .. } = &mut sh {
+            *program = "sh".into();
+        }
+        let agents = BTreeMap::from([("there".to_owned(), there), ("sh".to_owned(), sh)]);
+        let found = look_for_versions(agents).await;
+        assert_eq!(found["there"].version, "7.8.9");
+        assert_eq!(found["sh"].problem, Some(codes::PROVIDER_MISSING));
     }
 }

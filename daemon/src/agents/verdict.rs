@@ -15,7 +15,10 @@ pub(crate) enum Verdict {
     Complete(Completion),
     Failed(Failing),
     /// The agent found that the task is to be canceled, and says why.
-    Withdrawn(String),
+    Withdrawn {
+        why: String,
+        used: Used,
+    },
     /// Ended from outside: there is no result to tell.
     Stopped,
 }
@@ -86,14 +89,15 @@ pub(crate) fn judge(ending: &Ending) -> Verdict {
     match verdict {
         Verdict::Complete(completion) => Verdict::Complete(Completion { used, ..completion }),
         Verdict::Failed(failing) => Verdict::Failed(Failing { used, ..failing }),
-        Verdict::Withdrawn(why) => Verdict::Withdrawn(why),
+        Verdict::Withdrawn { why, .. } => Verdict::Withdrawn { why, used },
         Verdict::Stopped => Verdict::Stopped,
     }
 }
 
 /// What an agent said of its end through its tools counts as its result does: over exit codes, deadlines and the end of
 /// the lease, never over an order to stop.
-pub(crate) fn as_told(judged: Verdict, finish: Option<&Finish>, cause: &Cause) -> Verdict {
+pub(crate) fn as_told(ending: &Ending, finish: Option<&Finish>) -> Verdict {
+    let (judged, cause) = (judge(ending), &ending.cause);
     let by_itself = match cause {
         Cause::Exited(_) | Cause::Lingered | Cause::Deadline(_) | Cause::LeaseEnded => true,
         Cause::NotStarted { .. }
@@ -106,11 +110,11 @@ pub(crate) fn as_told(judged: Verdict, finish: Option<&Finish>, cause: &Cause) -
     let Some(finish) = finish.filter(|_| by_itself) else {
         return judged;
     };
-    let (own_words, used) = match judged {
-        Verdict::Complete(completion) => (completion.result, completion.used),
-        Verdict::Failed(failing) => (String::new(), failing.used),
-        Verdict::Withdrawn(_) | Verdict::Stopped => (String::new(), Used::default()),
+    let own_words = match judged {
+        Verdict::Complete(completion) => completion.result,
+        Verdict::Failed(_) | Verdict::Withdrawn { .. } | Verdict::Stopped => String::new(),
     };
+    let used = ending.spoken.as_ref().map(Used::of).unwrap_or_default();
     let or = |text: &str, other: &str| (if text.is_empty() { other } else { text }).to_owned();
     match finish.outcome() {
         FinishOutcome::Unspecified | FinishOutcome::Completed => Verdict::Complete(Completion {
@@ -126,7 +130,10 @@ pub(crate) fn as_told(judged: Verdict, finish: Option<&Finish>, cause: &Cause) -
             deadline: None,
             used,
         }),
-        FinishOutcome::Canceled => Verdict::Withdrawn(finish.summary.clone()),
+        FinishOutcome::Canceled => Verdict::Withdrawn {
+            why: finish.summary.clone(),
+            used,
+        },
     }
 }
 
@@ -145,15 +152,19 @@ fn judge_agent(ending: &Ending, spoken: &Spoken) -> Verdict {
         (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Failed(failure))) => {
             Verdict::Failed(Failing::of_agent(failure))
         }
-        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Interrupted) | None) => {
-            let message = "the agent's turn was interrupted, and not by this daemon";
-            Verdict::Failed(Failing::of_agent(&Failure::new(
-                FailureClass::NoResult,
-                message,
-            )))
+        (Cause::Exited(_) | Cause::Lingered, Some(Outcome::Interrupted)) => {
+            without_result("the agent's turn was interrupted, and not by this daemon")
+        }
+        (Cause::Exited(_) | Cause::Lingered, None) => {
+            without_result("the agent's process is gone, and nobody saw how its turn ended")
         }
         _ => judge_command(ending),
     }
+}
+
+fn without_result(message: &str) -> Verdict {
+    let failure = Failure::new(FailureClass::NoResult, message);
+    Verdict::Failed(Failing::of_agent(&failure))
 }
 
 fn judge_command(ending: &Ending) -> Verdict {
@@ -243,17 +254,22 @@ mod tests {
         };
         let told = |outcome, cause: Cause| {
             let exit = ending(cause, None);
-            as_told(judge(&exit), Some(&finish(outcome)), &exit.cause)
+            as_told(&exit, Some(&finish(outcome)))
         };
         let late = || Cause::Deadline(DeadlineKind::Total);
-        for (cause, killed) in [(Cause::Exited(Exit::Code(7)), false), (late(), true)] {
+        let ends = [
+            (Cause::Exited(Exit::Code(7)), false),
+            (late(), true),
+            (Cause::LeaseEnded, true),
+        ];
+        for (cause, killed) in ends {
             match told(FinishOutcome::Completed, cause) {
                 Verdict::Complete(done) => {
                     assert_eq!(
                         (done.result.as_str(), done.killed_after_result),
                         ("why", killed)
                     );
-                    assert!(killed || done.used.conversation == "c");
+                    assert_eq!(done.used.conversation, "c");
                 }
                 other => panic!("{other:?}"),
             }
@@ -263,7 +279,12 @@ mod tests {
             other => panic!("{other:?}"),
         }
         let withdrawn = told(FinishOutcome::Canceled, Cause::Exited(Exit::Code(0)));
-        assert_eq!(withdrawn, Verdict::Withdrawn("why".to_owned()));
+        match withdrawn {
+            Verdict::Withdrawn { why, used } => {
+                assert_eq!((why.as_str(), used.conversation.as_str()), ("why", "c"));
+            }
+            other => panic!("{other:?}"),
+        }
         for cause in [Cause::Stopped, Cause::Lost] {
             assert_eq!(told(FinishOutcome::Completed, cause), Verdict::Stopped);
         }
@@ -292,6 +313,10 @@ mod tests {
         assert!(matches!(judge(&exited), Verdict::Failed(failing) if failing.code == "no_result"));
         let odd = ending(Cause::Exited(Exit::Code(0)), Some(Outcome::Interrupted));
         assert!(matches!(judge(&odd), Verdict::Failed(failing) if failing.code == "no_result"));
+        let unseen = ending(Cause::Exited(Exit::Unseen), None);
+        assert!(
+            matches!(judge(&unseen), Verdict::Failed(failing) if failing.message.contains("nobody saw"))
+        );
         let late = ending(Cause::Deadline(DeadlineKind::StreamIdle), None);
         assert!(matches!(judge(&late), Verdict::Failed(failing) if failing.deadline.is_some()));
     }

@@ -16,6 +16,7 @@ use super::tail::Tail;
 use super::talk::Talk;
 use crate::clock::Moment;
 use crate::frames;
+use crate::outbox::CutWhy;
 use crate::phases::{OncePhase, PhaseOrder};
 use crate::spool::OutputKind;
 use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
@@ -23,6 +24,7 @@ use crate::timers::{DeadlineKind, Deadlines, Fact, Timers};
 /// Transcript that may have to be read again for the tail of stderr after a restart.
 const SNAPSHOT_EVERY: u64 = 256 * 1024;
 
+mod behind;
 mod hearing;
 
 /// How far the transcript is used up once an event is stored.
@@ -212,14 +214,17 @@ impl Fold {
     }
 
     fn missed(&mut self) -> Option<AttemptEvent> {
-        let length = match std::mem::take(&mut self.missing) {
+        let (length, why) = match std::mem::take(&mut self.missing) {
             Missing::Bytes(0) => return None,
-            Missing::Bytes(length) => Some(length),
-            Missing::Unknown => None,
+            Missing::Bytes(length) => {
+                self.told += length;
+                (length, CutWhy::WorkerCrash)
+            }
+            Missing::Unknown => (1, CutWhy::RecorderLost),
         };
-        self.told += length.unwrap_or(0);
         Some(AttemptEvent::Missed {
             length,
+            why,
             progress: self.progress(false),
         })
     }

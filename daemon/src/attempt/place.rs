@@ -1,7 +1,6 @@
 //! The attempt and its workspace: in before anything runs, out when nobody is left. A workspace that another daemon's
 //! attempt is in is waited for; one of this daemon's own is known before the attempt is taken (`supervisor/orders.rs`).
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -56,7 +55,7 @@ impl Attempt {
         }
     }
 
-    async fn say_busy(&self, plan: &Plan, holder: &Holder) {
+    async fn say_busy(&self, plan: &Plan, holder: &str) {
         let message = format!("waits for the workspace {}: {holder}", plan.root.display());
         info!(attempt_id = %self.id, %message);
         self.tell(AttemptEvent::Waits { message }).await;
@@ -68,9 +67,7 @@ impl Attempt {
         let (Some(root), Some(shim)) = (root.map(Path::to_owned), self.own_shim) else {
             return Ok(());
         };
-        let id = self.id.clone();
-        let handed = tokio::task::spawn_blocking(move || workspace::hand_over(&root, &id, shim));
-        let handed = handed.await.map_err(io::Error::other).flatten();
+        let handed = workspace::hand_over(root, self.id.clone(), shim).await;
         handed.map_err(|error| Ending::not_started("hand the workspace's lock over", &error))
     }
 
@@ -91,8 +88,7 @@ impl Attempt {
     /// their own ways. They carry the attempt's marker like everything of it.
     pub(super) async fn end_filters(&self, left: Option<&WorkspaceReport>) {
         if left.is_some_and(|left| !left.head_commit.is_empty()) {
-            let shim = self.own_shim.or_else(|| self.adopted_shim());
-            kill_marked(ATTEMPT_MARKER, &self.id, shim, &self.workshop.clock).await;
+            kill_marked(ATTEMPT_MARKER, &self.id, self.shim, &self.workshop.clock).await;
         }
     }
 

@@ -6,22 +6,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use baton_proto::v1::{
     InputOutcome, OutputKind, PermissionDecision, PermissionRequest, QuestionAnswer,
 };
-use baton_proto::worker::Stdin;
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tracing::warn;
 
 use crate::agents::{
-    self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Message, Reply, Translator,
-    TurnPhase,
+    self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Reply, Translator, TurnPhase,
 };
 use crate::outbox::Label;
 use crate::phases::OncePhase;
 
 mod forms;
+mod stdin;
 
 use forms::{can_be_asked, clip, decided, permission_request, question_frame};
+use stdin::Unsent;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Talk {
@@ -29,6 +28,9 @@ pub(crate) struct Talk {
     translator: Translator,
     /// Messages for stdin, each with its number, until they are known to be written.
     unsent: VecDeque<Unsent>,
+    /// Bytes in them, without the prompt.
+    #[serde(skip)]
+    unread: usize,
     last_stdin: u64,
     /// The message that holds the prompt.
     prompt: Option<u64>,
@@ -50,14 +52,6 @@ pub(crate) struct Talk {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Unsent {
-    id: u64,
-    message: Message,
-    /// It may leave when so many answers are stored: a daemon that forgot one would number what follows anew.
-    after_answers: u64,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
 struct OpenInput {
     key: InputKey,
     /// Which of the questions of one request.
@@ -75,6 +69,8 @@ pub(super) enum Told {
     Phase(OncePhase),
     Output(Label, String),
     Said(Said),
+    /// A line of this length was too long to be read.
+    LineCut(u64),
 }
 
 /// What the supervisor says of it in frames of their own.
@@ -86,7 +82,6 @@ pub(crate) enum Said {
     Question(baton_proto::v1::Question),
     InputReceived { input_id: String },
     InputWithdrawn { input_id: String, reason: String },
-    LineCut { length: u64 },
 }
 
 /// What the relay says to an input.
@@ -96,6 +91,15 @@ pub(crate) enum Word {
     Answer(QuestionAnswer),
 }
 
+impl Word {
+    pub(crate) fn input_id(&self) -> &str {
+        match self {
+            Self::Decision(decision) => &decision.input_id,
+            Self::Answer(answer) => &answer.input_id,
+        }
+    }
+}
+
 impl Talk {
     pub(crate) fn new(attempt_id: &str, mut translator: Translator) -> Self {
         let opening = translator.opening();
@@ -103,6 +107,7 @@ impl Talk {
             attempt_id: attempt_id.to_owned(),
             translator,
             unsent: VecDeque::new(),
+            unread: 0,
             last_stdin: 0,
             prompt: None,
             inputs: BTreeMap::new(),
@@ -206,25 +211,6 @@ impl Talk {
             .map(Answer::Replies)
     }
 
-    /// What goes to stdin and is not known to be written: those after `sent`, as far as they may leave.
-    pub(super) fn stdin_after(
-        &self,
-        sent: u64,
-        stored_answers: u64,
-    ) -> impl Iterator<Item = Stdin> {
-        let due = self.unsent.iter().filter(move |unsent| unsent.id > sent);
-        let due = due.take_while(move |unsent| unsent.after_answers <= stored_answers);
-        due.map(|unsent| Stdin {
-            id: unsent.id,
-            data: Bytes::copy_from_slice(&unsent.message.bytes),
-            close: unsent.message.last,
-        })
-    }
-
-    pub(super) fn stdin_done(&mut self, id: u64) {
-        while self.unsent.pop_front_if(|unsent| unsent.id <= id).is_some() {}
-    }
-
     /// Number of the message that holds the prompt, once there is one.
     pub(super) fn prompt(&self) -> Option<u64> {
         self.prompt
@@ -236,6 +222,7 @@ impl Talk {
         for unsent in &mut self.unsent {
             unsent.after_answers = 0;
         }
+        self.unread = self.unsent.iter().map(|unsent| self.weight(unsent)).sum();
     }
 
     pub(super) fn answers(&self) -> u64 {
@@ -261,21 +248,6 @@ impl Talk {
             end: self.end.clone(),
             conversation: self.conversation.clone(),
         }
-    }
-
-    /// Numbers a message. What it means to the adapter is noted now, before the next line is read.
-    fn write(&mut self, message: Message, told: &mut Vec<Told>) {
-        self.last_stdin += 1;
-        let events = self.translator.wrote(&message.bytes);
-        if events.contains(&AgentEvent::Phase(TurnPhase::PromptWritten)) {
-            self.prompt = Some(self.last_stdin);
-        }
-        self.unsent.push_back(Unsent {
-            id: self.last_stdin,
-            message,
-            after_answers: self.answers,
-        });
-        told.extend(self.digest(events));
     }
 
     fn digest(&mut self, events: Vec<AgentEvent>) -> Vec<Told> {
@@ -343,7 +315,7 @@ impl Talk {
                 // Said with the end: the relay wants to know how to go on, not how it goes.
                 self.conversation = Some(id);
             }
-            AgentEvent::Write(message) => self.write(message, told),
+            AgentEvent::Write(message) => self.write_within_turn(message, told),
             AgentEvent::Malformed { line } => {
                 self.malformed += 1;
                 self.note_odd_line(line);
@@ -352,7 +324,7 @@ impl Talk {
                 self.mended += 1;
                 self.note_odd_line(line);
             }
-            AgentEvent::LineCut { length } => told.push(Told::Said(Said::LineCut { length })),
+            AgentEvent::LineCut { length } => told.push(Told::LineCut(length)),
             AgentEvent::Ended(end) => {
                 if self.end.is_none() {
                     self.end = Some(end);
@@ -385,18 +357,6 @@ impl Talk {
             self.mid_line = !text.ends_with('\n');
         }
         text
-    }
-
-    /// One turn is all that an attempt wants: an agent that reads on finds the end.
-    fn hang_up(&mut self, told: &mut Vec<Told>) {
-        let closed = self.unsent.iter().any(|unsent| unsent.message.last);
-        if !closed {
-            let goodbye = Message {
-                bytes: Vec::new(),
-                last: true,
-            };
-            self.write(goodbye, told);
-        }
     }
 
     /// One input for a permission, one for each question. What cannot be put to people is answered at once: by nobody.

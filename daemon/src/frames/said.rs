@@ -6,13 +6,13 @@ use baton_proto::v1::{InputWithdrawn, LifecyclePhase, TaskLifecycle, Usage};
 use crate::agents::Used;
 use crate::attempt::Said;
 
-/// The frame that says it; for a line that was too long to be read, its length: that is a cut in the output.
-pub(crate) fn said(said: Said) -> Result<Body, u64> {
+/// The frame that says it.
+pub(crate) fn said(said: Said) -> Body {
     let lifecycle = |phase: LifecyclePhase| TaskLifecycle {
         phase: phase.into(),
         ..TaskLifecycle::default()
     };
-    Ok(match said {
+    match said {
         Said::ToolStarted { id, name } => Body::Lifecycle(TaskLifecycle {
             tool_call_id: id,
             tool_name: name,
@@ -33,8 +33,7 @@ pub(crate) fn said(said: Said) -> Result<Body, u64> {
         Said::InputWithdrawn { input_id, reason } => {
             Body::InputWithdrawn(InputWithdrawn { input_id, reason })
         }
-        Said::LineCut { length } => return Err(length),
-    })
+    }
 }
 
 pub(super) fn usage(used: &Used) -> Option<Usage> {

@@ -5,7 +5,7 @@ use baton_proto::v1::TerminationReceipt;
 use baton_proto::v1::attempt_frame::Body;
 
 use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
-use crate::agents::{Used, as_told, judge};
+use crate::agents::{Used, as_told};
 use crate::attempt::{Cause, Ending};
 use crate::clock::Clock;
 use crate::frames::{self, Closing, Control};
@@ -18,6 +18,7 @@ impl Held {
             Stage::Running(reins) if reins.reach == Reach::Over => {}
             Stage::Running(_) => {
                 self.outbox.drop_unacked();
+                self.forget_waiting();
                 self.order_stop(StopWhy::Fenced, clock.now().after(self.cleanup_term));
             }
             Stage::Accepted { .. } => {
@@ -44,7 +45,7 @@ impl Held {
             only_receipt.clone()
         };
         let closing = self.closing(receipt.clone());
-        let verdict = as_told(judge(ending), self.finish.as_ref(), &ending.cause);
+        let verdict = as_told(ending, self.finish.as_ref());
         let body = match self.stopping {
             Some(StopWhy::Fenced) => {
                 self.outbox.drop_unacked();
@@ -57,6 +58,11 @@ impl Held {
                 let own = self.closing(receipt.clone());
                 frames::terminal(&verdict, ending, own)
                     .unwrap_or_else(|| frames::disk_full(&ending.stderr_tail, closing))
+            }
+            Some(StopWhy::TooLong) => {
+                let own = self.closing(receipt.clone());
+                frames::terminal(&verdict, ending, own)
+                    .unwrap_or_else(|| frames::too_long(&ending.stderr_tail, closing))
             }
             Some(StopWhy::Canceled(reason)) => {
                 let own = self.closing(receipt.clone());

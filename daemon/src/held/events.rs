@@ -6,24 +6,27 @@ use super::{Held, Reach, Stage, StopWhy};
 use crate::attempt::{AttemptEvent, Word};
 use crate::clock::{Clock, Moment};
 use crate::frames::{self, PhaseReport};
-use crate::outbox::{CutWhy, OUTPUT_LIMIT};
+use crate::outbox::OUTPUT_LIMIT;
 use crate::phases::OncePhase;
 
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
 const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
 const GO_ON_BELOW: usize = OUTPUT_LIMIT / 4;
+/// Unacknowledged control frames at which a child is held back, connected or not: they are never dropped.
+const UNTOLD_MOST: usize = 8 * 1024 * 1024;
+const UNTOLD_AGAIN: usize = UNTOLD_MOST / 2;
 /// Bytes on their way to the disk at which a child is held back.
 const UNWRITTEN_MOST: usize = 1024 * 1024;
 
 impl Held {
     pub(crate) fn on_event(&mut self, event: AttemptEvent, clock: &Clock) {
         let fenced = self.stopping == Some(StopWhy::Fenced);
-        if let (Stage::Running(reins), Some(progress)) = (&self.stage, event.progress()) {
+        if let (Stage::Running(reins), Some(progress)) = (&mut self.stage, event.progress()) {
             reins.hear(progress);
         }
         match event {
             AttemptEvent::Ended(ending) => self.on_ended(&ending, clock),
-            AttemptEvent::Reached { .. } => self.on_reached(event),
+            AttemptEvent::Reached { token, lease } => self.on_reached(token, lease),
             AttemptEvent::Placed(report) => self.workspace = Some(*report),
             AttemptEvent::Over => {
                 if let Stage::Running(reins) = &mut self.stage {
@@ -49,21 +52,15 @@ impl Held {
             AttemptEvent::Said { said, progress } => {
                 let answers = progress.answers;
                 self.advance(progress);
-                match frames::said(said) {
-                    Ok(body) => self.say(body, clock),
-                    Err(length) => {
-                        self.outbox
-                            .push_cut(length, CutWhy::LineTooLong, clock.wall());
-                    }
-                }
+                self.say(frames::said(said), clock);
                 self.note_answers(answers);
             }
-            AttemptEvent::Missed { length, progress } => {
+            AttemptEvent::Missed {
+                length,
+                why,
+                progress,
+            } => {
                 self.advance(progress);
-                let (length, why) = match length {
-                    Some(length) => (length, CutWhy::WorkerCrash),
-                    None => (1, CutWhy::RecorderLost),
-                };
                 self.outbox.push_cut(length, why, clock.wall());
             }
             AttemptEvent::Read { progress } => {
@@ -94,10 +91,15 @@ impl Held {
     }
 
     /// What somebody says to what the agent asked.
-    pub(crate) fn hear_word(&self, word: Word) {
-        if let Stage::Running(reins) = &self.stage {
+    pub(crate) fn hear_word(&mut self, word: Word) {
+        if let Stage::Running(reins) = &mut self.stage {
             reins.pass_on(word);
         }
+    }
+
+    /// Whether its agent may say more through its tools.
+    pub(crate) fn has_room(&self) -> bool {
+        self.outbox.untold() <= UNTOLD_MOST
     }
 
     fn enter(
@@ -122,18 +124,21 @@ impl Held {
     }
 
     /// Holds the child back while the relay or the disk cannot keep up. Without a stream nobody could ever catch up,
-    /// so the child runs on and the outbox cuts; but what has ended stays on the disk until it can be told.
+    /// so the child runs on and the outbox cuts its output; but what has ended stays on the disk until it can be told, and so
+    /// does what is no output.
     pub(crate) fn balance(&mut self, connected: bool) {
         let (unacked, unwritten) = (self.outbox.held(), self.outbox.log().unwritten());
+        let untold = self.outbox.untold();
         let Stage::Running(reins) = &mut self.stage else {
             return;
         };
-        let limit = if reins.is_behind {
-            GO_ON_BELOW
+        let (most, most_untold) = if reins.is_behind {
+            (GO_ON_BELOW, UNTOLD_AGAIN)
         } else {
-            HOLD_BACK_ABOVE
+            (HOLD_BACK_ABOVE, UNTOLD_MOST)
         };
-        reins.is_behind = (connected || reins.reach == Reach::Over) && unacked > limit;
+        let waits_for_relay = connected || reins.reach == Reach::Over;
+        reins.is_behind = (waits_for_relay && unacked > most) || untold > most_untold;
         reins.hold_back(reins.is_behind || unwritten > UNWRITTEN_MOST);
     }
 }

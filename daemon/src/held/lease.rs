@@ -29,7 +29,7 @@ impl Held {
     pub(crate) fn renew(&mut self, sent_at: Moment, granted: Duration) {
         if let Some(lease) = &mut self.lease {
             lease.renew(sent_at, granted);
-            if let Stage::Running(reins) = &self.stage {
+            if let Stage::Running(reins) = &mut self.stage {
                 reins.renew(*lease);
             }
         }
@@ -54,13 +54,15 @@ impl Held {
         }
     }
 
+    fn has_lost_its_lease(&self) -> bool {
+        self.stopping.is_some_and(StopWhy::ends_the_lease)
+    }
+
     /// When time alone changes something here.
     pub(crate) fn next_wake(&self) -> Option<Moment> {
         match &self.stage {
             Stage::Accepted { confirm_by, .. } => Some(*confirm_by),
-            Stage::Running(reins)
-                if reins.reach != Reach::Over && self.stopping < Some(StopWhy::LeaseEnded) =>
-            {
+            Stage::Running(reins) if reins.reach != Reach::Over && !self.has_lost_its_lease() => {
                 self.lease.map(|lease| lease.term_at(self.cleanup_term))
             }
             Stage::Running(_) | Stage::Finished { .. } => None,
@@ -113,7 +115,7 @@ impl Held {
             }
         };
         let token = self.token.clone()?;
-        (leased && self.stopping < Some(StopWhy::LeaseEnded)).then(|| RenewEntry {
+        (leased && !self.has_lost_its_lease()).then(|| RenewEntry {
             attempt_id: self.attempt.attempt_id.clone(),
             token: Some(token),
             phase: self.phase.into(),

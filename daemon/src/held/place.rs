@@ -41,7 +41,7 @@ impl Held {
             Place::New { .. } | Place::Found { .. } => true,
             Place::Disk(_) => {
                 let log = self.outbox.log();
-                log.has_pending() || log.wants_new_file(self.outbox.held())
+                log.has_pending() || log.wants_new_file(self.live())
             }
         }
     }
@@ -64,13 +64,18 @@ impl Held {
                     let entries = self.outbox.log_mut().take();
                     return Some(Job::Append { id, entries });
                 }
-                let shrink = self.outbox.log().wants_new_file(self.outbox.held());
+                let shrink = self.outbox.log().wants_new_file(self.live());
                 shrink.then(|| Job::Replace {
                     id,
                     entries: self.outbox.image(),
                 })
             }
         }
+    }
+
+    /// Bytes of its file that are still needed.
+    fn live(&self) -> usize {
+        self.outbox.held() + self.outbox.untold()
     }
 
     /// The disk refused before and may take it now.
@@ -89,24 +94,23 @@ impl Held {
     }
 
     /// The disk refused. Returns the directory that is of no use any more: that of an attempt that never got so far as to be taken.
-    pub(crate) fn on_disk_failed(&mut self, clock: &Clock) -> Option<AttemptId> {
+    pub(crate) fn on_disk_failed(&mut self, why: StopWhy, clock: &Clock) -> Option<AttemptId> {
         if self.outbox.log().is_begun() {
             self.outbox.log_mut().on_failed();
-            self.fail_for_disk(clock);
+            self.fail_unstored(why, clock);
             return None;
         }
         // Nothing has left yet, so its refusal is the first that is said.
         self.outbox = Outbox::in_memory(OUTPUT_LIMIT);
-        self.fail_for_disk(clock);
+        self.fail_unstored(why, clock);
         std::mem::replace(&mut self.place, Place::Memory).on_disk()
     }
 
-    /// Ends it because the worker's disk is full.
-    pub(crate) fn fail_for_disk(&mut self, clock: &Clock) {
+    fn fail_unstored(&mut self, why: StopWhy, clock: &Clock) {
         match &self.stage {
             Stage::Accepted { .. } => self.give_back(&Refusal::disk_full(), clock),
             Stage::Running(_) => {
-                self.order_stop(StopWhy::DiskFull, clock.now().after(self.cleanup_term));
+                self.order_stop(why, clock.now().after(self.cleanup_term));
             }
             // It has said everything, and says it from memory.
             Stage::Finished { .. } => {}
@@ -115,4 +119,4 @@ impl Held {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 
 use baton_daemon_core::lease::LeaseClock;
 use tokio::sync::{mpsc, watch};
-use tracing::warn;
 
 use crate::attempt::{Progress, Stop, Word};
 use crate::clock::Moment;
 
-/// Answers of people that the attempt's task has not taken up. Full: see [`Reins::pass_on`].
+/// Answers of people that are on their way to the attempt's task at once.
 const WORDS: usize = 64;
 
 /// How the attempt's shim stands.
@@ -31,6 +30,8 @@ pub(super) struct Reins {
     consumed: watch::Sender<u64>,
     answered: watch::Sender<u64>,
     words: mpsc::Sender<Word>,
+    /// Answers that found no room. One for each input that is open, at most.
+    waiting_words: VecDeque<Word>,
     told: watch::Receiver<Option<Moment>>,
     /// Of the lease that it began with here.
     first_limit: Option<Moment>,
@@ -93,6 +94,7 @@ impl Reins {
             consumed,
             answered,
             words,
+            waiting_words: VecDeque::new(),
             told,
             first_limit,
             unstored_answers: VecDeque::new(),
@@ -124,8 +126,9 @@ impl Reins {
         });
     }
 
-    pub(super) fn renew(&self, lease: LeaseClock) {
+    pub(super) fn renew(&mut self, lease: LeaseClock) {
         self.lease.send_replace(Some(lease));
+        self.pass_words_on();
     }
 
     /// To wait until the shim has this lease, while it has not.
@@ -151,14 +154,26 @@ impl Reins {
     }
 
     /// An event that consumed the transcript so far has come: the task may read on.
-    pub(super) fn hear(&self, progress: &Progress) {
+    pub(super) fn hear(&mut self, progress: &Progress) {
         self.heard.send_replace(progress.position);
+        self.pass_words_on();
     }
 
-    /// What somebody says to what the agent asked. Without room it is dropped: the relay says it again.
-    pub(super) fn pass_on(&self, word: Word) {
-        if self.words.try_send(word).is_err() {
-            warn!("too many answers at once; the relay sends this one again");
+    /// What somebody says to what the agent asked. The relay says it again after a reconnect only, so without room it waits.
+    pub(super) fn pass_on(&mut self, word: Word) {
+        let is_new = |waiting: &Word| waiting.input_id() != word.input_id();
+        if self.waiting_words.iter().all(is_new) {
+            self.waiting_words.push_back(word);
+        }
+        self.pass_words_on();
+    }
+
+    fn pass_words_on(&mut self) {
+        while let Ok(room) = self.words.try_reserve() {
+            let Some(word) = self.waiting_words.pop_front() else {
+                return;
+            };
+            room.send(word);
         }
     }
 
@@ -230,6 +245,30 @@ mod tests {
         assert!(reins.is_deaf(renewed, at(15_001)));
         bits.told.send_replace(Some(renewed.limit()));
         assert!(!reins.is_deaf(renewed, at(39_000)));
+    }
+
+    fn answer(number: usize) -> Word {
+        Word::Answer(baton_proto::v1::QuestionAnswer {
+            input_id: number.to_string(),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn answers_that_find_no_room_wait_and_are_told_once() {
+        let (mut reins, mut bits) = Reins::new(None, Reach::Linked, 0);
+        for number in (0..2 * WORDS).chain(WORDS..2 * WORDS) {
+            reins.pass_on(answer(number));
+        }
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            while let Ok(word) = bits.words.try_recv() {
+                told.push(word.input_id().to_owned());
+            }
+            reins.hear(&progress(1, 1));
+        }
+        let all: Vec<String> = (0..2 * WORDS).map(|number| number.to_string()).collect();
+        assert_eq!(told, all);
     }
 
     #[test]

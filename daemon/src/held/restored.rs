@@ -10,7 +10,7 @@ use super::reins::{Bits, Reach, Reins};
 use super::voice::Voice;
 use super::{Held, Place, Stage, StopWhy};
 use crate::agents::Refusal;
-use crate::attempt::{AttemptEvent, Progress, Talk};
+use crate::attempt::{Progress, Talk};
 use crate::attempt_dir::{AttemptId, AttemptMeta};
 use crate::clock::{Clock, Moment};
 use crate::frames;
@@ -115,7 +115,6 @@ impl Held {
                 .clone()
                 .map(|granted| Voice::new(granted, meta.files.clone())),
             finish: snapshot.finish.clone(),
-            snapshot: outbox.progress().snapshot.clone(),
             outbox,
             place: Place::Found {
                 id,
@@ -126,10 +125,7 @@ impl Held {
     }
 
     /// A shim that did not answer does so now: from here on it is an attempt like any other.
-    pub(super) fn on_reached(&mut self, event: AttemptEvent) {
-        let AttemptEvent::Reached { token, lease } = event else {
-            return;
-        };
+    pub(super) fn on_reached(&mut self, token: Option<LeaseToken>, lease: Option<LeaseClock>) {
         self.token = token;
         self.lease = lease.or(self.lease);
         if let Stage::Running(reins) = &mut self.stage {
@@ -142,14 +138,17 @@ impl Held {
 
     /// How far the transcript is used up, stored with the next frame.
     pub(super) fn advance(&mut self, mut progress: Progress) {
-        if let Some(mut snapshot) = progress.snapshot.take() {
-            (snapshot.stop, snapshot.cancel_reason) = StopWhy::stored(self.stopping);
-            snapshot.finish.clone_from(&self.finish);
-            self.snapshot = snapshot.encode_to_vec().into();
-        }
+        let snapshot = match progress.snapshot.take() {
+            Some(mut snapshot) => {
+                (snapshot.stop, snapshot.cancel_reason) = StopWhy::stored(self.stopping);
+                snapshot.finish.clone_from(&self.finish);
+                snapshot.encode_to_vec().into()
+            }
+            None => self.outbox.progress().snapshot.clone(),
+        };
         self.outbox.advance(outbox::Progress {
             consumed: progress.position,
-            snapshot: self.snapshot.clone(),
+            snapshot,
         });
         if let Stage::Running(reins) = &mut self.stage {
             reins.advance(&progress);
@@ -174,6 +173,7 @@ impl StopWhy {
             Some(Self::Canceled(reason)) => (StopOrder::Canceled, reason),
             Some(Self::Drained) => (StopOrder::Drained, CancelReason::Unspecified),
             Some(Self::DiskFull) => (StopOrder::DiskFull, CancelReason::Unspecified),
+            Some(Self::TooLong) => (StopOrder::TooLong, CancelReason::Unspecified),
             Some(Self::LeaseEnded) => (StopOrder::LeaseEnded, CancelReason::Unspecified),
             Some(Self::Fenced) => (StopOrder::Fenced, CancelReason::Unspecified),
         };
@@ -186,6 +186,7 @@ impl StopWhy {
             StopOrder::Canceled => Some(Self::Canceled(snapshot.cancel_reason())),
             StopOrder::Drained => Some(Self::Drained),
             StopOrder::DiskFull => Some(Self::DiskFull),
+            StopOrder::TooLong => Some(Self::TooLong),
             StopOrder::LeaseEnded => Some(Self::LeaseEnded),
             StopOrder::Fenced => Some(Self::Fenced),
         }

@@ -51,7 +51,9 @@ impl Held {
         };
         let heard = match self.stopping {
             None | Some(StopWhy::Canceled(_) | StopWhy::Drained) => true,
-            Some(StopWhy::DiskFull | StopWhy::LeaseEnded | StopWhy::Fenced) => false,
+            Some(StopWhy::DiskFull | StopWhy::TooLong | StopWhy::LeaseEnded | StopWhy::Fenced) => {
+                false
+            }
         };
         let leased = self.lease.is_some_and(|lease| !lease.is_over(now));
         let fits = |voice: &Voice| voice.granted.hash.fits(secret);
@@ -102,14 +104,13 @@ impl Held {
         clock: &Clock,
     ) {
         let summary = finish.summary.clone();
-        let mut snapshot = FoldSnapshot::decode(self.snapshot.clone()).unwrap_or_default();
+        let Progress { consumed, snapshot } = self.outbox.progress().clone();
+        let mut snapshot = FoldSnapshot::decode(snapshot).unwrap_or_default();
         snapshot.finish = Some(finish.clone());
         self.finish = Some(finish);
-        self.snapshot = snapshot.encode_to_vec().into();
-        let consumed = self.outbox.progress().consumed;
         self.outbox.advance(Progress {
             consumed,
-            snapshot: self.snapshot.clone(),
+            snapshot: snapshot.encode_to_vec().into(),
         });
         let update = ProgressUpdate {
             summary: Some(summary),
@@ -150,6 +151,13 @@ impl Held {
     /// A new stream: numbers may move, so nobody here can tell any more which ack is whose.
     pub(crate) fn stop_waiting(&mut self) {
         self.settle_waiting(|_| Some(noted(false)));
+    }
+
+    /// What they said was thrown away: they are told that the attempt is over.
+    pub(super) fn forget_waiting(&mut self) {
+        if let Some(voice) = &mut self.voice {
+            voice.waiting.clear();
+        }
     }
 
     fn settle_waiting(&mut self, answer: impl Fn(&Waiting) -> Option<ToolAnswer>) {

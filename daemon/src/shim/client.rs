@@ -79,6 +79,8 @@ pub(crate) struct Connection {
     /// The shim reads no more; what it said may still be read.
     deaf: bool,
     opening: Vec<to_shim::Message>,
+    /// For the child. Behind everything else: no renewal and no order waits for a child that does not read.
+    stdin: Vec<Stdin>,
     /// The last message for the child that this connection was given.
     last_stdin: u64,
     due: Due,
@@ -148,6 +150,7 @@ impl Connection {
             outgoing: BytesMut::new(),
             deaf: false,
             opening: Vec::new(),
+            stdin: Vec::new(),
             last_stdin: 0,
             due: Due::default(),
             lease_leaving: None,
@@ -194,7 +197,7 @@ impl Connection {
     pub(crate) fn stdin(&mut self, message: Stdin) {
         if message.id > self.last_stdin {
             self.last_stdin = message.id;
-            self.opening.push(to_shim::Message::Stdin(message));
+            self.stdin.push(message);
         }
     }
 
@@ -254,16 +257,14 @@ impl Connection {
         if let Some(lease) = &due.lease {
             self.lease_leaving = Some(Moment::from_millis(lease.limit_ms));
         }
-        let messages = self.opening.drain(..).chain(
-            [
-                due.lease.map(to_shim::Message::Lease),
-                due.stop.map(to_shim::Message::Stop),
-                due.consumed.map(to_shim::Message::Consumed),
-            ]
-            .into_iter()
-            .flatten(),
-        );
-        for message in messages {
+        let due = [
+            due.lease.map(to_shim::Message::Lease),
+            due.stop.map(to_shim::Message::Stop),
+            due.consumed.map(to_shim::Message::Consumed),
+        ];
+        let stdin = self.stdin.drain(..).map(to_shim::Message::Stdin);
+        let due = due.into_iter().flatten().chain(stdin);
+        for message in self.opening.drain(..).chain(due) {
             let message = ToShim {
                 message: Some(message),
             };
@@ -310,5 +311,35 @@ fn greeting(instance_id: &str) -> Greeting {
         lowest_version: LOWEST_VERSION,
         highest_version: HIGHEST_VERSION,
         instance_id: instance_id.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn renewals_and_orders_do_not_wait_behind_what_a_child_is_to_read() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(ours, None, None);
+        connection.stdin(Stdin {
+            id: 1,
+            ..Stdin::default()
+        });
+        connection.stop(Stop::default());
+        connection.renew(Lease::default());
+        connection.refill().unwrap();
+        let mut decoder = Decoder::default();
+        decoder.buffer().extend_from_slice(&connection.outgoing);
+        let said = std::iter::from_fn(|| decoder.take::<ToShim>().unwrap()?.message);
+        let said: Vec<_> = said.collect();
+        use to_shim::Message;
+        assert!(
+            matches!(
+                said[..],
+                [Message::Lease(_), Message::Stop(_), Message::Stdin(_)]
+            ),
+            "{said:?}"
+        );
     }
 }

@@ -54,6 +54,9 @@ pub const SPOOL: &str = "spool";
 /// How it ended.
 pub const REPORT: &str = "report";
 
+/// Bytes that may wait for the child to read. A daemon that sends more without waiting for StdinDone has lost count.
+pub(crate) const STDIN_WAITING: usize = 4 * 1024 * 1024;
+
 /// Versions of the protocol between daemon and shim that this code speaks.
 pub const LOWEST_VERSION: u32 = 1;
 pub const HIGHEST_VERSION: u32 = 1;

@@ -8,8 +8,7 @@ use baton_proto::worker::{Stdin, StdinDone};
 use bytes::Buf;
 use rustix::io::Errno;
 
-/// Bytes that may wait for the child to read. A daemon that sends more without waiting for StdinDone has lost count.
-const WAITING: usize = 4 * 1024 * 1024;
+use super::STDIN_WAITING as WAITING;
 
 #[derive(Debug, Default)]
 pub(super) struct StdinQueue {

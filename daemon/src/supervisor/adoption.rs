@@ -183,13 +183,18 @@ async fn ask(
     }
     // Written right before the shim is started.
     if read_lease(dir.path()).is_none() && !remains.has_begun() {
-        attempt::leave_unused(
+        let left = attempt::leave_unused(
             remains.meta.workspace.as_ref(),
             &remains.meta.attempt,
             dir,
             workshop,
-        )
-        .await;
+        );
+        tokio::select! {
+            () = left => {}
+            () = workshop.clock.sleep_until(until) => {
+                warn!(attempt_id = %dir.id, "no time to leave the workspace of an attempt that never started");
+            }
+        }
         return Standing::NeverStarted;
     }
     let id = dir.id.to_string();

@@ -1,5 +1,6 @@
 //! Calls of agents' tools: who may speak is asked first, then what is said becomes a frame of that attempt.
 
+use baton_proto::v1::ErrorDetail;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::worker::{ToolAnswer, tool_answer, tool_call};
 
@@ -60,9 +61,24 @@ impl Supervisor {
                 return;
             }
         };
-        held.tell(body, reply, &self.clock);
-        self.enqueue(&id);
+        if held.has_room() {
+            held.tell(body, reply, &self.clock);
+            self.enqueue(&id);
+        } else {
+            let _ = reply.send(too_much_untold());
+        }
     }
+}
+
+/// How its work ends is always heard: that is said once.
+fn too_much_untold() -> ToolAnswer {
+    let message = "too much of what this attempt said has not reached the relay";
+    let hint = "go on with the work, and say it again later, in fewer words";
+    let detail = ErrorDetail {
+        retryable: true,
+        ..detail("too_much_untold", message, hint, "")
+    };
+    refused("failed_precondition", detail)
 }
 
 fn no_such_capability() -> ToolAnswer {

@@ -91,12 +91,14 @@ impl Supervisor {
     fn settle_all(&mut self, welcome: &Welcome, hello_sent_at: Moment) {
         for held in self.held.values_mut() {
             held.outbox.rewind();
-            held.stop_waiting();
         }
         for settlement in &welcome.settlements {
             self.settle(settlement, hello_sent_at);
         }
-        self.change_all(|held, _| held.balance(true));
+        self.change_all(|held, _| {
+            held.stop_waiting();
+            held.balance(true);
+        });
     }
 
     fn settle(&mut self, settlement: &Settlement, hello_sent_at: Moment) {

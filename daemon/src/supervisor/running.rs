@@ -94,7 +94,7 @@ impl Supervisor {
             }
             Verdict::Complete(_)
             | Verdict::Failed(_)
-            | Verdict::Withdrawn(_)
+            | Verdict::Withdrawn { .. }
             | Verdict::Stopped => {
                 let Some(spoken) = &ending.spoken else { return };
                 let usage = spoken.end.as_ref().and_then(|end| end.usage.as_ref());

@@ -11,6 +11,7 @@ use super::Supervisor;
 use crate::attempt_dir::AttemptId;
 use crate::clock::Moment;
 use crate::disk::DiskState;
+use crate::held::StopWhy;
 use crate::memory::Machine;
 use crate::outbox::{Job, Report};
 
@@ -92,13 +93,17 @@ impl Supervisor {
             Report::Failed { id, error } => {
                 warn!(attempt_id = %id, %error, "the attempt fails because its frames cannot be stored");
                 let before = self.disk.state();
-                // What no disk would take says nothing about this one.
-                if error.kind() != ErrorKind::InvalidData {
-                    self.disk.on_failed_write();
-                }
+                let why = match error.kind() {
+                    // What no disk would take says nothing about this one.
+                    ErrorKind::InvalidData => StopWhy::TooLong,
+                    _ => {
+                        self.disk.on_failed_write();
+                        StopWhy::DiskFull
+                    }
+                };
                 self.on_disk_state(before);
                 self.look_at = self.clock.now();
-                self.on_refused(id);
+                self.on_refused(id, why);
             }
             Report::Looked {
                 space,
@@ -113,10 +118,10 @@ impl Supervisor {
         }
     }
 
-    fn on_refused(&mut self, id: AttemptId) {
+    fn on_refused(&mut self, id: AttemptId, why: StopWhy) {
         let key = id.to_string();
         if let Some(held) = self.held.get_mut(&key) {
-            self.removals.extend(held.on_disk_failed(&self.clock));
+            self.removals.extend(held.on_disk_failed(why, &self.clock));
             self.enqueue(&key);
         }
     }
@@ -186,7 +191,7 @@ impl Supervisor {
         self.disk.on_failed_write();
         self.change_all(|held, clock| {
             if held.has_job() {
-                held.on_disk_failed(clock);
+                held.on_disk_failed(StopWhy::DiskFull, clock);
             }
         });
     }

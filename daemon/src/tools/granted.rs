@@ -33,7 +33,6 @@ pub(crate) struct Granted {
     pub(crate) hash: CapabilityHash,
     pub(crate) goal: String,
     pub(crate) success_criteria: Vec<String>,
-    /// Not known to a daemon that took the attempt over.
     pub(crate) resume: Option<ResumeContext>,
 }
 
@@ -81,6 +80,7 @@ impl Granted {
             capability_sha256: Bytes::copy_from_slice(self.hash.bytes()),
             goal: self.goal.clone(),
             success_criteria: self.success_criteria.clone(),
+            resume: self.resume.clone(),
         }
     }
 
@@ -89,7 +89,7 @@ impl Granted {
             hash: CapabilityHash::from_disk(&stored.capability_sha256)?,
             goal: stored.goal,
             success_criteria: stored.success_criteria,
-            resume: None,
+            resume: stored.resume,
         })
     }
 }
@@ -101,4 +101,24 @@ pub fn own_program() -> std::io::Result<PathBuf> {
         .to_str()
         .and_then(|path| path.strip_suffix(" (deleted)"));
     Ok(replaced.map_or_else(|| path.clone(), PathBuf::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_daemon_knows_why_the_task_was_sent_on() {
+        let dispatch = Dispatch {
+            goal: "the goal".to_owned(),
+            resume: Some(ResumeContext {
+                resume_reason: "answered".to_owned(),
+                ..ResumeContext::default()
+            }),
+            ..Dispatch::default()
+        };
+        let tooling = Tooling::new(Path::new("/bin/false"), Path::new("/data"));
+        let granted = Granted::new(&tooling.hand_to("attempt"), &dispatch);
+        assert_eq!(Granted::from_disk(granted.to_disk()), Some(granted));
+    }
 }

@@ -7,10 +7,13 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::visit::off_the_loop;
 use crate::process::{ProcessId, read_stat};
 
 /// Inside git's own directory, where neither a commit nor a cleanup of the tree finds it.
@@ -19,6 +22,10 @@ const IN_GIT: &str = "baton-lock";
 pub(super) const IN_ROOT: &str = ".baton-lock";
 /// More than any record needs.
 const LONGEST: u64 = 16 * 1024;
+/// Daemons keep the file to themselves for a read and a write. Whoever does so for longer is none, and every process of the
+/// user could: nobody waits for that.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Who is in a workspace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +84,7 @@ fn is_ours(holder: &Holder, wanted: &Holder) -> bool {
 }
 
 /// From here on another process stands for the same attempt.
-pub(crate) fn hand_over(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
+pub(super) fn hand_over(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
     let mut file = open(root)?;
     let Some(holder) = read(&mut file).filter(|holder| holder.attempt_id == attempt_id) else {
         return Err(io::Error::other("the lock of the workspace was lost"));
@@ -102,15 +109,40 @@ pub(super) fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
 /// The file, with everybody else kept from it for as long as it is open. It stays when it holds nothing: who removes it
 /// could remove the one that another has just made.
 fn open(root: &Path) -> io::Result<File> {
+    let place = place(root);
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(place(root))?;
-    flock(&file, FlockOperation::LockExclusive)?;
-    Ok(file)
+        .open(&place)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => Err(io::Error::new(
+            io::ErrorKind::WouldBlock,
+            format!(
+                "some process keeps {} to itself (flock); end that process",
+                place.display()
+            ),
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Off the loop, and again while another process keeps the file to itself, as a daemon does for a moment.
+pub(super) async fn patiently<T: Send + 'static>(
+    work: impl Fn() -> io::Result<T> + Clone + Send + 'static,
+) -> io::Result<T> {
+    for _ in 1..TRIES {
+        match off_the_loop(work.clone()).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            done => return done,
+        }
+    }
+    off_the_loop(work).await
 }
 
 fn place(root: &Path) -> PathBuf {
@@ -251,6 +283,24 @@ mod tests {
         assert_eq!(take(root.path(), &next).unwrap(), Taken::Yes);
         assert!(hand_over(root.path(), "a", other_id).is_err());
         end(other);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_long_for_a_process_that_keeps_the_file_to_itself() {
+        let root = tempfile::tempdir().unwrap();
+        let (child, id) = sleeper();
+        let (first, path) = (holder(id, "a"), root.path().to_owned());
+        let take = move || take(&path, &first);
+        take().unwrap();
+        let kept = open(root.path()).unwrap();
+        let busy = patiently(take.clone()).await.unwrap_err();
+        assert!(busy.to_string().contains(IN_ROOT), "{busy}");
+        assert!(hand_over(root.path(), "a", id).is_err());
+        assert!(release(root.path(), "a").is_err());
+        let coming = tokio::spawn(patiently(take));
+        drop(kept);
+        assert_eq!(coming.await.unwrap().unwrap(), Taken::Yes);
+        end(child);
     }
 
     #[test]

@@ -19,7 +19,7 @@ pub(crate) const RECORD: &str = "workspace";
 pub(super) struct Made {
     /// The commit that it began with; empty outside git.
     pub(super) base_commit: String,
-    /// The directory that was made for it.
+    /// The directory that was made for it; none where it was there before.
     pub(super) directory: Option<Number>,
 }
 

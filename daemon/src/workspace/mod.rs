@@ -21,9 +21,9 @@ use crate::config::{DaemonConfig, Keep, RootConfig};
 
 pub(crate) use beneath::{is_root, open_beneath, read_path};
 pub(crate) use git::version as git_version;
-pub(crate) use lock::{Holder, hand_over};
+pub(crate) use lock::Holder;
 pub(crate) use made::RECORD;
-pub(crate) use visit::{Departure, Guest, NotEntered, enter, leave};
+pub(crate) use visit::{Departure, Guest, NotEntered, enter, hand_over, leave};
 
 /// Where scratch directories and worktrees are made, in the data directory.
 const MADE_IN: &str = "workspaces";

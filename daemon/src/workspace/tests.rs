@@ -194,3 +194,50 @@ async fn a_repository_that_names_programs_runs_none_of_them() {
     assert!(report.kept && report.changed_files == 1);
     assert!(!trap.exists(), "a program of the repository was run");
 }
+
+/// It lies in the root, where every process of the user can keep it to itself.
+#[tokio::test]
+async fn a_lock_file_that_a_stranger_keeps_holds_nobody_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let roots = roots(&root, &root, Mode::Shared);
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let plan = roots.plan("one", Some(&named), "").unwrap();
+    let one = guest(&root.join("one"), "one");
+    enter(&plan, &one).await.unwrap();
+    let kept = std::fs::File::open(root.join(lock::IN_ROOT)).unwrap();
+    rustix::fs::flock(&kept, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let left = tokio::time::timeout(OVER.limit, leave(&plan, &one, OVER)).await;
+    assert!(left.is_ok_and(|report| report.is_some()));
+    let two = guest(&root.join("two"), "two");
+    match enter(&plan, &two).await {
+        Err(NotEntered::Busy(why)) => assert!(why.contains(lock::IN_ROOT), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    drop(kept);
+    enter(&plan, &two).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_stood_there_before_and_what_was_not_noted_stays_and_is_said_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().canonicalize().unwrap();
+    let roots = roots(&root, &root, Mode::Scratch);
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+
+    let plan = roots.plan("before", Some(&named), "").unwrap();
+    std::fs::create_dir_all(&plan.path).unwrap();
+    let before = guest(&root.join("one"), "before");
+    assert!(enter(&plan, &before).await.is_err());
+    let report = leave(&plan, &before, OVER).await.unwrap();
+    assert!(report.kept && plan.path.exists(), "{report:?}");
+
+    let plan = roots.plan("unnoted", Some(&named), "").unwrap();
+    std::fs::create_dir_all(plan.path.join("full")).unwrap();
+    let unnoted = guest(&root.join("two"), "unnoted");
+    let report = leave(&plan, &unnoted, OVER).await.unwrap();
+    assert!(report.kept && plan.path.exists(), "{report:?}");
+    std::fs::remove_dir(plan.path.join("full")).unwrap();
+    let report = leave(&plan, &unnoted, OVER).await.unwrap();
+    assert!(!report.kept && !plan.path.exists(), "{report:?}");
+}

@@ -16,6 +16,10 @@ use super::lock::{self, Holder, Taken};
 use super::made::{self, Made};
 use super::{Mode, Plan, beneath};
 use crate::config::Keep;
+use crate::process::ProcessId;
+
+/// For giving a lock back.
+const RELEASE: Duration = Duration::from_secs(1);
 
 /// Who comes.
 #[derive(Clone, Debug)]
@@ -29,8 +33,8 @@ pub(crate) struct Guest {
 /// Why an attempt cannot work there.
 #[derive(Debug)]
 pub(crate) enum NotEntered {
-    /// Somebody who lives is in there.
-    Busy(Box<Holder>),
+    /// Somebody is in there: who, for people.
+    Busy(String),
     Failed {
         code: &'static str,
         message: String,
@@ -107,6 +111,11 @@ pub(crate) async fn enter(
     Ok((cwd, Some(report)))
 }
 
+/// From here on another process stands for the attempt in a shared root.
+pub(crate) async fn hand_over(root: PathBuf, attempt_id: String, to: ProcessId) -> io::Result<()> {
+    lock::patiently(move || lock::hand_over(&root, &attempt_id, to)).await
+}
+
 /// How an attempt goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Departure {
@@ -140,17 +149,25 @@ pub(crate) async fn leave(
 async fn wind_up(plan: &Plan, guest: &Guest, is_proved: bool, report: &mut WorkspaceReport) {
     let directory = guest.directory.clone();
     let made = off_the_loop(move || Ok(Made::read(&directory))).await;
-    if let Some(made) = made.ok().flatten() {
-        report.base_commit.clone_from(&made.base_commit);
-        look(plan, guest, &made, report).await;
-        if is_proved {
-            tidy_up(plan, guest, &made, report).await;
+    let makes = plan.path != plan.root;
+    match made.ok().flatten() {
+        // Something stood there before: that is nobody's to look at or to remove.
+        Some(made) if makes && made.directory.is_none() => {}
+        Some(made) => {
+            report.base_commit.clone_from(&made.base_commit);
+            look(plan, guest, &made, report).await;
+            if is_proved {
+                tidy_up(plan, guest, &made, report).await;
+            }
         }
-    } else if plan.path != plan.root {
         // Made and not noted: then nothing is in it, and only then does it go.
-        let path = plan.path.clone();
-        let _ = off_the_loop(move || std::fs::remove_dir(path)).await;
-        report.kept = false;
+        None if makes => {
+            let path = plan.path.clone();
+            let removed = off_the_loop(move || std::fs::remove_dir(path)).await;
+            let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+            report.kept = removed.is_err_and(|error| !is_gone(&error));
+        }
+        None => {}
     }
 }
 
@@ -160,7 +177,10 @@ async fn release(plan: &Plan, guest: &Guest) {
         return;
     };
     let id = guest.holder.attempt_id.clone();
-    if let Err(error) = off_the_loop(move || lock::release(&root, &id)).await {
+    let released = lock::patiently(move || lock::release(&root, &id));
+    // Later it is released all the same, or not: nobody's last word waits for that.
+    let released = tokio::time::timeout(RELEASE, released).await;
+    if let Err(error) = released.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
         // Its holder is dead, which the next one sees for itself.
         warn!(root = %plan.root.display(), %error, "the lock of a workspace was not removed");
     }
@@ -278,9 +298,12 @@ async fn remove_worktree(plan: &Plan, guest: &Guest, made: &Made) -> io::Result<
 
 async fn take_lock(plan: &Plan, guest: &Guest) -> Result<(), NotEntered> {
     let (root, holder) = (plan.root.clone(), guest.holder.clone());
-    match off_the_loop(move || lock::take(&root, &holder)).await {
+    match lock::patiently(move || lock::take(&root, &holder)).await {
         Ok(Taken::Yes) => Ok(()),
-        Ok(Taken::Held(holder)) => Err(NotEntered::Busy(holder)),
+        Ok(Taken::Held(holder)) => Err(NotEntered::Busy(holder.to_string())),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(NotEntered::Busy(error.to_string()))
+        }
         Err(error) => Err(NotEntered::failed(format!(
             "cannot lock the workspace {}: {error}",
             plan.root.display()
@@ -291,6 +314,11 @@ async fn take_lock(plan: &Plan, guest: &Guest) -> Result<(), NotEntered> {
 async fn make(plan: &Plan, guest: &Guest, base: &str) -> Result<(), NotEntered> {
     let path = plan.path.clone();
     let made = off_the_loop(move || made::make(&path)).await;
+    if let Err(error) = &made
+        && error.kind() == io::ErrorKind::AlreadyExists
+    {
+        note(guest, base, None).await?;
+    }
     let number = made.map_err(|error| {
         NotEntered::failed(format!(
             "cannot make the directory {}: {error}",
@@ -325,7 +353,7 @@ async fn find_cwd(plan: &Plan) -> Result<PathBuf, NotEntered> {
 }
 
 /// A disk that hangs holds up nobody else.
-async fn off_the_loop<T: Send + 'static>(
+pub(super) async fn off_the_loop<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     tokio::task::spawn_blocking(work)

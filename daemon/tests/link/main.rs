@@ -13,3 +13,4 @@ mod storing;
 mod stream;
 #[path = "../shim/traced.rs"]
 mod traced;
+mod unread;

@@ -11,7 +11,7 @@ use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use baton_daemon_core::course::Course;
 use baton_daemon_core::lease::LeaseClock;
-use baton_daemon_core::outbox::{Acked, CutWhy, Leaves, Outbox, Progress};
+use baton_daemon_core::outbox::{Acked, Body, CutWhy, Leaves, Outbox, Progress};
 use baton_daemon_core::stake::Share;
 use baton_daemon_core::time::Moment;
 use bytes::Bytes;
@@ -28,6 +28,13 @@ pub(crate) type Sayings = Outbox<Word, bool, Wall>;
 pub(crate) struct Word {
     pub(crate) nth: u64,
     pub(crate) body: FrameBody,
+}
+
+/// Small, all of them: who is held back for what the relay does not take is the daemon's affair.
+impl Body for Word {
+    fn size(&self) -> usize {
+        0
+    }
 }
 
 /// What an attempt came to, in order, as its transcript has it. Folded into the outbox by whichever daemon is there.

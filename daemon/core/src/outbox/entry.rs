@@ -18,6 +18,12 @@ pub enum CutWhy {
     RecorderLost,
 }
 
+/// What a control frame says.
+pub trait Body: Clone {
+    /// Bytes that are charged for it.
+    fn size(&self) -> usize;
+}
+
 /// One record. `C` is the body of a control frame, `L` what a piece of output is, `T` when it was observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record<C, L, T> {
@@ -131,10 +137,22 @@ pub(super) struct Kept<C, L, T> {
     pub(super) record: Record<C, L, T>,
     pub(super) serial: u64,
     pub(super) leaves: Leaves,
+    /// What a control frame is charged with.
+    pub(super) weight: usize,
+}
+
+impl<C: Body, L, T> Record<C, L, T> {
+    /// Memory that a control frame is charged with.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Self::Control { body, .. } => body.size() + RECORD_COST,
+            Self::Output { .. } | Self::Cut { .. } => 0,
+        }
+    }
 }
 
 impl<C, L, T> Record<C, L, T> {
-    /// Memory that is charged for it.
+    /// Memory that output is charged with.
     pub(super) fn cost(&self) -> usize {
         match self {
             Self::Output { bytes, .. } => bytes.len() + RECORD_COST,

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::entry::{Entry, Leaves, Logged, Progress, RECORD_COST, Record, Step};
+use super::entry::{Body, Entry, Leaves, Logged, Progress, RECORD_COST, Record, Step};
 
 /// A file below this size is not worth rewriting.
 const REWRITE_ABOVE: u64 = 1024 * 1024;
@@ -48,7 +48,7 @@ pub struct Log<C, L, T> {
     fresh_bytes: u64,
 }
 
-impl<C: Clone, L: Clone, T: Clone> Log<C, L, T> {
+impl<C: Body, L: Clone, T: Clone> Log<C, L, T> {
     pub(super) fn on_disk() -> Self {
         Self::with(Keeping::Disk)
     }
@@ -229,7 +229,7 @@ impl<C: Clone, L: Clone, T: Clone> Log<C, L, T> {
         self.is_begun
     }
 
-    /// The file is mostly dead: `live` bytes of output are all that is kept of it.
+    /// The file is mostly dead: `live` bytes are all that is kept of it.
     pub fn wants_new_file(&self, live: usize) -> bool {
         let bytes = self.durable.file_bytes;
         self.keeping == Keeping::Disk
@@ -262,10 +262,11 @@ impl<C: Clone, L: Clone, T: Clone> Log<C, L, T> {
     }
 }
 
-fn size_of<C, L, T>(entry: &Entry<C, L, T>) -> usize {
+fn size_of<C: Body, L, T>(entry: &Entry<C, L, T>) -> usize {
     let bytes = match entry {
         Entry::Frame(Record::Output { bytes, .. }) => bytes.len(),
-        Entry::Frame(Record::Control { .. } | Record::Cut { .. })
+        Entry::Frame(Record::Control { body, .. }) => body.size(),
+        Entry::Frame(Record::Cut { .. })
         | Entry::Acked(_)
         | Entry::Base(_)
         | Entry::Forgotten { .. }

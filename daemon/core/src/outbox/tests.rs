@@ -7,6 +7,12 @@ mod world;
 
 type Box8 = Outbox<u64, (), ()>;
 
+impl Body for u64 {
+    fn size(&self) -> usize {
+        8
+    }
+}
+
 fn out(outbox: &mut Box8, text: &str) {
     let bytes = Bytes::copy_from_slice(text.as_bytes());
     outbox.push_output((), bytes, ());
@@ -128,7 +134,7 @@ fn nothing_leaves_before_the_disk_has_it_and_what_counts_waits_for_the_sync() {
     outbox.log_mut().on_durable(durable);
     assert!(outbox.log().is_begun());
     assert_eq!(send_all(&mut outbox).len(), 1);
-    assert_eq!(outbox.log().unwritten(), 4 + 2 * RECORD_COST);
+    assert_eq!(outbox.log().unwritten(), 8 + 4 + 2 * RECORD_COST);
     durable.written = 3;
     outbox.log_mut().on_durable(durable);
     assert_eq!(send_all(&mut outbox).len(), 1, "the last one is not synced");
@@ -313,4 +319,30 @@ fn of_a_fenced_end_the_last_word_and_the_output_before_it_stay_wanted() {
     outbox.restart_at(8);
     assert_eq!(control(&mut outbox, 3), 8);
     assert_eq!(outbox.end_offset(), 4);
+}
+
+#[test]
+fn control_frames_are_charged_until_they_are_acknowledged_or_forgotten() {
+    let each = 8 + RECORD_COST;
+    let mut outbox = Box8::new(OUTPUT_LIMIT);
+    for body in 0..4 {
+        control(&mut outbox, body);
+        out(&mut outbox, "x");
+    }
+    assert_eq!(
+        (outbox.untold(), outbox.held()),
+        (4 * each, 4 * (1 + RECORD_COST))
+    );
+    assert!(outbox.log().unwritten() >= 4 * each);
+    let file = store(&mut outbox);
+    outbox.ack(acked(1, 0));
+    assert_eq!(outbox.untold(), 3 * each);
+    outbox.keep_last_control();
+    assert_eq!(outbox.untold(), each);
+    outbox.restart_at(9);
+    assert_eq!(outbox.untold(), 0);
+    let mut restored = Box8::restore(OUTPUT_LIMIT, file);
+    assert_eq!(restored.untold(), 4 * each);
+    restored.drop_unacked();
+    assert_eq!(restored.untold(), 0);
 }

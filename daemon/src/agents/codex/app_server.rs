@@ -402,7 +402,10 @@ impl AppServer {
             Some(Rpc::Request { id, method, .. }) => {
                 let request = match method {
                     "initialize" => Request::Initialize,
-                    "thread/start" | "thread/resume" => Request::OpenThread,
+                    "thread/start" | "thread/resume" => {
+                        self.opening.instructions = None;
+                        Request::OpenThread
+                    }
                     "turn/start" => {
                         self.opening.prompt = String::new();
                         if !self.turn.is_running() {

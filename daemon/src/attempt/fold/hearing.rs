@@ -10,19 +10,17 @@ use bytes::Bytes;
 use super::super::AttemptEvent;
 use super::super::coalesce::Chunk;
 use super::super::talk::{Said, Spoken, Talk, Told, Word};
+use super::behind::Behind;
 use super::{Fold, OutputKind, SNAPSHOT_EVERY};
 use crate::agents::{AgentExit, Outcome};
 use crate::clock::Moment;
-use crate::outbox::Label;
+use crate::outbox::{CutWhy, Label};
 use crate::phases::OncePhase;
 use crate::process::Exit;
 use crate::timers::Fact;
 
 /// What a process may take to end by itself after its result.
 const LINGER: Duration = Duration::from_secs(5);
-
-/// Standard error that waits behind half a line. More of it is kept for the report only.
-const BEHIND_MAX: usize = 64 * 1024;
 
 /// A chunk is one frame.
 const CHUNK: usize = 64 * 1024;
@@ -35,7 +33,7 @@ pub(super) struct Heard {
     /// Where a line began whose end has not come.
     half_line: Option<u64>,
     /// Standard error that came inside that line.
-    behind: Vec<u8>,
+    behind: Behind,
     /// Position of the last snapshot.
     pub(super) saved_at: u64,
     /// Number of the last message that the child has.
@@ -117,6 +115,8 @@ impl Fold {
                 return;
             };
             any = true;
+            // First: its line moves the position beyond it.
+            self.tell_behind(self.heard.line_end, now);
             self.take_line(told, self.read - held, now);
             talk = match self.talk.take() {
                 Some(talk) => talk,
@@ -128,8 +128,7 @@ impl Fold {
     fn note_half_line(&mut self, held: u64, any: bool, now: Moment) {
         if any || held == 0 {
             self.heard.half_line = None;
-            let behind = std::mem::take(&mut self.heard.behind);
-            self.push_stderr(&behind, self.read - held, now);
+            self.tell_behind(self.read - held, now);
         }
         if held > 0 {
             self.heard.half_line.get_or_insert(self.read - held);
@@ -141,10 +140,27 @@ impl Fold {
             self.push_stderr(bytes, self.read, now);
             return;
         }
-        let room = BEHIND_MAX.saturating_sub(self.heard.behind.len());
-        let (kept, rest) = bytes.split_at(room.min(bytes.len()));
-        self.heard.behind.extend_from_slice(kept);
-        self.tail.push(rest);
+        self.heard.behind.push(bytes);
+    }
+
+    /// What came inside a line, as far as it was kept, and that there was more.
+    fn tell_behind(&mut self, end: u64, now: Moment) {
+        let behind = std::mem::take(&mut self.heard.behind);
+        self.push_stderr(&behind.kept, end, now);
+        if behind.over > 0 {
+            self.catch_up();
+            self.tail.push(&behind.last.bytes());
+            self.cut(behind.over, CutWhy::Overflow);
+        }
+    }
+
+    fn cut(&mut self, length: u64, why: CutWhy) {
+        let progress = self.progress(false);
+        self.ready.push_back(AttemptEvent::Missed {
+            length,
+            why,
+            progress,
+        });
     }
 
     /// For operators, not for whoever reads what the agent says.
@@ -167,7 +183,7 @@ impl Fold {
         let begun = self.heard.line_end;
         let only_output = told.iter().all(|told| match told {
             Told::Output(label, _) => !label.visible || !self.begins_to_stream(),
-            Told::Phase(_) | Told::Said(_) => false,
+            Told::Phase(_) | Told::Said(_) | Told::LineCut(_) => false,
         });
         if !only_output {
             self.catch_up();
@@ -184,6 +200,7 @@ impl Fold {
                     self.enter_within_line(phase, now);
                 }
                 Told::Said(said) => self.say(said, now),
+                Told::LineCut(length) => self.cut(length, CutWhy::LineTooLong),
             }
         }
         self.heard.line_end = end;
@@ -255,15 +272,12 @@ impl Fold {
 
     fn say(&mut self, said: Said, now: Moment) {
         let fact = match &said {
-            Said::ToolStarted { id, .. } => Some(Fact::ToolStarted(id.clone())),
-            Said::ToolFinished { id, .. } => Some(Fact::ToolFinished(id.clone())),
-            Said::Permission(_) | Said::Question(_) => Some(Fact::InputOpened),
-            Said::InputReceived { .. } | Said::InputWithdrawn { .. } => Some(Fact::InputClosed),
-            Said::LineCut { .. } => None,
+            Said::ToolStarted { id, .. } => Fact::ToolStarted(id.clone()),
+            Said::ToolFinished { id, .. } => Fact::ToolFinished(id.clone()),
+            Said::Permission(_) | Said::Question(_) => Fact::InputOpened,
+            Said::InputReceived { .. } | Said::InputWithdrawn { .. } => Fact::InputClosed,
         };
-        if let Some(fact) = fact {
-            self.timers.apply(fact, now);
-        }
+        self.timers.apply(fact, now);
         let progress = self.progress(false);
         self.ready.push_back(AttemptEvent::Said { said, progress });
     }
@@ -372,17 +386,14 @@ impl Fold {
 
     /// The process is gone, and everything that it said was taken in.
     pub(crate) fn exited(&mut self, exit: Option<Exit>, now: Moment) {
+        // The end of the line that it came inside of will not come any more.
+        self.tell_behind(self.read, now);
         let exit = match exit {
             Some(Exit::Code(code)) => AgentExit::Code(code),
             Some(Exit::Signal(signal)) => AgentExit::Signal(signal),
             // Nobody knows how: then there is no end to tell.
             Some(Exit::Unseen) | None => return,
         };
-        // The end of the line that it came inside of will not come any more.
-        let behind = std::mem::take(&mut self.heard.behind);
-        if !behind.is_empty() {
-            self.push_stderr(&behind, self.read, now);
-        }
         self.catch_up();
         let stderr = self.stderr_tail();
         let told = self.talk.as_mut().map(|talk| talk.exited(exit, &stderr));

@@ -1,7 +1,11 @@
 //! Questions that end together, and what a decision allows.
 
+use bytes::Bytes;
+
+use super::stdin::UNREAD_MAX;
 use super::*;
-use crate::agents::{Question, test_talk};
+use crate::agents::{Message, Question, test_talk};
+use crate::shim::STDIN_WAITING;
 
 fn question(talk: &mut Talk) -> Vec<String> {
     let asked = |text: &str| Question {
@@ -62,4 +66,68 @@ fn only_a_decision_about_the_very_arguments_allows_anything() {
     for other in [&[][..], &[7; 31], &[8; 32]] {
         assert!(!allowed(other), "{other:?}");
     }
+}
+
+/// Asks what nobody answers, and reads nothing.
+fn ask_on(talk: &mut Talk, times: usize) {
+    let request = format!("{{\"id\":\"{}\",\"method\":\"x\"}}\n", "y".repeat(50_000));
+    for _ in 0..times {
+        talk.stdout(request.as_bytes());
+        while talk.next().is_some() {}
+    }
+}
+
+#[test]
+fn an_agent_that_asks_and_does_not_read_has_failed_and_is_told_no_more() {
+    let mut talk = test_talk();
+    let refusals = |talk: &Talk| talk.unsent.len();
+    ask_on(&mut talk, 1);
+    assert!(talk.end.is_none() && refusals(&talk) == 2, "{talk:?}");
+    let each = talk.unread;
+    ask_on(&mut talk, UNREAD_MAX / each + 1);
+    let end = talk.spoken().end.expect("it was ended");
+    assert!(
+        matches!(&end.outcome, agents::Outcome::Failed(failure) if failure.code() == "output_invalid"),
+        "{end:?}"
+    );
+    let waiting = refusals(&talk);
+    ask_on(&mut talk, 10);
+    assert_eq!(refusals(&talk), waiting);
+    assert!(talk.unsent.back().is_some_and(|last| last.message.last));
+}
+
+#[test]
+fn an_agent_that_reads_may_ask_for_ever_also_under_another_daemon() {
+    let mut talk = test_talk();
+    for _ in 0..3 {
+        ask_on(&mut talk, UNREAD_MAX / 100_000);
+        let stored = serde_json::to_vec(&talk).unwrap();
+        talk = serde_json::from_slice(&stored).unwrap();
+        talk.answers_are_stored();
+        let last = talk.last_stdin;
+        talk.stdin_done(last);
+        assert_eq!(talk.unread, 0);
+    }
+    assert!(talk.end.is_none());
+}
+
+/// A shim that is sent more hangs up.
+#[test]
+fn a_shim_is_not_sent_more_than_it_keeps() {
+    let mut talk = test_talk();
+    let long = |bytes: usize| Message {
+        bytes: vec![b'x'; bytes],
+        last: false,
+    };
+    talk.prompt = Some(2);
+    for bytes in [STDIN_WAITING / 2, STDIN_WAITING / 2, 1] {
+        talk.write(long(bytes), &mut Vec::new());
+    }
+    let sent = |talk: &Talk, after| -> Vec<u64> {
+        talk.stdin_after(after, 0).map(|stdin| stdin.id).collect()
+    };
+    assert_eq!(sent(&talk, 0), [1, 2]);
+    assert_eq!(sent(&talk, 2), [] as [u64; 0]);
+    talk.stdin_done(2);
+    assert_eq!(sent(&talk, 2), [3, 4]);
 }

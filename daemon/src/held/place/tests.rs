@@ -15,7 +15,7 @@ use crate::outbox::{Durable, Record};
 use crate::process::ChildSpec;
 use crate::timers::Deadlines;
 
-fn offer() -> (AttemptId, Offer) {
+pub(in super::super) fn offer() -> (AttemptId, Offer) {
     let attempt_id = uuid::Uuid::now_v7().to_string();
     let id = attempt_id.parse().unwrap();
     let attempt = AttemptRef {
@@ -65,7 +65,7 @@ fn offer() -> (AttemptId, Offer) {
     (id, offer)
 }
 
-fn said(held: &mut Held) -> Vec<Body> {
+pub(in super::super) fn said(held: &mut Held) -> Vec<Body> {
     let mut said = Vec::new();
     while let Some(record) = held.outbox.next_unsent() {
         if let Record::Control { body, .. } = record {
@@ -76,12 +76,12 @@ fn said(held: &mut Held) -> Vec<Body> {
     said
 }
 
-fn jobs(held: &mut Held) -> Vec<Job> {
+pub(in super::super) fn jobs(held: &mut Held) -> Vec<Job> {
     std::iter::from_fn(|| held.has_job().then(|| held.next_job()).flatten()).collect()
 }
 
 /// Everything that was handed over is stored.
-fn store(held: &mut Held, jobs: &[Job]) {
+pub(in super::super) fn store(held: &mut Held, jobs: &[Job]) {
     for job in jobs {
         if let Job::Append { entries, .. } | Job::Replace { entries, .. } = job {
             let last = entries.last().unwrap().serial;
@@ -106,7 +106,7 @@ fn an_attempt_that_the_disk_does_not_take_is_refused_and_leaves_nothing() {
         "{handed:?}"
     );
     assert_eq!(
-        held.on_disk_failed(&clock),
+        held.on_disk_failed(StopWhy::DiskFull, &clock),
         Some(id),
         "what there is of it goes"
     );
@@ -129,7 +129,7 @@ fn what_has_ended_is_said_from_memory_and_written_down_when_there_is_room() {
     held.give_back(&Refusal::not_confirmed(), &clock);
     assert_eq!(jobs(&mut held).len(), 1);
     assert!(said(&mut held).is_empty(), "the disk has not answered");
-    assert_eq!(held.on_disk_failed(&clock), None);
+    assert_eq!(held.on_disk_failed(StopWhy::DiskFull, &clock), None);
     assert!(matches!(said(&mut held)[..], [Body::Rejected(_)]));
     assert!(held.needs_repair() && !held.has_job());
     let repair = held.repair_job().unwrap();
@@ -158,7 +158,11 @@ fn what_another_daemon_stored_is_kept_however_the_disk_behaves() {
         jobs(&mut held)[..],
         [Job::Resume { .. }, Job::Append { .. }]
     ));
-    assert_eq!(held.on_disk_failed(&clock), None, "its directory stays");
+    assert_eq!(
+        held.on_disk_failed(StopWhy::DiskFull, &clock),
+        None,
+        "its directory stays"
+    );
     assert!(matches!(
         said(&mut held)[..],
         [Body::Accepted(_), Body::Rejected(_)]

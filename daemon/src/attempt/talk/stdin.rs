@@ -1,0 +1,115 @@
+//! What an agent has to be told on its stdin: numbered, kept until it is known to be written, and bounded.
+
+use baton_proto::worker::Stdin;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::{Talk, Told};
+use crate::agents::{self, AgentEvent, Failure, FailureClass, Message, TurnPhase};
+use crate::shim::STDIN_WAITING;
+
+/// What waits for an agent to read beside the prompt. One that reads has a batch of its own requests before it at most.
+pub(super) const UNREAD_MAX: usize = STDIN_WAITING;
+const UNREAD: &str =
+    "the agent asked more and more and did not read the answers on its standard input";
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Unsent {
+    pub(super) id: u64,
+    pub(super) message: Message,
+    /// It may leave when so many answers are stored: a daemon that forgot one would number what follows anew.
+    pub(super) after_answers: u64,
+}
+
+impl Unsent {
+    fn size(&self) -> usize {
+        self.message.bytes.len()
+    }
+}
+
+impl Talk {
+    /// Numbers a message. What it means to the adapter is noted now, before the next line is read.
+    pub(super) fn write(&mut self, message: Message, told: &mut Vec<Told>) {
+        self.last_stdin += 1;
+        let events = self.translator.wrote(&message.bytes);
+        if events.contains(&AgentEvent::Phase(TurnPhase::PromptWritten)) {
+            self.prompt = Some(self.last_stdin);
+        }
+        let unsent = Unsent {
+            id: self.last_stdin,
+            message,
+            after_answers: self.answers,
+        };
+        self.unread += self.weight(&unsent);
+        self.unsent.push_back(unsent);
+        told.extend(self.digest(events));
+        self.end_if_unread(told);
+    }
+
+    /// What the adapter has to say to the agent. Once the turn is over nobody is left to read it.
+    pub(super) fn write_within_turn(&mut self, message: Message, told: &mut Vec<Told>) {
+        if self.end.is_none() {
+            self.write(message, told);
+        }
+    }
+
+    /// An agent that asks and asks and never reads what it is told would fill the worker's memory and disk with that.
+    fn end_if_unread(&mut self, told: &mut Vec<Told>) {
+        if self.unread > UNREAD_MAX {
+            let failure = Failure::new(FailureClass::OutputInvalid, UNREAD);
+            let end = agents::Ending {
+                outcome: agents::Outcome::Failed(failure),
+                usage: None,
+            };
+            self.take(AgentEvent::Ended(end), told);
+        }
+    }
+
+    /// What goes to stdin and is not known to be written: those after `sent`, as far as they may leave.
+    /// No more at once than a shim keeps: one that is sent more hangs up, and hears neither renewal nor stop.
+    pub(in super::super) fn stdin_after(
+        &self,
+        sent: u64,
+        stored_answers: u64,
+    ) -> impl Iterator<Item = Stdin> {
+        let mut waiting = 0;
+        let kept = self.unsent.iter().take_while(move |unsent| {
+            let is_first = waiting == 0;
+            waiting += unsent.size();
+            is_first || waiting <= STDIN_WAITING
+        });
+        let due = kept.filter(move |unsent| unsent.id > sent);
+        let due = due.take_while(move |unsent| unsent.after_answers <= stored_answers);
+        due.map(|unsent| Stdin {
+            id: unsent.id,
+            data: Bytes::copy_from_slice(&unsent.message.bytes),
+            close: unsent.message.last,
+        })
+    }
+
+    pub(in super::super) fn stdin_done(&mut self, id: u64) {
+        while let Some(read) = self.unsent.pop_front_if(|unsent| unsent.id <= id) {
+            self.unread = self.unread.saturating_sub(self.weight(&read));
+        }
+    }
+
+    /// A long prompt is nothing that the agent brought about.
+    pub(super) fn weight(&self, unsent: &Unsent) -> usize {
+        match self.prompt == Some(unsent.id) {
+            true => 0,
+            false => unsent.size(),
+        }
+    }
+
+    /// One turn is all that an attempt wants: an agent that reads on finds the end.
+    pub(super) fn hang_up(&mut self, told: &mut Vec<Told>) {
+        let closed = self.unsent.iter().any(|unsent| unsent.message.last);
+        if !closed {
+            let goodbye = Message {
+                bytes: Vec::new(),
+                last: true,
+            };
+            self.write(goodbye, told);
+        }
+    }
+}
