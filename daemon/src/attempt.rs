@@ -34,6 +34,7 @@ mod follow;
 mod interrupting;
 mod kin;
 mod lease_file;
+mod looking;
 mod place;
 mod seek;
 mod tail;
@@ -181,6 +182,8 @@ pub(crate) struct Lines {
     pub(crate) consumed: watch::Receiver<u64>,
     /// So many answers to the agent's requests are stored, and may go to it.
     pub(crate) answered: watch::Receiver<u64>,
+    /// The agent has said through its tools how it ends.
+    pub(crate) fixed: watch::Receiver<bool>,
     /// What people say to what the agent asked. Bounded; one that finds no room is sent again by the relay.
     pub(crate) words: mpsc::Receiver<Word>,
     /// Limit of the lease that the shim has.

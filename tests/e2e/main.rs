@@ -21,6 +21,7 @@ mod export;
 mod fencing;
 mod forcing;
 mod forgetting;
+mod further_turns;
 mod goals;
 mod handing_over;
 mod holding_on;

@@ -17,6 +17,9 @@
 //! | `novel` | an event of a kind that no version has |
 //! | `error STATUS` | the provider fails with this status, and the turn with it |
 //! | `crash CODE` | the process ends in the middle of the turn |
+//! | `write FILE WORDS` | makes a file, and its directory |
+//! | `echo` | says what it was told in this turn |
+//! | `again` | the turn ends well; what follows is the next turn, whatever its prompt says |
 //! | `hang` | after the result the process stays, whatever it is told |
 //! | `deaf` | never reads its standard input; the first step, and only as `STANDIN_SCRIPT` |
 //! | `mute` | hears and says nothing: from the prompt on, or as `STANDIN_SCRIPT` from the start; the first step |
@@ -46,6 +49,9 @@ pub(crate) enum Step {
     Novel,
     Error(u16),
     Crash(u8),
+    Write(Call),
+    Echo,
+    Again,
     Hang,
     Deaf,
     Mute,
@@ -97,6 +103,9 @@ fn step(text: &str) -> Step {
         "novel" => Step::Novel,
         "error" => Step::Error(rest.parse().unwrap_or(500)),
         "crash" => Step::Crash(rest.parse().unwrap_or(1)),
+        "write" => Step::Write(call(rest)),
+        "echo" => Step::Echo,
+        "again" => Step::Again,
         "hang" => Step::Hang,
         "deaf" => Step::Deaf,
         "mute" => Step::Mute,

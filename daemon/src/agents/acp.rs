@@ -219,6 +219,12 @@ impl Acp {
         self.turn.prompt_written(out);
     }
 
+    pub(super) fn further(&self, prompt: &str) -> Option<Message> {
+        let blocks = json!([{"type": "text", "text": prompt}]);
+        let params = json!({"sessionId": self.turn.conversation()?, "prompt": blocks});
+        Some(WIRE.request(self.next_id, "session/prompt", params))
+    }
+
     pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
         asking::answer(self.turn.needs(key)?, answer)
     }

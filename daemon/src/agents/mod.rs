@@ -187,6 +187,8 @@ impl Agents {
         };
         let workspace = self.place(attempt, dispatch)?;
         let cwd = workspace.working_directory();
+        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
+        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
         let (mut child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                 command::check(dispatch)?;
@@ -203,15 +205,16 @@ impl Agents {
                     handed,
                 };
                 let (child, translator) = coding::plan(desk, attempt, dispatch, known)?;
-                let talk = Talk::new(&attempt.attempt_id, translator);
+                let mut talk = Talk::new(&attempt.attempt_id, translator);
+                if files.as_ref().is_some_and(WantedFiles::may_try_again) {
+                    talk = talk.with_further_turns();
+                }
                 (child, Words::Talk(Box::new(talk)))
             }
         };
         if let Some(handed) = handed {
             child.environment.extend(handed.variables());
         }
-        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
-        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),

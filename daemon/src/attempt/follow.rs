@@ -13,6 +13,7 @@ use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
 use tracing::{error, warn};
 
+use super::looking::Looking;
 use super::{Attempt, AttemptPlan, Cause, Found, Parting, write_lease};
 use crate::clock::{Moment, whole_millis};
 use crate::phases::OncePhase;
@@ -114,8 +115,10 @@ impl Attempt {
     /// Until the shim has reported, is gone, or is given up.
     pub(super) async fn follow(&mut self, connection: &mut Connection) -> Parting {
         let mut told = Told::default();
+        let mut looking = Looking::default();
         loop {
             self.obey();
+            self.look_between_turns(&mut looking);
             self.pass_on(connection, &mut told);
             let now = self.workshop.clock.now();
             self.kin.look(self.adopted_shim(), now);
@@ -142,6 +145,10 @@ impl Attempt {
                         return Parting::Closed;
                     }
                 },
+                unmet = looking.done() => {
+                    looking = Looking::default();
+                    self.on_looked(&unmet);
+                }
                 () = self.advance(wake.into_iter().flatten().min()) => {}
             }
         }

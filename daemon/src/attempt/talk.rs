@@ -14,14 +14,16 @@ use tracing::warn;
 
 use crate::agents::{
     self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Message, Reply, Translator,
-    TurnPhase,
+    TurnPhase, TurnUsage,
 };
 use crate::outbox::Label;
 use crate::phases::OncePhase;
 
 mod forms;
+mod further;
 
 use forms::{can_be_asked, clip, decided, permission_request, question_frame};
+use further::Further;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Talk {
@@ -47,6 +49,8 @@ pub(crate) struct Talk {
     /// The last visible output did not end its line.
     mid_line: bool,
     end: Option<agents::Ending>,
+    #[serde(default)]
+    further: Further,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -115,6 +119,7 @@ impl Talk {
             mended: 0,
             mid_line: false,
             end: None,
+            further: Further::default(),
         };
         // Nothing but the phase of the prompt can come of it, and that is said when it is written.
         let mut told = Vec::new();
@@ -172,7 +177,7 @@ impl Talk {
     /// next daemon must not give its number to another message.
     pub(super) fn interrupt(&mut self) -> Option<Vec<Told>> {
         let messages = self.translator.interrupt();
-        if messages.is_empty() || self.end.is_some() {
+        if messages.is_empty() || self.last_end().is_some() {
             return None;
         }
         self.answers += 1;
@@ -258,8 +263,9 @@ impl Talk {
 
     pub(super) fn spoken(&self) -> Spoken {
         Spoken {
-            end: self.end.clone(),
+            end: self.last_end().cloned(),
             conversation: self.conversation.clone(),
+            used_before: self.used_before(),
         }
     }
 
@@ -268,7 +274,8 @@ impl Talk {
         self.last_stdin += 1;
         let events = self.translator.wrote(&message.bytes);
         if events.contains(&AgentEvent::Phase(TurnPhase::PromptWritten)) {
-            self.prompt = Some(self.last_stdin);
+            // A further turn has a prompt too.
+            self.prompt.get_or_insert(self.last_stdin);
         }
         self.unsent.push_back(Unsent {
             id: self.last_stdin,
@@ -353,12 +360,7 @@ impl Talk {
                 self.note_odd_line(line);
             }
             AgentEvent::LineCut { length } => told.push(Told::Said(Said::LineCut { length })),
-            AgentEvent::Ended(end) => {
-                if self.end.is_none() {
-                    self.end = Some(end);
-                    self.hang_up(told);
-                }
-            }
+            AgentEvent::Ended(end) => self.on_turn_end(end, told),
         }
     }
 
@@ -387,7 +389,7 @@ impl Talk {
         text
     }
 
-    /// One turn is all that an attempt wants: an agent that reads on finds the end.
+    /// No further turn is wanted: an agent that reads on finds the end.
     fn hang_up(&mut self, told: &mut Vec<Told>) {
         let closed = self.unsent.iter().any(|unsent| unsent.message.last);
         if !closed {
@@ -471,6 +473,8 @@ impl Talk {
 pub(crate) struct Spoken {
     pub(crate) end: Option<agents::Ending>,
     pub(crate) conversation: Option<String>,
+    /// By turns before one that has not ended.
+    pub(crate) used_before: Option<TurnUsage>,
 }
 #[cfg(test)]
 mod tests;

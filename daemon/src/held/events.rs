@@ -40,11 +40,13 @@ impl Held {
                 if fenced => {}
             AttemptEvent::Waits { message } => self.say(frames::waits(message), clock),
             AttemptEvent::Output { chunk, progress } => {
+                let answers = progress.answers;
                 self.advance(progress);
                 let mut label = chunk.label;
                 // What is done behind the scenes is nothing for users to read.
                 label.visible &= self.attempt.turn_kind() != TurnKind::Control;
                 self.outbox.push_output(label, chunk.bytes, clock.wall());
+                self.note_answers(answers);
             }
             AttemptEvent::Said { said, progress } => {
                 let answers = progress.answers;
@@ -67,8 +69,10 @@ impl Held {
                 self.outbox.push_cut(length, why, clock.wall());
             }
             AttemptEvent::Read { progress } => {
+                let answers = progress.answers;
                 self.advance(progress);
                 self.outbox.store_progress();
+                self.note_answers(answers);
             }
             AttemptEvent::Entered {
                 phase,
@@ -84,8 +88,11 @@ impl Held {
         }
     }
 
-    /// What was just said holds answers of people; they go to the agent when it is stored.
+    /// What was just said holds answers of people, or what was found for the agent; they go to it when that is stored.
     fn note_answers(&mut self, answers: u64) {
+        if answers == 0 {
+            return;
+        }
         let serial = self.outbox.log().last_serial();
         if let Stage::Running(reins) = &mut self.stage {
             reins.answers_in(serial, answers);

@@ -30,6 +30,7 @@ pub(super) struct Reins {
     heard: watch::Sender<u64>,
     consumed: watch::Sender<u64>,
     answered: watch::Sender<u64>,
+    fixed: watch::Sender<bool>,
     words: mpsc::Sender<Word>,
     told: watch::Receiver<Option<Moment>>,
     /// Of the lease that it began with here.
@@ -52,6 +53,7 @@ pub(crate) struct Bits {
     pub(crate) heard: watch::Receiver<u64>,
     pub(crate) consumed: watch::Receiver<u64>,
     pub(crate) answered: watch::Receiver<u64>,
+    pub(crate) fixed: watch::Receiver<bool>,
     pub(crate) words: mpsc::Receiver<Word>,
     pub(crate) told: watch::Sender<Option<Moment>>,
 }
@@ -83,6 +85,7 @@ impl Reins {
         let (heard, heard_bit) = watch::channel(position);
         let (consumed, consumed_bit) = watch::channel(0);
         let (answered, answered_bit) = watch::channel(0);
+        let (fixed, fixed_bit) = watch::channel(false);
         let (words, words_bit) = mpsc::channel(WORDS);
         let (told_bit, told) = watch::channel(None);
         let reins = Self {
@@ -92,6 +95,7 @@ impl Reins {
             heard,
             consumed,
             answered,
+            fixed,
             words,
             told,
             first_limit,
@@ -107,6 +111,7 @@ impl Reins {
             heard: heard_bit,
             consumed: consumed_bit,
             answered: answered_bit,
+            fixed: fixed_bit,
             words: words_bit,
             told: told_bit,
         };
@@ -160,6 +165,11 @@ impl Reins {
         if self.words.try_send(word).is_err() {
             warn!("too many answers at once; the relay sends this one again");
         }
+    }
+
+    /// The agent has said how it ends: it needs no further turn.
+    pub(super) fn fix(&self) {
+        self.fixed.send_replace(true);
     }
 
     /// The entry `serial` holds so many answers.

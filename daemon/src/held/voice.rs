@@ -105,6 +105,9 @@ impl Held {
         let mut snapshot = FoldSnapshot::decode(self.snapshot.clone()).unwrap_or_default();
         snapshot.finish = Some(finish.clone());
         self.finish = Some(finish);
+        if let Stage::Running(reins) = &self.stage {
+            reins.fix();
+        }
         self.snapshot = snapshot.encode_to_vec().into();
         let consumed = self.outbox.progress().consumed;
         self.outbox.advance(Progress {

@@ -223,9 +223,14 @@ impl AppServer {
         WIRE.request(self.next_id, method, Value::Object(params))
     }
 
+    /// The effort of the first turn goes on.
+    pub(in super::super) fn further(&self, prompt: &str) -> Option<Message> {
+        let params = turn_params(self.turn.conversation()?, prompt);
+        Some(WIRE.request(self.next_id, "turn/start", params))
+    }
+
     fn start_turn(&self, thread: &str) -> Message {
-        let input = json!([{"type": "text", "text": self.opening.prompt}]);
-        let mut params = json!({"threadId": thread, "input": input});
+        let mut params = turn_params(thread, &self.opening.prompt);
         if let Some(effort) = &self.opening.effort {
             params["effort"] = json!(effort);
         }
@@ -449,6 +454,11 @@ impl AppServer {
         let failure = || failure::exit_failure(exit, resuming, stderr);
         self.turn.process_ended(failure, out);
     }
+}
+
+fn turn_params(thread: &str, prompt: &str) -> Value {
+    let input = json!([{"type": "text", "text": prompt}]);
+    json!({"threadId": thread, "input": input})
 }
 
 /// About the program, the account or the thread as a whole: some of it comes right behind the answer that opens a

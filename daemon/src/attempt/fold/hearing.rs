@@ -2,8 +2,10 @@
 //! moves with the last of it: a daemon that was killed in between tells the line again, and never loses a part of it.
 //! A snapshot is taken only where everything before it is told, so that the talk and the position agree.
 
+use std::path::Path;
 use std::time::Duration;
 
+use baton_contract::Unmet;
 use baton_proto::worker::FoldSnapshot;
 use bytes::Bytes;
 
@@ -298,6 +300,21 @@ impl Fold {
         if let Some(told) = told {
             self.catch_up();
             self.take_line(told, self.heard.line_end, now);
+        }
+    }
+
+    /// A turn has ended with a result, and somebody has to look for the files before that is the attempt's.
+    pub(crate) fn rests(&self) -> bool {
+        self.talk.as_ref().is_some_and(|talk| talk.rests())
+    }
+
+    /// What is missing of them: nothing makes the turn the last. Stored before the agent hears of it.
+    pub(crate) fn judged(&mut self, unmet: &[Unmet], root: &Path, now: Moment) {
+        let talk = self.talk.as_mut();
+        if let Some(told) = talk.and_then(|talk| talk.judged(unmet, root)) {
+            self.catch_up();
+            self.take_line(told, self.heard.line_end, now);
+            self.save_or_say_so();
         }
     }
 
