@@ -273,6 +273,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         fold,
         own_shim: None,
         shim: None,
+        spawned: false,
         kin: Kin::default(),
         noted: None,
         noting: None,
@@ -327,6 +328,8 @@ struct Attempt {
     own_shim: Option<ProcessId>,
     /// The shim that was connected last, whoever started it.
     shim: Option<ProcessId>,
+    /// The shim has said that there is a child.
+    spawned: bool,
     /// Whom a shim that another process started was seen to have.
     kin: Kin,
     /// The lease that is on disk, or on its way there with `noting`.

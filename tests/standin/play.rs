@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::handed::Server;
 use crate::pipes::{Pipes, Sound};
 use crate::script::{Call, Question, Step, parse};
-use crate::{ignore_term, stay};
+use crate::{ignore_term, nap, stay};
 
 /// Between two looks at a file.
 const LOOK: Duration = Duration::from_millis(20);
@@ -67,6 +67,10 @@ pub(crate) trait Wire {
     fn begin(&mut self, tool: &Tool, pipes: &mut Pipes);
     /// The id of the request; none where nobody can be asked.
     fn ask(&mut self, tool: &Tool, pipes: &mut Pipes) -> Option<String>;
+    /// A prompt may come now, where something has to come before it.
+    fn is_ready(&self) -> bool {
+        false
+    }
     /// Between the answer and what comes of it.
     fn answered(&mut self, _request: &str, _pipes: &mut Pipes) {}
     fn end(&mut self, tool: &Tool, outcome: Outcome, pipes: &mut Pipes);
@@ -120,13 +124,15 @@ pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>, handed: Option<Ser
         prompt: String::new(),
         handed,
     };
-    match steps.as_deref().and_then(<[Step]>::first) {
+    let first = steps.as_deref().and_then(<[Step]>::first);
+    match first {
         Some(Step::Deaf) => stay(),
         Some(Step::Mute) => loop {
             if player.pipes.listen(None) == Sound::Closed {
                 stay();
             }
         },
+        Some(Step::Late(ms)) => nap(*ms),
         _ => {}
     }
     let mut heard = player.wire.open(&mut player.pipes);
@@ -139,6 +145,9 @@ pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>, handed: Option<Ser
             Heard::Over(code) => Err(Stop::Exit(code)),
             Heard::Answer(..) | Heard::Interrupt | Heard::Nothing => Ok(()),
         };
+        if player.wire.is_ready() && first == Some(&Step::Aloof) {
+            stay();
+        }
         match stop {
             Ok(()) => {}
             Err(Stop::Interrupted) => player.wire.interrupted(&mut player.pipes),
@@ -218,7 +227,13 @@ impl Player<'_> {
             Step::Hang => self.hangs = true,
             Step::IgnoreTerm => ignore_term(),
             // They are about the time before the prompt, or end the turn.
-            Step::Deaf | Step::Mute | Step::Forget | Step::Error(_) | Step::Again => {}
+            Step::Deaf
+            | Step::Aloof
+            | Step::Late(_)
+            | Step::Mute
+            | Step::Forget
+            | Step::Error(_)
+            | Step::Again => {}
         }
         Ok(())
     }

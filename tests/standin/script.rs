@@ -22,6 +22,8 @@
 //! | `again` | the turn ends well; what follows is the next turn, whatever its prompt says |
 //! | `hang` | after the result the process stays, whatever it is told |
 //! | `deaf` | never reads its standard input; the first step, and only as `STANDIN_SCRIPT` |
+//! | `aloof` | gets ready for its prompt, and does not read it; only as `STANDIN_SCRIPT`, where the wire has a greeting |
+//! | `late MS` | reads nothing for so long; the first step, and only as `STANDIN_SCRIPT` |
 //! | `mute` | hears and says nothing: from the prompt on, or as `STANDIN_SCRIPT` from the start; the first step |
 //! | `forget` | knows no conversation of before; only as `STANDIN_SCRIPT` |
 //! | `ignore-term` | TERM does nothing |
@@ -54,6 +56,8 @@ pub(crate) enum Step {
     Again,
     Hang,
     Deaf,
+    Aloof,
+    Late(u64),
     Mute,
     Forget,
     IgnoreTerm,
@@ -108,6 +112,8 @@ fn step(text: &str) -> Step {
         "again" => Step::Again,
         "hang" => Step::Hang,
         "deaf" => Step::Deaf,
+        "aloof" => Step::Aloof,
+        "late" => Step::Late(rest.parse().unwrap_or(0)),
         "mute" => Step::Mute,
         "forget" => Step::Forget,
         "ignore-term" => Step::IgnoreTerm,

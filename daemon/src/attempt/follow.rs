@@ -182,7 +182,8 @@ impl Attempt {
     }
 
     fn on_started(&mut self, started: Started) {
-        self.enter(OncePhase::AgentStarted, Some(started.pid));
+        self.spawned = true;
+        self.fold.spawned(started.pid, self.workshop.clock.now());
     }
 
     fn on_spool_failed(&mut self, failed: &SpoolFailed) {
@@ -214,12 +215,14 @@ impl Attempt {
         self.enter(OncePhase::CleanupStarted, None);
     }
 
-    /// The program could not be started in time: its file may be on a disk that hangs.
+    /// The program could not be started in time: its file may be on a disk that hangs. One that runs and does not get
+    /// ready is ended like any other.
     fn is_unstarted(&self) -> bool {
-        matches!(
+        let too_late = matches!(
             self.cause,
             Some(Cause::Deadline(DeadlineKind::ProcessStart))
-        )
+        );
+        too_late && !self.spawned
     }
 
     /// Takes note of orders and of deadlines that have passed.

@@ -40,6 +40,8 @@ pub(super) struct Heard {
     behind: Vec<u8>,
     /// Position of the last snapshot.
     pub(super) saved_at: u64,
+    /// The child's process, once there is one.
+    pid: Option<i32>,
     /// Number of the last message that the child has.
     stdin_done: u64,
     /// Until when the process may end by itself.
@@ -193,6 +195,7 @@ impl Fold {
             self.told = end;
             self.save();
         }
+        self.notice_the_start(now);
         self.notice_the_prompt(now);
         self.notice_the_end(now);
     }
@@ -354,6 +357,20 @@ impl Fold {
             talk.stdin_done(id);
         }
         self.notice_the_prompt(now);
+    }
+
+    /// There is a process.
+    pub(crate) fn spawned(&mut self, pid: i32, now: Moment) {
+        self.heard.pid = Some(pid);
+        self.notice_the_start(now);
+    }
+
+    /// An agent has started when its prompt can be written. Two wires shake hands first, and a program that needs
+    /// seconds to load answers late: that is its start, and not a prompt that it does not take.
+    fn notice_the_start(&mut self, now: Moment) {
+        if self.heard.pid.is_some() && self.may_have_prompt() {
+            self.enter(OncePhase::AgentStarted, self.heard.pid, now);
+        }
     }
 
     /// Whether it was written may be known before the line is read again that the prompt was the answer to.

@@ -346,12 +346,17 @@ fn entered(fold: &mut Fold) -> Vec<OncePhase> {
 #[test]
 fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_written() {
     let limits = Deadlines {
+        process_start: Some(std::time::Duration::from_millis(1_000)),
         prompt_write: Some(std::time::Duration::from_millis(100)),
         ..Deadlines::default()
     };
     let mut fold = Fold::new(limits).with_talk(Box::new(test_talk()));
-    fold.enter(OncePhase::AgentStarted, Some(7), at(1));
+    fold.enter(OncePhase::Started, None, at(1));
+    fold.spawned(7, at(1));
     fold.stdin_done(1, at(1));
+    assert_eq!(entered(&mut fold), [OncePhase::Started], "hands are shaken");
+    assert_eq!(fold.expired(at(1_000)), None, "there is no prompt yet");
+    assert_eq!(fold.expired(at(1_001)), Some(DeadlineKind::ProcessStart));
     let greets = r#"{"method":"account/updated","params":{}}"#;
     fold.take_in(OutputKind::Stdout, format!("{greets}\n").as_bytes(), at(2));
     for (kind, line) in LINES.iter().take(3) {
@@ -362,13 +367,15 @@ fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_
     while let Some(event) = fold.next(at(50)) {
         match event {
             AttemptEvent::Output { chunk, .. } => before.push(chunk.label.before_prompt),
-            AttemptEvent::Entered { phase, .. } => assert_eq!(phase, OncePhase::AgentStarted),
+            AttemptEvent::Entered { phase, pid, .. } => {
+                assert_eq!((phase, pid), (OncePhase::AgentStarted, Some(7)));
+            }
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(before, [true, true], "a notice and a warning");
     assert_eq!(
-        fold.expired(at(101)),
+        fold.expired(at(102)),
         Some(DeadlineKind::PromptWrite),
         "words are no prompt"
     );
