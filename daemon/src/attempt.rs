@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon_core::lease::LeaseClock;
-use baton_proto::v1::{LeaseToken, WorkspaceReport};
+use baton_proto::v1::{LeaseToken, ResumeContext, WorkspaceReport};
 use baton_proto::worker::{Report, Stdin};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
@@ -36,6 +36,7 @@ mod kin;
 mod lease_file;
 mod looking;
 mod place;
+mod resume_file;
 mod seek;
 mod tail;
 mod talk;
@@ -49,6 +50,7 @@ use kin::Kin;
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
 pub(crate) use place::leave_unused;
+pub(crate) use resume_file::RESUME;
 pub(crate) use seek::{Contacted, Found, contact};
 pub(crate) use talk::{Said, Spoken, Talk, Word};
 use transcript::Transcript;
@@ -72,6 +74,8 @@ pub(crate) struct AttemptPlan {
     pub(crate) tools: Option<Granted>,
     /// What it has to leave.
     pub(crate) files: Option<WantedFiles>,
+    /// What a command is told of the attempts before it.
+    pub(crate) resume: Option<ResumeContext>,
 }
 
 /// What goes to the child's stdin, and so how it is understood.
@@ -420,6 +424,10 @@ impl Attempt {
         self.enter(OncePhase::Started, None);
         if let Err(error) = self.store_lease().await {
             return Err(Ending::not_started("note the lease", &error));
+        }
+        let noted = self.note_resume(plan.resume.take(), &mut plan.child);
+        if let Err(error) = noted.await {
+            return Err(Ending::not_started("note what it goes on with", &error));
         }
         let markers = Markers {
             attempt_id: &self.id,

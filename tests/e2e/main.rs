@@ -41,6 +41,7 @@ mod profiles;
 mod relay_disk_full;
 mod restart;
 mod results_survive;
+mod resumed_commands;
 mod retention;
 mod scripted_agents;
 mod standin_shapes;

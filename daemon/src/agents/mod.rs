@@ -189,11 +189,13 @@ impl Agents {
         let cwd = workspace.working_directory();
         let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
         let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
+        let mut resume = None;
         let (mut child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                 command::check(dispatch)?;
                 let child = command::child(config, attempt, dispatch, daemon_id, cwd)?;
                 let prompt = Bytes::copy_from_slice(dispatch.prompt.as_bytes());
+                resume.clone_from(&dispatch.resume);
                 (child, Words::Prompt(prompt))
             }
             AgentConfig::Coding { wire, .. } => {
@@ -225,6 +227,7 @@ impl Agents {
             cleanup_term: cleanup_term(dispatch),
             tools: handed.map(|handed| Granted::new(handed, dispatch)),
             files,
+            resume,
         })
     }
 
