@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Outcome};
 use super::super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass, provider_failure};
-use super::super::turn::{TOO_LONG_TO_SHOW, Turn};
+use super::super::turn::Turn;
 use super::super::usage::{Tokens, TurnUsage};
-use super::super::wire::{Cut, Dialect, INVALID_REQUEST, Rpc, text};
+use super::super::wire::{Cut, Dialect, Rpc, text};
 use super::{approvals, on_item, on_progress};
 
 pub(super) const WIRE: Dialect = Dialect::Bare;
@@ -109,20 +109,7 @@ impl AppServer {
 
     /// A message was too long to be read. A thread that is taken up again comes whole, in one line.
     pub(in super::super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
-        let request = match cut {
-            Cut::Request(id) => {
-                let refusal = WIRE.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
-                out.push(AgentEvent::Write(refusal));
-                return;
-            }
-            Cut::Answer(Some(id)) => self.waiting.remove(&id.to_string()),
-            // There is only one that it can belong to.
-            Cut::Answer(None) if self.waiting.len() == 1 => {
-                self.waiting.pop_first().map(|(_, request)| request)
-            }
-            Cut::Answer(None) | Cut::Other => None,
-        };
-        let class = match request {
+        let class = match cut.settle(WIRE, &mut self.waiting, out) {
             Some(Request::OpenThread) if self.opening.resume.is_some() => {
                 FailureClass::ResumeFailed
             }
