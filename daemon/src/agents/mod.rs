@@ -13,6 +13,7 @@ mod failure;
 mod form;
 mod launch;
 mod lines;
+mod memory;
 mod probe;
 mod translator;
 mod turn;
@@ -22,6 +23,8 @@ mod wire;
 
 #[cfg(test)]
 mod chunked;
+#[cfg(test)]
+mod long_runs;
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]
