@@ -23,7 +23,7 @@ use crate::process::{
 use crate::receipts::WantedFiles;
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
-use crate::timers::Deadlines;
+use crate::timers::{DeadlineKind, Deadlines};
 use crate::tools::Granted;
 use crate::workspace;
 
@@ -102,6 +102,8 @@ pub(crate) enum AttemptEvent {
         phase: OncePhase,
         pid: Option<i32>,
         next_deadline: Option<Moment>,
+        /// Of the beginning of the end: the deadline that it is ended for.
+        passed: Option<DeadlineKind>,
         progress: Progress,
     },
     Output {

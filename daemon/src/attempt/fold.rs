@@ -184,6 +184,7 @@ impl Fold {
             phase,
             pid,
             next_deadline: self.timers.next_deadline(),
+            passed: self.deadline.filter(|_| phase == OncePhase::CleanupStarted),
             progress: self.progress(true),
         };
         self.ready.push_back(entered);

@@ -8,6 +8,7 @@ use crate::clock::{Clock, Moment};
 use crate::frames::{self, PhaseReport};
 use crate::outbox::{CutWhy, OUTPUT_LIMIT};
 use crate::phases::OncePhase;
+use crate::timers::DeadlineKind;
 
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
 const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
@@ -78,11 +79,12 @@ impl Held {
                 phase,
                 pid,
                 next_deadline,
+                passed,
                 progress,
             } => {
                 let answers = progress.answers;
                 self.advance(progress);
-                self.enter(phase, pid, next_deadline, clock);
+                self.enter(phase, pid, (next_deadline, passed), clock);
                 self.note_answers(answers);
             }
         }
@@ -111,7 +113,7 @@ impl Held {
         &mut self,
         phase: OncePhase,
         pid: Option<i32>,
-        next_deadline: Option<Moment>,
+        (next_deadline, passed): (Option<Moment>, Option<DeadlineKind>),
         clock: &Clock,
     ) {
         let (now, wall) = (clock.now(), clock.wall());
@@ -124,6 +126,7 @@ impl Held {
             elapsed: started_at.until(now),
             wall,
             workspace: self.workspace.clone(),
+            deadline: passed,
         };
         self.say(frames::phase(report), clock);
     }

@@ -253,6 +253,7 @@ impl Fold {
             phase,
             pid: None,
             next_deadline: self.timers.next_deadline(),
+            passed: None,
             progress: self.progress(false),
         };
         self.ready.push_back(entered);
