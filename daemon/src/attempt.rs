@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use baton_daemon_core::lease::LeaseClock;
-use baton_proto::v1::{LeaseToken, WorkspaceReport};
+use baton_proto::v1::{LeaseToken, ResumeContext, WorkspaceReport};
 use baton_proto::worker::{Report, Stdin};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
@@ -24,7 +24,7 @@ use crate::process::{
 use crate::receipts::WantedFiles;
 use crate::shim::SPOOL;
 use crate::shim::client::{self, Connection, Markers, ShimProgram};
-use crate::timers::Deadlines;
+use crate::timers::{DeadlineKind, Deadlines};
 use crate::tools::Granted;
 use crate::workspace;
 
@@ -35,7 +35,9 @@ mod follow;
 mod interrupting;
 mod kin;
 mod lease_file;
+mod looking;
 mod place;
+mod resume_file;
 mod seek;
 mod tail;
 mod talk;
@@ -49,6 +51,7 @@ use kin::Kin;
 pub(crate) use lease_file::read_lease;
 use lease_file::write_lease;
 pub(crate) use place::leave_unused;
+pub(crate) use resume_file::RESUME;
 pub(crate) use seek::{Contacted, Found, contact};
 pub(crate) use talk::{Said, Spoken, Talk, Word};
 use transcript::Transcript;
@@ -72,6 +75,8 @@ pub(crate) struct AttemptPlan {
     pub(crate) tools: Option<Granted>,
     /// What it has to leave.
     pub(crate) files: Option<WantedFiles>,
+    /// What a command is told of the attempts before it.
+    pub(crate) resume: Option<ResumeContext>,
 }
 
 /// What goes to the child's stdin, and so how it is understood.
@@ -98,6 +103,8 @@ pub(crate) enum AttemptEvent {
         phase: OncePhase,
         pid: Option<i32>,
         next_deadline: Option<Moment>,
+        /// Of the beginning of the end: the deadline that it is ended for.
+        passed: Option<DeadlineKind>,
         progress: Progress,
     },
     Output {
@@ -183,6 +190,8 @@ pub(crate) struct Lines {
     pub(crate) consumed: watch::Receiver<u64>,
     /// So many answers to the agent's requests are stored, and may go to it.
     pub(crate) answered: watch::Receiver<u64>,
+    /// The agent has said through its tools how it ends.
+    pub(crate) fixed: watch::Receiver<bool>,
     /// What people say to what the agent asked. Bounded; what finds no room waits before it.
     pub(crate) words: mpsc::Receiver<Word>,
     /// Limit of the lease that the shim has.
@@ -272,6 +281,7 @@ pub(crate) async fn run(errand: Errand, lines: Lines, workshop: Workshop) {
         fold,
         own_shim: None,
         shim: None,
+        spawned: false,
         kin: Kin::default(),
         noted: None,
         noting: None,
@@ -326,6 +336,8 @@ struct Attempt {
     own_shim: Option<ProcessId>,
     /// The shim that was connected last, whoever started it.
     shim: Option<ProcessId>,
+    /// The shim has said that there is a child.
+    spawned: bool,
     /// Whom a shim that another process started was seen to have.
     kin: Kin,
     /// The lease that is on disk, or on its way there with `noting`.
@@ -416,6 +428,10 @@ impl Attempt {
         self.enter(OncePhase::Started, None);
         if let Err(error) = self.store_lease().await {
             return Err(Ending::not_started("note the lease", &error));
+        }
+        let noted = self.note_resume(plan.resume.take(), &mut plan.child);
+        if let Err(error) = noted.await {
+            return Err(Ending::not_started("note what it goes on with", &error));
         }
         let markers = Markers {
             attempt_id: &self.id,

@@ -12,6 +12,7 @@ use std::str::FromStr;
 use tracing::warn;
 use uuid::Uuid;
 
+use crate::attempt::RESUME;
 use crate::shim::{REPORT, SOCKET, SPOOL};
 use crate::spool::is_segment;
 use crate::workspace::RECORD;
@@ -150,7 +151,7 @@ impl AttemptDir {
     pub(crate) fn remove(&self) -> io::Result<()> {
         // First of all: without it the rest is nobody's any more, wherever the removal is interrupted.
         unlink(&self.path.join(META))?;
-        for name in [OUTBOX, REPORT, SOCKET, LEASE, RECORD]
+        for name in [OUTBOX, REPORT, SOCKET, LEASE, RECORD, RESUME]
             .into_iter()
             .chain(DRAFTS)
         {

@@ -264,6 +264,8 @@ pub(crate) struct PhaseReport {
     pub(crate) elapsed: Duration,
     pub(crate) wall: SystemTime,
     pub(crate) workspace: Option<WorkspaceReport>,
+    /// That it is being ended for.
+    pub(crate) deadline: Option<DeadlineKind>,
 }
 
 /// It waits for something on this machine.
@@ -288,6 +290,10 @@ pub(crate) fn phase(report: PhaseReport) -> Body {
         pid: report.pid.and_then(|pid| u32::try_from(pid).ok()),
         deadline_at: report.deadline_at.map(Timestamp::from),
         elapsed_ms: Some(whole_millis(report.elapsed)),
+        deadline: report
+            .deadline
+            .map_or(TimerKind::Unspecified, wire_timer)
+            .into(),
         ..TaskLifecycle::default()
     })
 }

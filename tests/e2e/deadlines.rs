@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use baton_proto::v1::{
-    CommandSpec, DeadlineProfile, LifecyclePhase, TaskEventKind, TaskSpec, TaskState,
+    CommandSpec, DeadlineProfile, LifecyclePhase, TaskEvent, TaskEventKind, TaskSpec, TaskState,
 };
 use baton_tests::{
     ASKING_AGENTS, Client, RealDaemon, Relay, boottime, coding_agents, command, lease_of, played,
@@ -115,8 +115,8 @@ fn cell(kind: &'static str, deadline: &'static str, held: &Path) -> Result<Cell,
         ("user_input", "command") => return Err("not reachable: a command asks nobody"),
         ("user_input", "codex-exec") => return Err("not reachable: exec has no way to ask"),
         ("process_start", _) => "say never",
-        // Where the prompt comes after a greeting, one that is not returned is enough.
-        ("prompt_write", "codex" | "acp") => "mute",
+        // The prompt comes after a greeting, which belongs to the start.
+        ("prompt_write", "codex" | "acp") => "aloof",
         ("prompt_write", _) => "deaf",
         ("first_event", _) => "mute",
         ("first_visible_event", _) => "hint; stall",
@@ -258,6 +258,44 @@ async fn every_kind_of_agent_runs_into_every_deadline_that_it_can_reach() {
         );
     }
     assert_eq!(table, include_str!("deadlines.txt"), "see deadlines.txt");
+}
+
+/// Where a greeting comes before the prompt, it belongs to the start and takes nothing of the prompt's time.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_shakes_hands_slowly_is_starting_and_one_that_never_does_has_not_started() {
+    let stage = Stage::open().await;
+    let profile = |process_start_ms| DeadlineProfile {
+        process_start_ms: Some(process_start_ms),
+        prompt_write_ms: Some(LIMIT),
+        ..DeadlineProfile::default()
+    };
+    for kind in ["codex", "acp"] {
+        let slow = TaskSpec {
+            profile: Some(profile(60 * LIMIT)),
+            ..played_from_the_start(kind, &format!("late {}; say done", 2 * LIMIT), "x")
+        };
+        let never = TaskSpec {
+            profile: Some(profile(LIMIT)),
+            ..played_from_the_start(kind, "mute", "x")
+        };
+        let slow = stage.client.submit(slow).await;
+        let never = stage.client.submit(never).await;
+        stage.client.watch(&slow.task_id).await.to_end().await;
+        let done = stage.client.get(&slow.task_id).await;
+        assert_eq!(done.state(), TaskState::Completed, "{kind}: {done:?}");
+        let events = stage.client.watch(&never.task_id).await.to_end().await;
+        let done = stage.client.get(&never.task_id).await;
+        let attempt = &done.attempts[0];
+        assert_eq!(attempt.failure_code, "process_start_timeout", "{kind}");
+        let ended = (attempt.exit_code, attempt.signal);
+        assert_ne!(
+            ended,
+            (None, None),
+            "{kind}: it ran, and was ended: {attempt:?}"
+        );
+        let started = |event: &TaskEvent| event.phase() == LifecyclePhase::AgentStarted;
+        assert!(!events.iter().any(started), "{kind}");
+    }
 }
 
 /// A minute is a second here.

@@ -199,6 +199,10 @@ impl Wire for Acp {
         Heard::Nothing
     }
 
+    fn is_ready(&self) -> bool {
+        !self.session.is_empty()
+    }
+
     fn begin_turn(&mut self, _: &mut Pipes) {
         self.used = 0;
     }

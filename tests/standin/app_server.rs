@@ -223,6 +223,10 @@ impl Wire for AppServer {
         Heard::Nothing
     }
 
+    fn is_ready(&self) -> bool {
+        !self.thread.is_empty()
+    }
+
     fn begin_turn(&mut self, pipes: &mut Pipes) {
         self.words = None;
         self.status(json!({"type": "active", "activeFlags": []}), pipes);

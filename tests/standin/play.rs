@@ -2,7 +2,7 @@
 //! prompt, as the real programs do. What it is told shapes what it does: an answer that never comes is waited for,
 //! one that says no makes the tool fail, an interrupt ends the turn.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::handed::Server;
 use crate::pipes::{Pipes, Sound};
 use crate::script::{Call, Question, Step, parse};
-use crate::{ignore_term, stay};
+use crate::{ignore_term, nap, stay};
 
 /// Between two looks at a file.
 const LOOK: Duration = Duration::from_millis(20);
@@ -67,6 +67,10 @@ pub(crate) trait Wire {
     fn begin(&mut self, tool: &Tool, pipes: &mut Pipes);
     /// The id of the request; none where nobody can be asked.
     fn ask(&mut self, tool: &Tool, pipes: &mut Pipes) -> Option<String>;
+    /// A prompt may come now, where something has to come before it.
+    fn is_ready(&self) -> bool {
+        false
+    }
     /// Between the answer and what comes of it.
     fn answered(&mut self, _request: &str, _pipes: &mut Pipes) {}
     fn end(&mut self, tool: &Tool, outcome: Outcome, pipes: &mut Pipes);
@@ -98,6 +102,10 @@ struct Player<'a> {
     /// Tools that need no more leave in this session.
     allowed: BTreeSet<String>,
     hangs: bool,
+    /// Turns that its script has beyond this one.
+    later: VecDeque<Vec<Step>>,
+    /// What it was told in this turn.
+    prompt: String,
     /// What its command line said.
     handed: Option<Server>,
 }
@@ -112,24 +120,34 @@ pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>, handed: Option<Ser
         open: None,
         allowed: BTreeSet::new(),
         hangs: false,
+        later: VecDeque::new(),
+        prompt: String::new(),
         handed,
     };
-    match steps.as_deref().and_then(<[Step]>::first) {
+    let first = steps.as_deref().and_then(<[Step]>::first);
+    match first {
         Some(Step::Deaf) => stay(),
         Some(Step::Mute) => loop {
             if player.pipes.listen(None) == Sound::Closed {
                 stay();
             }
         },
+        Some(Step::Late(ms)) => nap(*ms),
         _ => {}
     }
     let mut heard = player.wire.open(&mut player.pipes);
     loop {
         let stop = match heard {
-            Heard::Prompt(prompt) => player.turn(steps.clone().unwrap_or_else(|| parse(&prompt))),
+            Heard::Prompt(prompt) => {
+                let turn = player.next_turn(prompt, steps.as_ref());
+                player.turn(turn)
+            }
             Heard::Over(code) => Err(Stop::Exit(code)),
             Heard::Answer(..) | Heard::Interrupt | Heard::Nothing => Ok(()),
         };
+        if player.wire.is_ready() && first == Some(&Step::Aloof) {
+            stay();
+        }
         match stop {
             Ok(()) => {}
             Err(Stop::Interrupted) => player.wire.interrupted(&mut player.pipes),
@@ -144,6 +162,17 @@ pub(crate) fn play(wire: &mut dyn Wire, script: Option<&str>, handed: Option<Ser
 }
 
 impl Player<'_> {
+    /// A script of several turns is played to its end before another prompt is one.
+    fn next_turn(&mut self, prompt: String, script: Option<&Vec<Step>>) -> Vec<Step> {
+        if self.later.is_empty() {
+            let steps = script.cloned().unwrap_or_else(|| parse(&prompt));
+            let turns = steps.split(|step| *step == Step::Again);
+            self.later = turns.map(<[Step]>::to_vec).collect();
+        }
+        self.prompt = prompt;
+        self.later.pop_front().unwrap_or_default()
+    }
+
     fn turn(&mut self, steps: Vec<Step>) -> Result<(), Stop> {
         self.words.clear();
         if steps.first() == Some(&Step::Mute) {
@@ -190,10 +219,21 @@ impl Player<'_> {
             Step::Garbage => self.pipes.raw("this is {no message"),
             Step::Novel => self.wire.novel(&mut self.pipes),
             Step::Crash(code) => return Err(Stop::Exit(code)),
+            Step::Write(call) => write(&call),
+            Step::Echo => {
+                let prompt = self.prompt.clone();
+                self.say(&prompt);
+            }
             Step::Hang => self.hangs = true,
             Step::IgnoreTerm => ignore_term(),
             // They are about the time before the prompt, or end the turn.
-            Step::Deaf | Step::Mute | Step::Forget | Step::Error(_) => {}
+            Step::Deaf
+            | Step::Aloof
+            | Step::Late(_)
+            | Step::Mute
+            | Step::Forget
+            | Step::Error(_)
+            | Step::Again => {}
         }
         Ok(())
     }
@@ -332,6 +372,14 @@ impl Player<'_> {
             heard @ (Heard::Prompt(_) | Heard::Answer(..) | Heard::Nothing) => Ok(Some(heard)),
         }
     }
+}
+
+fn write(call: &Call) {
+    let path = Path::new(&call.name);
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).expect("the test names a directory that can be made");
+    }
+    std::fs::write(path, &call.argument).expect("the test names a file that can be written");
 }
 
 /// Conversations are known by their ids: this program has begun every one that ends like this.

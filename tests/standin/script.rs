@@ -17,8 +17,13 @@
 //! | `novel` | an event of a kind that no version has |
 //! | `error STATUS` | the provider fails with this status, and the turn with it |
 //! | `crash CODE` | the process ends in the middle of the turn |
+//! | `write FILE WORDS` | makes a file, and its directory |
+//! | `echo` | says what it was told in this turn |
+//! | `again` | the turn ends well; what follows is the next turn, whatever its prompt says |
 //! | `hang` | after the result the process stays, whatever it is told |
 //! | `deaf` | never reads its standard input; the first step, and only as `STANDIN_SCRIPT` |
+//! | `aloof` | gets ready for its prompt, and does not read it; only as `STANDIN_SCRIPT`, where the wire has a greeting |
+//! | `late MS` | reads nothing for so long; the first step, and only as `STANDIN_SCRIPT` |
 //! | `mute` | hears and says nothing: from the prompt on, or as `STANDIN_SCRIPT` from the start; the first step |
 //! | `forget` | knows no conversation of before; only as `STANDIN_SCRIPT` |
 //! | `ignore-term` | TERM does nothing |
@@ -46,8 +51,13 @@ pub(crate) enum Step {
     Novel,
     Error(u16),
     Crash(u8),
+    Write(Call),
+    Echo,
+    Again,
     Hang,
     Deaf,
+    Aloof,
+    Late(u64),
     Mute,
     Forget,
     IgnoreTerm,
@@ -97,8 +107,13 @@ fn step(text: &str) -> Step {
         "novel" => Step::Novel,
         "error" => Step::Error(rest.parse().unwrap_or(500)),
         "crash" => Step::Crash(rest.parse().unwrap_or(1)),
+        "write" => Step::Write(call(rest)),
+        "echo" => Step::Echo,
+        "again" => Step::Again,
         "hang" => Step::Hang,
         "deaf" => Step::Deaf,
+        "aloof" => Step::Aloof,
+        "late" => Step::Late(rest.parse().unwrap_or(0)),
         "mute" => Step::Mute,
         "forget" => Step::Forget,
         "ignore-term" => Step::IgnoreTerm,

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass};
-use super::turn::{TOO_LONG_TO_SHOW, Turn};
+use super::turn::Turn;
 use super::usage::Dollars;
-use super::wire::{Cut, Dialect, INVALID_REQUEST, METHOD_NOT_FOUND, Rpc, text};
+use super::wire::{Cut, Dialect, METHOD_NOT_FOUND, Rpc, text};
 use calls::Calls;
 
 pub(crate) use opening::{Linked, Opening};
@@ -122,20 +122,7 @@ impl Acp {
 
     /// A message was too long to be read.
     pub(super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
-        let request = match cut {
-            Cut::Request(id) => {
-                let refusal = WIRE.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
-                out.push(AgentEvent::Write(refusal));
-                return;
-            }
-            Cut::Answer(Some(id)) => self.waiting.remove(&id.to_string()),
-            // There is only one that it can belong to.
-            Cut::Answer(None) if self.waiting.len() == 1 => {
-                self.waiting.pop_first().map(|(_, request)| request)
-            }
-            Cut::Answer(None) | Cut::Other => None,
-        };
-        let class = match request {
+        let class = match cut.settle(WIRE, &mut self.waiting, out) {
             Some(Request::OpenSession) if self.opening.resume.is_some() => {
                 FailureClass::ResumeFailed
             }
@@ -219,6 +206,12 @@ impl Acp {
             self.cost_before = self.cost;
         }
         self.turn.prompt_written(out);
+    }
+
+    pub(super) fn further(&self, prompt: &str) -> Option<Message> {
+        let blocks = json!([{"type": "text", "text": prompt}]);
+        let params = json!({"sessionId": self.turn.conversation()?, "prompt": blocks});
+        Some(WIRE.request(self.next_id, "session/prompt", params))
     }
 
     pub(super) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {

@@ -13,6 +13,7 @@ mod failure;
 mod form;
 mod launch;
 mod lines;
+mod memory;
 mod probe;
 mod translator;
 mod turn;
@@ -22,6 +23,8 @@ mod wire;
 
 #[cfg(test)]
 mod chunked;
+#[cfg(test)]
+mod long_runs;
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]
@@ -190,11 +193,15 @@ impl Agents {
         };
         let workspace = self.place(attempt, dispatch)?;
         let cwd = workspace.working_directory();
+        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
+        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
+        let mut resume = None;
         let (mut child, words) = match config {
             AgentConfig::AnyCommand | AgentConfig::Command { .. } => {
                 command::check(dispatch)?;
                 let child = command::child(config, attempt, dispatch, daemon_id, cwd)?;
                 let prompt = Bytes::copy_from_slice(dispatch.prompt.as_bytes());
+                resume.clone_from(&dispatch.resume);
                 (child, Words::Prompt(prompt))
             }
             AgentConfig::Coding { wire, .. } => {
@@ -206,15 +213,16 @@ impl Agents {
                     handed,
                 };
                 let (child, translator) = coding::plan(desk, attempt, dispatch, known)?;
-                let talk = Talk::new(&attempt.attempt_id, translator);
+                let mut talk = Talk::new(&attempt.attempt_id, translator);
+                if files.as_ref().is_some_and(WantedFiles::may_try_again) {
+                    talk = talk.with_further_turns();
+                }
                 (child, Words::Talk(Box::new(talk)))
             }
         };
         if let Some(handed) = handed {
             child.environment.extend(handed.variables());
         }
-        let files = WantedFiles::new(&workspace.path, dispatch.contract.as_ref());
-        let files = files.map_err(|bad| Refusal::new(RejectCode::Invalid, bad.to_string()))?;
         Ok(AttemptPlan {
             attempt_id: attempt.attempt_id.clone(),
             task_id: attempt.task_id.clone(),
@@ -225,6 +233,7 @@ impl Agents {
             cleanup_term: cleanup_term(dispatch),
             tools: handed.map(|handed| Granted::new(handed, dispatch)),
             files,
+            resume,
         })
     }
 

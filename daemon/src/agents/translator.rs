@@ -140,6 +140,17 @@ impl Translator {
         out
     }
 
+    /// Another prompt in the same conversation, behind a turn that is over. None where the agent takes no second one, or
+    /// its conversation is not open.
+    pub(crate) fn further(&self, prompt: &str) -> Option<Message> {
+        match &self.wire {
+            Wire::Claude(_) => Some(Claude::prompt(prompt)),
+            Wire::CodexAppServer(server) => server.further(prompt),
+            Wire::CodexExec(_) => None,
+            Wire::Acp(acp) => acp.further(prompt),
+        }
+    }
+
     /// The answer as it has to be written. None when nothing of this key is open.
     pub(crate) fn answer(&self, key: &InputKey, answer: &Answer) -> Option<Message> {
         match &self.wire {

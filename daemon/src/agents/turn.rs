@@ -11,6 +11,7 @@ use super::event::{
     AgentEvent, Ask, Ending, Input, InputKey, Outcome, Output, Permission, TurnPhase,
 };
 use super::failure::Failure;
+use super::memory::Ids;
 use super::usage::TurnUsage;
 
 /// Bytes of a final text that are kept.
@@ -18,6 +19,11 @@ pub(crate) const RESULT_MAX: usize = baton_proto::codes::RESULT_BYTES;
 
 /// So many lines of which nothing is told come to one that is.
 const SILENT_LINES: u32 = 16;
+
+/// Tools that may be open at once, as many as the relay watches, and bytes of a tool's id. What is beyond is output like any
+/// other, and silence in it is the stream's.
+const OPEN_TOOLS: usize = 256;
+const TOOL_ID: usize = 1024;
 
 /// What a person can be shown whole.
 const ARGUMENTS_MAX: usize = 256 * 1024;
@@ -29,7 +35,9 @@ pub(crate) struct Turn {
     queued: u32,
     phase: Option<TurnPhase>,
     open_tools: BTreeSet<String>,
-    ended_tools: BTreeSet<String>,
+    /// Those that are over: a late word about one does not begin it again.
+    #[serde(default)]
+    over: Ids,
     /// Lines of which nothing was told, by the open tool that they belong to; empty for none.
     #[serde(default)]
     silent: BTreeMap<String, u32>,
@@ -78,7 +86,7 @@ impl Turn {
     fn begin(&mut self, out: &mut Vec<AgentEvent>) {
         self.state = State::Running;
         self.interrupted = false;
-        self.ended_tools.clear();
+        self.over.clear();
         self.silent.clear();
         self.words = Words::default();
         self.after_words = false;
@@ -189,10 +197,12 @@ impl Turn {
         &self.words.text
     }
 
+    /// One that is too many is not told of as a tool.
     pub(super) fn tool_started(&mut self, id: &str, name: &str, out: &mut Vec<AgentEvent>) {
         self.heard(out);
-        let new = self.is_running() && !self.ended_tools.contains(id);
-        if new && self.open_tools.insert(id.to_owned()) {
+        let new = self.is_running() && !self.over.contains(id);
+        let room = self.open_tools.len() < OPEN_TOOLS && id.len() <= TOOL_ID;
+        if new && room && self.open_tools.insert(id.to_owned()) {
             out.push(AgentEvent::ToolStarted {
                 id: id.to_owned(),
                 name: name.to_owned(),
@@ -208,7 +218,7 @@ impl Turn {
         self.heard(out);
         if self.open_tools.remove(id) {
             self.silent.remove(id);
-            self.ended_tools.insert(id.to_owned());
+            self.over.insert(id);
             out.push(AgentEvent::ToolFinished {
                 id: id.to_owned(),
                 failed,
@@ -309,7 +319,7 @@ impl Turn {
             out.push(AgentEvent::InputWithdrawn { key, reason });
         }
         for id in std::mem::take(&mut self.open_tools) {
-            self.ended_tools.insert(id.clone());
+            self.over.insert(&id);
             out.push(AgentEvent::ToolFinished { id, failed: true });
         }
     }

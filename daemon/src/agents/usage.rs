@@ -69,6 +69,25 @@ pub(crate) struct TurnUsage {
     pub(crate) turns: u32,
 }
 
+impl TurnUsage {
+    /// Of several turns together: what is known of each.
+    pub(crate) fn sum(earlier: Option<Self>, this: Option<Self>) -> Option<Self> {
+        let (earlier, this) = match (earlier, this) {
+            (Some(earlier), Some(this)) => (earlier, this),
+            (known, None) | (None, known) => return known,
+        };
+        Some(Self {
+            tokens: earlier.tokens.plus(this.tokens),
+            cost: match (earlier.cost, this.cost) {
+                (Some(earlier), Some(this)) => Some(earlier.plus(this)),
+                (known, None) | (None, known) => known,
+            },
+            model: this.model.or(earlier.model),
+            turns: earlier.turns.saturating_add(this.turns),
+        })
+    }
+}
+
 /// US dollars, exact to the trillionth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Dollars {
@@ -143,6 +162,38 @@ mod tests {
         assert_eq!(once.to_string(), "0.000728");
         assert_eq!(once.plus(once), twice);
         assert_eq!(once.since(twice), Dollars::default());
+    }
+
+    #[test]
+    fn turns_together_have_used_what_is_known_of_each() {
+        let used = |input, cost: Option<f64>| TurnUsage {
+            tokens: Tokens {
+                input,
+                ..Tokens::default()
+            },
+            cost: cost.and_then(|cost| Dollars::read(&json!(cost))),
+            model: Some("m".to_owned()),
+            turns: 2,
+        };
+        let both = TurnUsage::sum(Some(used(3, Some(0.5))), Some(used(4, Some(0.25)))).unwrap();
+        assert_eq!(both, used(7, Some(0.75)).with_turns(4));
+        let half = TurnUsage::sum(Some(used(3, None)), Some(used(4, Some(0.25)))).unwrap();
+        assert_eq!(half, used(7, Some(0.25)).with_turns(4));
+        assert_eq!(
+            TurnUsage::sum(Some(used(3, None)), None),
+            Some(used(3, None))
+        );
+        assert_eq!(
+            TurnUsage::sum(None, Some(used(3, None))),
+            Some(used(3, None))
+        );
+        assert_eq!(TurnUsage::sum(None, None), None);
+    }
+
+    impl TurnUsage {
+        fn with_turns(self, turns: u32) -> Self {
+            Self { turns, ..self }
+        }
     }
 
     #[test]

@@ -53,7 +53,10 @@ pub(crate) struct Used {
 impl Used {
     pub(crate) fn of(spoken: &Spoken) -> Self {
         Self {
-            usage: spoken.end.as_ref().and_then(|end| end.usage.clone()),
+            usage: match &spoken.end {
+                Some(end) => end.usage.clone(),
+                None => spoken.used_before.clone(),
+            },
             conversation: spoken.conversation.clone().unwrap_or_default(),
         }
     }
@@ -216,6 +219,7 @@ mod tests {
         Ending {
             cause,
             spoken: Some(Spoken {
+                used_before: None,
                 end,
                 conversation: Some("c".to_owned()),
             }),

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::event::Message;
+use super::event::{AgentEvent, Message};
+use super::turn::TOO_LONG_TO_SHOW;
 
 /// A message and its text. JavaScript cuts strings between the two halves of a character and writes half of it, which is
 /// no text: it is read as U+FFFD, and the text comes back mended.
@@ -144,6 +145,31 @@ impl Cut {
     }
 }
 
+impl Cut {
+    /// A message was too long to be read. A request is refused, for its peer waits; of an answer, the request of ours that it
+    /// belongs to is taken out of those that wait.
+    pub(super) fn settle<R>(
+        &self,
+        wire: Dialect,
+        waiting: &mut BTreeMap<String, R>,
+        out: &mut Vec<AgentEvent>,
+    ) -> Option<R> {
+        match self {
+            Self::Request(id) => {
+                let refusal = wire.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
+                out.push(AgentEvent::Write(refusal));
+                None
+            }
+            Self::Answer(Some(id)) => waiting.remove(&id.to_string()),
+            // There is only one that it can belong to.
+            Self::Answer(None) if waiting.len() == 1 => {
+                waiting.pop_first().map(|(_, request)| request)
+            }
+            Self::Answer(None) | Self::Other => None,
+        }
+    }
+}
+
 /// What a field has in the beginning of a message, where that is whole.
 pub(super) fn scalar(beginning: &str, name: &str) -> Option<Value> {
     let (_, rest) = beginning.split_once(&format!("\"{name}\""))?;
@@ -191,7 +217,7 @@ impl Dialect {
     }
 }
 
-pub(super) const INVALID_REQUEST: i64 = -32600;
+const INVALID_REQUEST: i64 = -32600;
 pub(super) const METHOD_NOT_FOUND: i64 = -32601;
 
 #[cfg(test)]

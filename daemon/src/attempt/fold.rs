@@ -186,6 +186,7 @@ impl Fold {
             phase,
             pid,
             next_deadline: self.timers.next_deadline(),
+            passed: self.deadline.filter(|_| phase == OncePhase::CleanupStarted),
             progress: self.progress(true),
         };
         self.ready.push_back(entered);
@@ -298,9 +299,13 @@ impl Fold {
             .min()
     }
 
-    /// When the attempt has been silent for too long.
+    /// When the attempt has been silent for too long, or its process should be gone.
     pub(crate) fn deadline_at(&self) -> Option<Moment> {
-        self.timers.next_deadline()
+        match self.heard.linger_until {
+            Some(_) if self.reached(OncePhase::CleanupStarted) => None,
+            Some(until) => Some(until),
+            None => self.timers.next_deadline().filter(|_| !self.rests()),
+        }
     }
 
     /// When output that waits for company goes out without it.
@@ -313,9 +318,9 @@ impl Fold {
         self.timers.hold_back(held, now);
     }
 
-    /// Of a turn that is over none is watched any more.
+    /// Of a turn that is over none is watched, whether it was the last or not.
     pub(crate) fn expired(&self, now: Moment) -> Option<DeadlineKind> {
-        let over = self.heard.linger_until.is_some();
+        let over = self.heard.linger_until.is_some() || self.rests();
         self.timers.expired(now).filter(|_| !over)
     }
 

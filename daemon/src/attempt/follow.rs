@@ -13,6 +13,7 @@ use baton_proto::worker::from_shim::Message;
 use baton_proto::worker::{Launch, Lease, SpoolFailed, Started, Stop as StopOrder, Variable};
 use tracing::{error, warn};
 
+use super::looking::Looking;
 use super::{Attempt, AttemptPlan, Cause, Found, Parting, write_lease};
 use crate::clock::{Moment, whole_millis};
 use crate::phases::OncePhase;
@@ -114,8 +115,10 @@ impl Attempt {
     /// Until the shim has reported, is gone, or is given up.
     pub(super) async fn follow(&mut self, connection: &mut Connection) -> Parting {
         let mut told = Told::default();
+        let mut looking = Looking::default();
         loop {
             self.obey();
+            self.look_between_turns(&mut looking);
             self.pass_on(connection, &mut told);
             let now = self.workshop.clock.now();
             self.kin.look(self.adopted_shim(), now);
@@ -142,6 +145,10 @@ impl Attempt {
                         return Parting::Closed;
                     }
                 },
+                unmet = looking.done() => {
+                    looking = Looking::default();
+                    self.on_looked(&unmet);
+                }
                 () = self.advance(wake.into_iter().flatten().min()) => {}
             }
         }
@@ -175,7 +182,8 @@ impl Attempt {
     }
 
     fn on_started(&mut self, started: Started) {
-        self.enter(OncePhase::AgentStarted, Some(started.pid));
+        self.spawned = true;
+        self.fold.spawned(started.pid, self.workshop.clock.now());
     }
 
     fn on_spool_failed(&mut self, failed: &SpoolFailed) {
@@ -207,12 +215,14 @@ impl Attempt {
         self.enter(OncePhase::CleanupStarted, None);
     }
 
-    /// The program could not be started in time: its file may be on a disk that hangs.
+    /// The program could not be started in time: its file may be on a disk that hangs. One that runs and does not get
+    /// ready is ended like any other.
     fn is_unstarted(&self) -> bool {
-        matches!(
+        let too_late = matches!(
             self.cause,
             Some(Cause::Deadline(DeadlineKind::ProcessStart))
-        )
+        );
+        too_late && !self.spawned
     }
 
     /// Takes note of orders and of deadlines that have passed.

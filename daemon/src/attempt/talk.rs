@@ -12,14 +12,17 @@ use tracing::warn;
 
 use crate::agents::{
     self, AgentEvent, AgentExit, Answer, Ask, Input, InputKey, Reply, Translator, TurnPhase,
+    TurnUsage,
 };
 use crate::outbox::Label;
 use crate::phases::OncePhase;
 
 mod forms;
+mod further;
 mod stdin;
 
 use forms::{can_be_asked, clip, decided, permission_request, question_frame};
+use further::Further;
 use stdin::Unsent;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,6 +52,8 @@ pub(crate) struct Talk {
     /// The last visible output did not end its line.
     mid_line: bool,
     end: Option<agents::Ending>,
+    #[serde(default)]
+    further: Further,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -120,6 +125,7 @@ impl Talk {
             mended: 0,
             mid_line: false,
             end: None,
+            further: Further::default(),
         };
         // Nothing but the phase of the prompt can come of it, and that is said when it is written.
         let mut told = Vec::new();
@@ -177,7 +183,7 @@ impl Talk {
     /// next daemon must not give its number to another message.
     pub(super) fn interrupt(&mut self) -> Option<Vec<Told>> {
         let messages = self.translator.interrupt();
-        if messages.is_empty() || self.end.is_some() {
+        if messages.is_empty() || self.last_end().is_some() {
             return None;
         }
         self.answers += 1;
@@ -245,8 +251,9 @@ impl Talk {
 
     pub(super) fn spoken(&self) -> Spoken {
         Spoken {
-            end: self.end.clone(),
+            end: self.last_end().cloned(),
             conversation: self.conversation.clone(),
+            used_before: self.used_before(),
         }
     }
 
@@ -325,12 +332,7 @@ impl Talk {
                 self.note_odd_line(line);
             }
             AgentEvent::LineCut { length } => told.push(Told::LineCut(length)),
-            AgentEvent::Ended(end) => {
-                if self.end.is_none() {
-                    self.end = Some(end);
-                    self.hang_up(told);
-                }
-            }
+            AgentEvent::Ended(end) => self.on_turn_end(end, told),
         }
     }
 
@@ -431,6 +433,8 @@ impl Talk {
 pub(crate) struct Spoken {
     pub(crate) end: Option<agents::Ending>,
     pub(crate) conversation: Option<String>,
+    /// By turns before one that has not ended.
+    pub(crate) used_before: Option<TurnUsage>,
 }
 #[cfg(test)]
 mod tests;

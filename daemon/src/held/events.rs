@@ -8,6 +8,7 @@ use crate::clock::{Clock, Moment};
 use crate::frames::{self, PhaseReport};
 use crate::outbox::OUTPUT_LIMIT;
 use crate::phases::OncePhase;
+use crate::timers::DeadlineKind;
 
 /// Unacknowledged output at which a connected child is held back, and at which it goes on.
 const HOLD_BACK_ABOVE: usize = OUTPUT_LIMIT / 2;
@@ -43,11 +44,13 @@ impl Held {
                 if fenced => {}
             AttemptEvent::Waits { message } => self.say(frames::waits(message), clock),
             AttemptEvent::Output { chunk, progress } => {
+                let answers = progress.answers;
                 self.advance(progress);
                 let mut label = chunk.label;
                 // What is done behind the scenes is nothing for users to read.
                 label.visible &= self.attempt.turn_kind() != TurnKind::Control;
                 self.outbox.push_output(label, chunk.bytes, clock.wall());
+                self.note_answers(answers);
             }
             AttemptEvent::Said { said, progress } => {
                 let answers = progress.answers;
@@ -64,25 +67,31 @@ impl Held {
                 self.outbox.push_cut(length, why, clock.wall());
             }
             AttemptEvent::Read { progress } => {
+                let answers = progress.answers;
                 self.advance(progress);
                 self.outbox.store_progress();
+                self.note_answers(answers);
             }
             AttemptEvent::Entered {
                 phase,
                 pid,
                 next_deadline,
+                passed,
                 progress,
             } => {
                 let answers = progress.answers;
                 self.advance(progress);
-                self.enter(phase, pid, next_deadline, clock);
+                self.enter(phase, pid, (next_deadline, passed), clock);
                 self.note_answers(answers);
             }
         }
     }
 
-    /// What was just said holds answers of people; they go to the agent when it is stored.
+    /// What was just said holds answers of people, or what was found for the agent; they go to it when that is stored.
     fn note_answers(&mut self, answers: u64) {
+        if answers == 0 {
+            return;
+        }
         let serial = self.outbox.log().last_serial();
         if let Stage::Running(reins) = &mut self.stage {
             reins.answers_in(serial, answers);
@@ -106,7 +115,7 @@ impl Held {
         &mut self,
         phase: OncePhase,
         pid: Option<i32>,
-        next_deadline: Option<Moment>,
+        (next_deadline, passed): (Option<Moment>, Option<DeadlineKind>),
         clock: &Clock,
     ) {
         let (now, wall) = (clock.now(), clock.wall());
@@ -119,6 +128,7 @@ impl Held {
             elapsed: started_at.until(now),
             wall,
             workspace: self.workspace.clone(),
+            deadline: passed,
         };
         self.say(frames::phase(report), clock);
     }

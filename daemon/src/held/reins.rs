@@ -29,6 +29,7 @@ pub(super) struct Reins {
     heard: watch::Sender<u64>,
     consumed: watch::Sender<u64>,
     answered: watch::Sender<u64>,
+    fixed: watch::Sender<bool>,
     words: mpsc::Sender<Word>,
     /// Answers that found no room. One for each input that is open, at most.
     waiting_words: VecDeque<Word>,
@@ -53,6 +54,7 @@ pub(crate) struct Bits {
     pub(crate) heard: watch::Receiver<u64>,
     pub(crate) consumed: watch::Receiver<u64>,
     pub(crate) answered: watch::Receiver<u64>,
+    pub(crate) fixed: watch::Receiver<bool>,
     pub(crate) words: mpsc::Receiver<Word>,
     pub(crate) told: watch::Sender<Option<Moment>>,
 }
@@ -84,6 +86,7 @@ impl Reins {
         let (heard, heard_bit) = watch::channel(position);
         let (consumed, consumed_bit) = watch::channel(0);
         let (answered, answered_bit) = watch::channel(0);
+        let (fixed, fixed_bit) = watch::channel(false);
         let (words, words_bit) = mpsc::channel(WORDS);
         let (told_bit, told) = watch::channel(None);
         let reins = Self {
@@ -93,6 +96,7 @@ impl Reins {
             heard,
             consumed,
             answered,
+            fixed,
             words,
             waiting_words: VecDeque::new(),
             told,
@@ -109,6 +113,7 @@ impl Reins {
             heard: heard_bit,
             consumed: consumed_bit,
             answered: answered_bit,
+            fixed: fixed_bit,
             words: words_bit,
             told: told_bit,
         };
@@ -175,6 +180,11 @@ impl Reins {
             };
             room.send(word);
         }
+    }
+
+    /// The agent has said how it ends: it needs no further turn.
+    pub(super) fn fix(&self) {
+        self.fixed.send_replace(true);
     }
 
     /// The entry `serial` holds so many answers.

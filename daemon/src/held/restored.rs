@@ -86,6 +86,9 @@ impl Held {
     ) -> (Self, Bits) {
         let position = remains.stored.outbox.progress().consumed;
         let (reins, bits) = Reins::new(lease, reach, position);
+        if remains.snapshot().finish.is_some() {
+            reins.fix();
+        }
         let mut held = Self::restored(remains, Stage::Running(reins), lease);
         held.token = token;
         (held, bits)

@@ -108,6 +108,9 @@ impl Held {
         let mut snapshot = FoldSnapshot::decode(snapshot).unwrap_or_default();
         snapshot.finish = Some(finish.clone());
         self.finish = Some(finish);
+        if let Stage::Running(reins) = &self.stage {
+            reins.fix();
+        }
         self.outbox.advance(Progress {
             consumed,
             snapshot: snapshot.encode_to_vec().into(),

@@ -56,6 +56,7 @@ impl Supervisor {
             heard: bits.heard,
             consumed: bits.consumed,
             answered: bits.answered,
+            fixed: bits.fixed,
             words: bits.words,
             told: bits.told,
             events: self.events.clone(),

@@ -90,6 +90,7 @@ fn plan() -> AttemptPlan {
         cleanup_term: Duration::from_secs(2),
         tools: None,
         files: None,
+        resume: None,
     }
 }
 

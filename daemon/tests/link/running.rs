@@ -140,6 +140,15 @@ async fn a_failure_says_its_code_its_exit_and_the_tail_of_stderr() {
         (error.failure_code.as_str(), error.timer()),
         ("stream_idle_timeout", TimerKind::StreamIdle)
     );
+    // Known to the relay from the moment on in which it is ended, should no last word follow.
+    let told = session.control_after(0);
+    let passed = told.iter().filter_map(|(_, body)| match body {
+        Some(Body::Lifecycle(told)) if told.phase() == LifecyclePhase::CleanupStarted => {
+            Some(told.deadline())
+        }
+        _ => None,
+    });
+    assert_eq!(passed.last(), Some(TimerKind::StreamIdle));
 }
 
 #[tokio::test]

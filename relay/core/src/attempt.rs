@@ -34,7 +34,7 @@ use crate::id::{AttemptId, InputId};
 use crate::input::{CanceledBody, Completed, Errored, Sign, Termination};
 use crate::record::{
     Answer, AttemptRecord, EventKind, Holder, InputRecord, Lease, OpenTool, ParkCause, Phase,
-    RejectCode, State,
+    RejectCode, State, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
@@ -78,6 +78,8 @@ pub(crate) enum Event {
         message: Option<Arc<str>>,
     },
     Phase(Phase),
+    /// cleanup_started of a daemon that has seen this deadline pass.
+    OwnDeadline(TimerKind),
     ToolStarted(OpenTool),
     ToolFinished(Arc<str>),
     /// With what the task's own rules say to it.
@@ -184,6 +186,7 @@ fn in_ended(event: &Event) -> Outcome {
         Event::Accepted
         | Event::Park { .. }
         | Event::Phase(_)
+        | Event::OwnDeadline(_)
         | Event::ToolStarted(_)
         | Event::ToolFinished(_)
         | Event::InputAsked(..)

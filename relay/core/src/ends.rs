@@ -129,6 +129,8 @@ impl Core {
                     reason,
                 )
             }
+            // It knows.
+            Pending::OwnDeadline { .. } => return,
             Pending::Park => (
                 CancelKind::Deadline(crate::record::TimerKind::UserInput),
                 None,

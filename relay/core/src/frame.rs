@@ -133,7 +133,10 @@ impl Core {
             turn.fx.counts.push(Count::UnknownFrame);
             return live.use_up(from.control_seq);
         };
-        let cancels = matches!(event, Event::Phase(Phase::CleanupStarted));
+        let cancels = matches!(
+            event,
+            Event::Phase(Phase::CleanupStarted) | Event::OwnDeadline(_)
+        );
         let regressed = if let Event::Phase(phase) = &event {
             Some(*phase)
         } else {
@@ -343,7 +346,12 @@ pub(crate) fn event_of(body: FrameBody, spec: &TaskSpec, now: Wall) -> Option<Ev
         FrameBody::Accepted => Event::Accepted,
         FrameBody::Rejected { code, message } => Event::Rejected { code, message },
         FrameBody::Started => Event::Phase(Phase::Started),
-        FrameBody::Phase { phase, message: _ } => Event::Phase(phase),
+        FrameBody::Phase {
+            phase: Phase::CleanupStarted,
+            deadline: Some(timer),
+            ..
+        } => Event::OwnDeadline(timer),
+        FrameBody::Phase { phase, .. } => Event::Phase(phase),
         FrameBody::ToolStarted { id, name } => Event::ToolStarted(OpenTool { id, name }),
         FrameBody::ToolFinished { id } => Event::ToolFinished(id),
         FrameBody::PermissionRequest {

@@ -18,7 +18,7 @@ use crate::id::{
 use crate::parked::Place;
 use crate::record::{
     AgentRecord, AttentionCause, CallMark, Decision, Phase, Platform, ProgressRecord, RejectCode,
-    Resume, TaskRecord, Workspace,
+    Resume, TaskRecord, TimerKind, Workspace,
 };
 use crate::spec::TaskSpec;
 use crate::time::Wall;
@@ -453,6 +453,8 @@ pub enum FrameBody {
     Phase {
         phase: Phase,
         message: Option<Arc<str>>,
+        /// Of cleanup_started: the deadline that the daemon ends it for.
+        deadline: Option<TimerKind>,
     },
     ToolStarted {
         id: Arc<str>,

@@ -107,6 +107,7 @@ mod active {
         RefusalForgotten = "a refused completion that is sent again is acknowledged",
         OutputGapTaken = "a result is taken though output before it is missing",
         CancelLosesToResult = "a result wins over a cancel",
+        OwnDeadlineForgotten = "what a daemon began to end for a deadline ends as no result",
         FallsBackForEver = "a resume that fails is tried anew without end",
         StaleResumed = "a fallback goes on with the conversation that is gone",
         KeyIgnored = "the same idempotency key makes another task",

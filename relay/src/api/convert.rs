@@ -254,7 +254,7 @@ fn receipt(attempt: &AttemptRecord, end: &End) -> Option<v1::TerminationReceipt>
 fn ended_by_timer(attempt: &AttemptRecord) -> Option<TimerKind> {
     use baton_core::record::FailureCode;
     if let State::CleaningUp {
-        pending: Some(Pending::Deadline { timer, .. }),
+        pending: Some(Pending::Deadline { timer, .. } | Pending::OwnDeadline { timer }),
     } = &attempt.state
     {
         return Some(*timer);

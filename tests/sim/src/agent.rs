@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_core::id::{AttemptId, InputId};
 use baton_core::input::{CanceledBody, Completed, Errored, FrameBody, Termination};
-use baton_core::record::{Exit, FailureCode, Phase, Usage};
+use baton_core::record::{Exit, FailureCode, Phase, TimerKind, Usage};
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 
@@ -143,6 +143,7 @@ impl World {
         let phase = |phase| FrameBody::Phase {
             phase,
             message: None,
+            deadline: None,
         };
         match stage {
             1 => self.say(index, attempt, phase(Phase::AgentStarted)),
@@ -232,7 +233,8 @@ impl World {
                 reason: None,
                 termination,
             },
-            Plan::Hang | Plan::Block | Plan::Reject | Plan::Ignore => return,
+            Plan::Hang => return self.pass_deadline(index, attempt),
+            Plan::Block | Plan::Reject | Plan::Ignore => return,
         };
         if !lingers {
             self.bury(index, attempt);
@@ -245,6 +247,43 @@ impl World {
             let takes = self.rng.below(20_000);
             self.kill(index, attempt, Kill::Lingering, takes, 0);
         }
+    }
+
+    /// The daemon's own timer is quicker than the relay's. Its shim may be stuck for longer than the relay waits.
+    fn pass_deadline(&mut self, index: usize, attempt: AttemptId) {
+        let held = self.daemons[index].held.get(&attempt);
+        let runs = held.is_some_and(|h| h.alive && h.reachable && h.killing.is_none() && !h.ended);
+        if !runs || !self.rng.chance(10) {
+            return;
+        }
+        let ends = FrameBody::Phase {
+            phase: Phase::CleanupStarted,
+            message: None,
+            deadline: Some(TimerKind::StreamIdle),
+        };
+        self.say(index, attempt, ends);
+        let takes = self.rng.below(20_000);
+        let grace = self.rng.below(15_000);
+        self.kill(index, attempt, Kill::Deadline, takes, grace);
+    }
+
+    fn report_deadline(&mut self, index: usize, attempt: AttemptId) {
+        let now = self.now;
+        let Some(held) = self.daemons[index].held.get_mut(&attempt) else {
+            return;
+        };
+        held.ended = true;
+        let body = if held.fenced {
+            FrameBody::Receipt {
+                termination: gone(),
+            }
+        } else {
+            FrameBody::Errored(Errored {
+                in_lease: held.is_within_lease(now),
+                ..errored(FailureCode::StreamIdleTimeout, gone())
+            })
+        };
+        self.say(index, attempt, body);
     }
 
     /// It says so, and waits to be ended.
@@ -268,6 +307,7 @@ impl World {
         self.bury(index, attempt);
         match why {
             Kill::Canceled => self.report_cancel(index, attempt),
+            Kill::Deadline => self.report_deadline(index, attempt),
             Kill::GivenUp if !unwanted && (ended || self.rng.chance(50)) => {
                 self.report_death(index, attempt)
             }
@@ -287,6 +327,7 @@ impl World {
                 FrameBody::Phase {
                     phase,
                     message: None,
+                    deadline: None,
                 },
             );
         }

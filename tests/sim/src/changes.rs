@@ -24,6 +24,7 @@ pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
             offered(before, old, is);
         }
         cancel_wins(was, is);
+        own_deadline_is_known(was, is);
         assert!(
             is.output_end >= was.output_end,
             "S10: output of {} is gone",
@@ -158,6 +159,19 @@ fn cancel_wins(was: &AttemptRecord, is: &AttemptRecord) {
         .end()
         .is_some_and(|end| end.state == EndState::Completed);
     assert!(!canceling || !completed, "cancel: {} completed", is.id);
+}
+
+/// A daemon that said which deadline it ends an attempt for need not say more.
+fn own_deadline_is_known(was: &AttemptRecord, is: &AttemptRecord) {
+    let own = matches!(
+        was.state,
+        State::CleaningUp {
+            pending: Some(Pending::OwnDeadline { .. })
+        }
+    );
+    let code = is.state.end().and_then(|end| end.failure_code.as_ref());
+    let forgotten = own && code == Some(&FailureCode::NoResult);
+    assert!(!forgotten, "deadline: {} ends as no_result", is.id);
 }
 
 /// A tool that has finished times nobody out.

@@ -379,6 +379,7 @@ impl World {
                 FrameBody::Phase {
                     phase: Phase::CleanupStarted,
                     message: None,
+                    deadline: None,
                 },
             );
             let slow = self.rng.chance(30);

@@ -134,6 +134,8 @@ pub(crate) enum Kill {
     Limit,
     /// It told its end before its processes were gone.
     Lingering,
+    /// The daemon has seen a deadline pass.
+    Deadline,
 }
 
 /// What a dispatch makes.

@@ -192,7 +192,7 @@ impl World {
         shim.takes = Some(takes);
         match why {
             Kill::Lingering => shim.course.on_exit(moment(now)),
-            Kill::Canceled | Kill::GivenUp | Kill::Limit => {
+            Kill::Canceled | Kill::GivenUp | Kill::Limit | Kill::Deadline => {
                 shim.course.on_stop(moment(now + grace));
                 let over_by = now + grace + 2 * DYING_MS;
                 shim.over_by = Some(shim.over_by.map_or(over_by, |by| by.min(over_by)));

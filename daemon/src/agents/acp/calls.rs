@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::super::memory::Ids;
 use super::super::turn::cut;
 use super::super::wire::text;
 
@@ -22,7 +23,8 @@ const CALLS_MAX: usize = 16;
 pub(super) struct Calls {
     known: BTreeMap<String, Known>,
     /// Those whose output was told.
-    told: BTreeSet<String>,
+    #[serde(default)]
+    shown: Ids,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -78,7 +80,7 @@ impl Calls {
 
     /// True the first time.
     pub(super) fn tell(&mut self, id: &str) -> bool {
-        self.told.insert(id.to_owned())
+        self.shown.insert(id)
     }
 
     /// Whether a part of the call was said before and is neither known nor said again: nobody could be shown it whole.

@@ -9,9 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Outcome};
 use super::super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass, provider_failure};
-use super::super::turn::{TOO_LONG_TO_SHOW, Turn};
+use super::super::memory::{Ids, Texts};
+use super::super::turn::Turn;
 use super::super::usage::{Tokens, TurnUsage};
-use super::super::wire::{Cut, Dialect, INVALID_REQUEST, Rpc, text};
+use super::super::wire::{Cut, Dialect, Rpc, text};
 use super::{approvals, on_item, on_progress};
 
 pub(super) const WIRE: Dialect = Dialect::Bare;
@@ -40,12 +41,14 @@ pub(crate) struct AppServer {
     /// As the thread was opened with.
     model: Option<String>,
     /// Messages of which pieces have come.
-    streamed: BTreeSet<String>,
-    /// What a change of files would be: the request for leave does not repeat it.
-    pub(super) changes: BTreeMap<String, String>,
-    /// The same of commands.
     #[serde(default)]
-    pub(super) commands: BTreeMap<String, String>,
+    in_pieces: Ids,
+    /// What a change of files would be: the request for leave does not repeat it.
+    #[serde(default = "Texts::lost")]
+    pub(super) file_changes: Texts,
+    /// The same of commands.
+    #[serde(default = "Texts::lost")]
+    pub(super) command_lines: Texts,
     /// Open tools by which other agents work.
     #[serde(default)]
     helpers: BTreeSet<String>,
@@ -70,9 +73,9 @@ impl AppServer {
             next_id: 0,
             turn_id: None,
             model: None,
-            streamed: BTreeSet::new(),
-            changes: BTreeMap::new(),
-            commands: BTreeMap::new(),
+            in_pieces: Ids::default(),
+            file_changes: Texts::default(),
+            command_lines: Texts::default(),
             helpers: BTreeSet::new(),
             used: None,
         }
@@ -109,20 +112,7 @@ impl AppServer {
 
     /// A message was too long to be read. A thread that is taken up again comes whole, in one line.
     pub(in super::super) fn cut(&mut self, cut: &Cut, out: &mut Vec<AgentEvent>) {
-        let request = match cut {
-            Cut::Request(id) => {
-                let refusal = WIRE.refuse(id, INVALID_REQUEST, TOO_LONG_TO_SHOW);
-                out.push(AgentEvent::Write(refusal));
-                return;
-            }
-            Cut::Answer(Some(id)) => self.waiting.remove(&id.to_string()),
-            // There is only one that it can belong to.
-            Cut::Answer(None) if self.waiting.len() == 1 => {
-                self.waiting.pop_first().map(|(_, request)| request)
-            }
-            Cut::Answer(None) | Cut::Other => None,
-        };
-        let class = match request {
+        let class = match cut.settle(WIRE, &mut self.waiting, out) {
             Some(Request::OpenThread) if self.opening.resume.is_some() => {
                 FailureClass::ResumeFailed
             }
@@ -223,9 +213,14 @@ impl AppServer {
         WIRE.request(self.next_id, method, Value::Object(params))
     }
 
+    /// The effort of the first turn goes on.
+    pub(in super::super) fn further(&self, prompt: &str) -> Option<Message> {
+        let params = turn_params(self.turn.conversation()?, prompt);
+        Some(WIRE.request(self.next_id, "turn/start", params))
+    }
+
     fn start_turn(&self, thread: &str) -> Message {
-        let input = json!([{"type": "text", "text": self.opening.prompt}]);
-        let mut params = json!({"threadId": thread, "input": input});
+        let mut params = turn_params(thread, &self.opening.prompt);
         if let Some(effort) = &self.opening.effort {
             params["effort"] = json!(effort);
         }
@@ -251,11 +246,12 @@ impl AppServer {
             "item/started" => {
                 self.note_item(item);
                 on_item(&mut self.turn, item, false, false, out);
+                self.note_helper(item);
             }
             "item/completed" => {
-                let streamed = self.streamed.remove(text(item, "/id"));
-                self.changes.remove(text(item, "/id"));
-                self.commands.remove(text(item, "/id"));
+                let streamed = self.in_pieces.remove(text(item, "/id"));
+                self.file_changes.remove(text(item, "/id"));
+                self.command_lines.remove(text(item, "/id"));
                 self.helpers.remove(text(item, "/id"));
                 on_item(&mut self.turn, item, true, streamed, out);
             }
@@ -305,16 +301,21 @@ impl AppServer {
 
     /// What an item would do, for the request for leave that need not repeat it.
     fn note_item(&mut self, item: &Value) {
-        let id = text(item, "/id").to_owned();
+        let id = text(item, "/id");
         if let Some(changes) = item.get("changes") {
-            self.changes.insert(id.clone(), changes.to_string());
+            self.file_changes.insert(id, changes.to_string());
         }
         if text(item, "/type") == "commandExecution" {
             let command = json!({"command": item.get("command"), "cwd": item.get("cwd")});
-            self.commands.insert(id.clone(), command.to_string());
+            self.command_lines.insert(id, command.to_string());
         }
-        if text(item, "/type").starts_with("collab") {
-            self.helpers.insert(id);
+    }
+
+    /// Other agents work by a tool that is open.
+    fn note_helper(&mut self, item: &Value) {
+        let id = text(item, "/id");
+        if text(item, "/type").starts_with("collab") && self.turn.is_open(id) {
+            self.helpers.insert(id.to_owned());
         }
     }
 
@@ -330,22 +331,22 @@ impl AppServer {
         let (item, piece) = (text(params, "/itemId"), text(params, "/delta"));
         match method {
             "item/agentMessage/delta" => {
-                self.streamed.insert(item.to_owned());
+                self.in_pieces.insert(item);
                 self.turn.speak(piece, Some(item), out);
             }
             "item/reasoning/summaryTextDelta" | "item/reasoning/textDelta" => {
-                self.streamed.insert(item.to_owned());
+                self.in_pieces.insert(item);
                 self.turn.say(OutputKind::Thinking, false, piece, None, out);
             }
             "item/commandExecution/outputDelta" | "item/fileChange/outputDelta" => {
-                self.streamed.insert(item.to_owned());
+                self.in_pieces.insert(item);
                 self.turn
                     .say(OutputKind::ToolResult, true, piece, Some(item), out);
             }
             // What is to be allowed may still change before it is asked for.
             "item/fileChange/patchUpdated" => {
                 let changes = params.get("changes").unwrap_or(&Value::Null);
-                self.changes.insert(item.to_owned(), changes.to_string());
+                self.file_changes.insert(item, changes.to_string());
                 on_progress(&mut self.turn, json, item, out);
             }
             _ => on_progress(&mut self.turn, json, item, out),
@@ -390,10 +391,10 @@ impl AppServer {
                 format!("codex ended the turn as {other:?}"),
             )),
         };
-        self.changes.clear();
-        self.commands.clear();
+        self.file_changes.clear();
+        self.command_lines.clear();
         self.helpers.clear();
-        self.streamed.clear();
+        self.in_pieces.clear();
         self.turn.end(outcome, usage, out);
     }
 
@@ -452,6 +453,11 @@ impl AppServer {
         let failure = || failure::exit_failure(exit, resuming, stderr);
         self.turn.process_ended(failure, out);
     }
+}
+
+fn turn_params(thread: &str, prompt: &str) -> Value {
+    let input = json!([{"type": "text", "text": prompt}]);
+    json!({"threadId": thread, "input": input})
 }
 
 /// About the program, the account or the thread as a whole: some of it comes right behind the answer that opens a

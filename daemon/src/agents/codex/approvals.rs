@@ -8,6 +8,7 @@ use super::super::event::{
     AgentEvent, Answer, Ask, Choice, Input, InputKey, Message, Question, Reply,
 };
 use super::super::form::Form;
+use super::super::memory::Known;
 use super::super::turn::{TOO_LONG_TO_SHOW, permission};
 use super::super::wire::{METHOD_NOT_FOUND, list, text};
 use super::app_server::{AppServer, WIRE};
@@ -40,6 +41,9 @@ const ROUTING: [&str; 4] = ["threadId", "turnId", "itemId", "startedAtMs"];
 /// How long leave for a server's tool holds: not longer than the process.
 const SESSION: &str = "session";
 
+const COMMAND: &str = "commandExecution";
+const CHANGE: &str = "fileChange";
+
 impl AppServer {
     pub(super) fn on_request(
         &mut self,
@@ -49,8 +53,8 @@ impl AppServer {
         out: &mut Vec<AgentEvent>,
     ) {
         let asked = match method {
-            "item/commandExecution/requestApproval" => self.leave(params, "commandExecution"),
-            "item/fileChange/requestApproval" => self.leave(params, "fileChange"),
+            "item/commandExecution/requestApproval" => self.leave(params, COMMAND),
+            "item/fileChange/requestApproval" => self.leave(params, CHANGE),
             "item/permissions/requestApproval" => rights(params),
             "item/tool/requestUserInput" | "tool/requestUserInput" => questions(params),
             "mcpServer/elicitation/request" => form(params),
@@ -95,15 +99,26 @@ impl AppServer {
     fn leave(&self, params: &Value, tool: &str) -> Option<(Option<Ask>, Kind)> {
         let mut shown = without_routing(params);
         let item = text(params, "/itemId");
-        if let Some(command) = self.commands.get(item) {
-            let command: Map<String, Value> = serde_json::from_str(command).unwrap_or_default();
-            for (name, value) in command.into_iter().filter(|(_, value)| !value.is_null()) {
-                shown.entry(name).or_insert(value);
+        match self.command_lines.get(item) {
+            Known::Text(command) => {
+                let command: Map<String, Value> = serde_json::from_str(command).unwrap_or_default();
+                for (name, value) in command.into_iter().filter(|(_, value)| !value.is_null()) {
+                    shown.entry(name).or_insert(value);
+                }
             }
+            Known::Forgotten if tool == COMMAND && !shown.contains_key("command") => {
+                return Some((None, Kind::Decision));
+            }
+            Known::Forgotten | Known::Nothing => {}
         }
-        if let Some(changes) = self.changes.get(item) {
-            let changes = serde_json::from_str(changes).unwrap_or(Value::Null);
-            shown.insert("changes".to_owned(), changes);
+        match self.file_changes.get(item) {
+            Known::Text(changes) => {
+                let changes = serde_json::from_str(changes).unwrap_or(Value::Null);
+                shown.insert("changes".to_owned(), changes);
+            }
+            // What is allowed is what was said last, and that is not known.
+            Known::Forgotten if tool == CHANGE => return Some((None, Kind::Decision)),
+            Known::Forgotten | Known::Nothing => {}
         }
         // Without any of these nobody would know what he allows.
         let what = [

@@ -2,8 +2,10 @@
 //! moves with the last of it: a daemon that was killed in between tells the line again, and never loses a part of it.
 //! A snapshot is taken only where everything before it is told, so that the talk and the position agree.
 
+use std::path::Path;
 use std::time::Duration;
 
+use baton_contract::Unmet;
 use baton_proto::worker::FoldSnapshot;
 use bytes::Bytes;
 
@@ -36,6 +38,8 @@ pub(super) struct Heard {
     behind: Behind,
     /// Position of the last snapshot.
     pub(super) saved_at: u64,
+    /// The child's process, once there is one.
+    pid: Option<i32>,
     /// Number of the last message that the child has.
     stdin_done: u64,
     /// Until when the process may end by itself.
@@ -208,6 +212,7 @@ impl Fold {
             self.told = end;
             self.save();
         }
+        self.notice_the_start(now);
         self.notice_the_prompt(now);
         self.notice_the_end(now);
     }
@@ -265,6 +270,7 @@ impl Fold {
             phase,
             pid: None,
             next_deadline: self.timers.next_deadline(),
+            passed: None,
             progress: self.progress(false),
         };
         self.ready.push_back(entered);
@@ -315,6 +321,21 @@ impl Fold {
         }
     }
 
+    /// A turn has ended with a result, and somebody has to look for the files before that is the attempt's.
+    pub(crate) fn rests(&self) -> bool {
+        self.talk.as_ref().is_some_and(|talk| talk.rests())
+    }
+
+    /// What is missing of them: nothing makes the turn the last. Stored before the agent hears of it.
+    pub(crate) fn judged(&mut self, unmet: &[Unmet], root: &Path, now: Moment) {
+        let talk = self.talk.as_mut();
+        if let Some(told) = talk.and_then(|talk| talk.judged(unmet, root)) {
+            self.catch_up();
+            self.take_line(told, self.heard.line_end, now);
+            self.save_or_say_so();
+        }
+    }
+
     /// Asks the agent to end its turn. False where there is nothing to ask, or nobody who would understand.
     pub(crate) fn interrupt(&mut self, now: Moment) -> bool {
         let works = self.order.reached(OncePhase::PromptWritten)
@@ -351,6 +372,20 @@ impl Fold {
             talk.stdin_done(id);
         }
         self.notice_the_prompt(now);
+    }
+
+    /// There is a process.
+    pub(crate) fn spawned(&mut self, pid: i32, now: Moment) {
+        self.heard.pid = Some(pid);
+        self.notice_the_start(now);
+    }
+
+    /// An agent has started when its prompt can be written. Two wires shake hands first, and a program that needs
+    /// seconds to load answers late: that is its start, and not a prompt that it does not take.
+    fn notice_the_start(&mut self, now: Moment) {
+        if self.heard.pid.is_some() && self.may_have_prompt() {
+            self.enter(OncePhase::AgentStarted, self.heard.pid, now);
+        }
     }
 
     /// Whether it was written may be known before the line is read again that the prompt was the answer to.

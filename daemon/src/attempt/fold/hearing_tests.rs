@@ -2,6 +2,7 @@
 //! everything once.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use baton_proto::v1::{InputOutcome, PermissionDecision, PermissionRequest};
 use proptest::prelude::*;
@@ -15,6 +16,9 @@ use crate::timers::DeadlineKind;
 fn at(millis: u64) -> Moment {
     Moment::from_millis(millis)
 }
+
+#[path = "further_tests.rs"]
+mod further_turns;
 
 /// What an app-server prints, and what of it is on standard error.
 const LINES: [(OutputKind, &str); 16] = [
@@ -74,6 +78,29 @@ const LINES: [(OutputKind, &str); 16] = [
         r#"{"method":"turn/completed","params":{"threadId":"th","turn":{"id":"tu","status":"completed"}}}"#,
     ),
 ];
+
+/// What an agent prints, and with whom it talks.
+struct Script {
+    lines: Vec<(OutputKind, &'static str)>,
+    talk: Talk,
+}
+
+impl Script {
+    fn one_turn() -> Self {
+        Self {
+            lines: LINES.to_vec(),
+            talk: test_talk(),
+        }
+    }
+}
+
+fn missing() -> Vec<baton_contract::Unmet> {
+    vec![baton_contract::Unmet {
+        index: 0,
+        path: "out/a".to_owned(),
+        why: baton_contract::Why::Missing,
+    }]
+}
 
 /// The disk, the shim and the relay: what outlives a daemon.
 #[derive(Default)]
@@ -138,13 +165,22 @@ impl World {
             fold.answer(Word::Decision(decision), at(10));
         }
     }
+
+    /// The file is missing until the agent was told.
+    fn look(&self, fold: &mut Fold) {
+        if fold.rests() {
+            let told = self.stdin.values().any(|text| text.contains("out/a"));
+            let unmet = if told { Vec::new() } else { missing() };
+            fold.judged(&unmet, Path::new("/work"), at(10));
+        }
+    }
 }
 
 /// Everything that was printed, in chunks, from a position on.
-fn printed(cuts: &[usize], from: u64) -> Vec<(OutputKind, Vec<u8>)> {
+fn printed(script: &Script, cuts: &[usize], from: u64) -> Vec<(OutputKind, Vec<u8>)> {
     let mut position = 0;
     let mut chunks = Vec::new();
-    for (index, (kind, line)) in LINES.iter().enumerate() {
+    for (index, (kind, line)) in script.lines.iter().enumerate() {
         let line = format!("{line}\n").into_bytes();
         let cut = cuts[index % cuts.len()] % line.len();
         for part in [&line[..cut], &line[cut..]] {
@@ -158,7 +194,7 @@ fn printed(cuts: &[usize], from: u64) -> Vec<(OutputKind, Vec<u8>)> {
     chunks
 }
 
-fn restored(world: &mut World, cuts: &[usize]) -> Fold {
+fn restored(script: &Script, world: &mut World, cuts: &[usize]) -> Fold {
     let snapshot = world.snapshot.clone().unwrap_or_default();
     let mut fold = Fold::restore(Deadlines::default(), &snapshot, world.position, at(9));
     assert!(
@@ -166,7 +202,7 @@ fn restored(world: &mut World, cuts: &[usize]) -> Fold {
         "the shim may have forgotten what is needed"
     );
     let mut position = snapshot.position;
-    for (kind, bytes) in printed(cuts, snapshot.position) {
+    for (kind, bytes) in printed(script, cuts, snapshot.position) {
         let left = usize::try_from(world.position.saturating_sub(position)).unwrap();
         fold.recall(kind, position, &bytes[..left.min(bytes.len())]);
         position += bytes.len() as u64;
@@ -177,16 +213,16 @@ fn restored(world: &mut World, cuts: &[usize]) -> Fold {
     fold
 }
 
-fn play(cuts: &[usize], deaths: Vec<usize>) -> (World, Fold) {
+fn play(script: &Script, cuts: &[usize], deaths: Vec<usize>) -> (World, Fold) {
     let mut world = World::default();
-    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(script.talk.clone()));
     fold.enter(OncePhase::Started, None, at(1));
     world.store(fold.next(at(1)).unwrap());
     world.write(&fold);
     let mut deaths = deaths.into_iter();
     'lives: loop {
         let mut left = deaths.next();
-        let mut chunks = printed(cuts, world.position).into_iter();
+        let mut chunks = printed(script, cuts, world.position).into_iter();
         loop {
             let chunk = chunks.next();
             match &chunk {
@@ -200,8 +236,9 @@ fn play(cuts: &[usize], deaths: Vec<usize>) -> (World, Fold) {
             for _ in 0..2 {
                 while let Some(event) = fold.next(at(10)) {
                     if left == Some(0) {
-                        fold = restored(&mut world, cuts);
+                        fold = restored(script, &mut world, cuts);
                         world.answer(&mut fold);
+                        world.look(&mut fold);
                         continue 'lives;
                     }
                     left = left.map(|left| left - 1);
@@ -209,6 +246,7 @@ fn play(cuts: &[usize], deaths: Vec<usize>) -> (World, Fold) {
                     world.write(&fold);
                 }
                 world.answer(&mut fold);
+                world.look(&mut fold);
             }
             if chunk.is_none() {
                 return (world, fold);
@@ -223,8 +261,9 @@ proptest! {
         cuts in prop::collection::vec(0usize..200, 1..5),
         deaths in prop::collection::vec(0usize..25, 0..6),
     ) {
-        let (undisturbed, _) = play(&[0], Vec::new());
-        let (world, fold) = play(&cuts, deaths);
+        let script = Script::one_turn();
+        let (undisturbed, _) = play(&script, &[0], Vec::new());
+        let (world, fold) = play(&script, &cuts, deaths);
         prop_assert_eq!(&world.stdin, &undisturbed.stdin);
         prop_assert_eq!(&world.said, &undisturbed.said);
         prop_assert!(world.open.is_empty());
@@ -238,7 +277,7 @@ proptest! {
 
 #[test]
 fn an_undisturbed_talk_tells_each_thing_once_and_in_order() {
-    let (world, fold) = play(&[7], Vec::new());
+    let (world, fold) = play(&Script::one_turn(), &[7], Vec::new());
     assert!(world.words.starts_with("I look.\n{"), "{}", world.words);
     assert!(world.words.ends_with("Done."), "{}", world.words);
     let written: Vec<&str> = world.stdin.values().map(String::as_str).collect();
@@ -308,12 +347,17 @@ fn entered(fold: &mut Fold) -> Vec<OncePhase> {
 #[test]
 fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_written() {
     let limits = Deadlines {
+        process_start: Some(std::time::Duration::from_millis(1_000)),
         prompt_write: Some(std::time::Duration::from_millis(100)),
         ..Deadlines::default()
     };
     let mut fold = Fold::new(limits).with_talk(Box::new(test_talk()));
-    fold.enter(OncePhase::AgentStarted, Some(7), at(1));
+    fold.enter(OncePhase::Started, None, at(1));
+    fold.spawned(7, at(1));
     fold.stdin_done(1, at(1));
+    assert_eq!(entered(&mut fold), [OncePhase::Started], "hands are shaken");
+    assert_eq!(fold.expired(at(1_000)), None, "there is no prompt yet");
+    assert_eq!(fold.expired(at(1_001)), Some(DeadlineKind::ProcessStart));
     let greets = r#"{"method":"account/updated","params":{}}"#;
     fold.take_in(OutputKind::Stdout, format!("{greets}\n").as_bytes(), at(2));
     for (kind, line) in LINES.iter().take(3) {
@@ -324,13 +368,15 @@ fn what_is_said_before_the_prompt_is_no_event_and_the_prompt_is_told_when_it_is_
     while let Some(event) = fold.next(at(50)) {
         match event {
             AttemptEvent::Output { chunk, .. } => before.push(chunk.label.before_prompt),
-            AttemptEvent::Entered { phase, .. } => assert_eq!(phase, OncePhase::AgentStarted),
+            AttemptEvent::Entered { phase, pid, .. } => {
+                assert_eq!((phase, pid), (OncePhase::AgentStarted, Some(7)));
+            }
             other => panic!("{other:?}"),
         }
     }
     assert_eq!(before, [true, true], "a notice and a warning");
     assert_eq!(
-        fold.expired(at(101)),
+        fold.expired(at(102)),
         Some(DeadlineKind::PromptWrite),
         "words are no prompt"
     );

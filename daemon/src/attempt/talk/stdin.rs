@@ -33,7 +33,8 @@ impl Talk {
         self.last_stdin += 1;
         let events = self.translator.wrote(&message.bytes);
         if events.contains(&AgentEvent::Phase(TurnPhase::PromptWritten)) {
-            self.prompt = Some(self.last_stdin);
+            // A further turn has a prompt too.
+            self.prompt.get_or_insert(self.last_stdin);
         }
         let unsent = Unsent {
             id: self.last_stdin,
@@ -101,7 +102,7 @@ impl Talk {
         }
     }
 
-    /// One turn is all that an attempt wants: an agent that reads on finds the end.
+    /// No further turn is wanted: an agent that reads on finds the end.
     pub(super) fn hang_up(&mut self, told: &mut Vec<Told>) {
         let closed = self.unsent.iter().any(|unsent| unsent.message.last);
         if !closed {

@@ -58,6 +58,7 @@ pub(in super::super) fn offer() -> (AttemptId, Offer) {
             cleanup_term: Duration::ZERO,
             tools: None,
             files: None,
+            resume: None,
         },
         accept: Duration::from_secs(10),
         conversing: None,

@@ -20,7 +20,7 @@ impl Machine<'_> {
             Event::Released {
                 reason,
                 termination,
-            } if self.pending().is_none() => self.release(reason, &termination),
+            } if !self.is_decided() => self.release(reason, &termination),
             Event::Released { termination, .. } | Event::Receipt(termination) => {
                 self.over(&termination)
             }
@@ -40,6 +40,7 @@ impl Machine<'_> {
                 self.end_as_pending(Receipt::Confirmed, FailureCode::DaemonLostAttempt)
             }
             Event::Phase(phase) => self.phase_in_cleanup(phase),
+            Event::OwnDeadline(timer) => self.own_deadline_in_cleanup(timer),
             Event::ToolStarted(_) => {
                 self.attempt.retry_safe = false;
                 Outcome::Applied
@@ -70,9 +71,19 @@ impl Machine<'_> {
         }
     }
 
+    /// Whether it is known what it ends as, whatever the daemon says. Why the daemon ends it by itself is its own affair.
+    fn is_decided(&self) -> bool {
+        match self.pending() {
+            None | Some(Pending::OwnDeadline { .. }) => false,
+            Some(Pending::Deadline { .. } | Pending::Cancel { .. } | Pending::Park) => true,
+        }
+    }
+
     fn complete_in_cleanup(&mut self, body: Completed) -> Outcome {
         match self.pending() {
-            None | Some(Pending::Deadline { .. } | Pending::Park) => self.complete(body),
+            None | Some(Pending::Deadline { .. } | Pending::Park | Pending::OwnDeadline { .. }) => {
+                self.complete(body)
+            }
             Some(Pending::Cancel { .. }) if mutant!(CancelLosesToResult) => self.complete(body),
             Some(Pending::Cancel { .. }) => {
                 self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
@@ -83,7 +94,7 @@ impl Machine<'_> {
 
     /// No result, so it wins over nothing; but it is the word that the attempt is over.
     fn unmet_in_cleanup(&mut self, body: Completed) -> Outcome {
-        if self.pending().is_none() {
+        if !self.is_decided() {
             return self.unmet(body);
         }
         self.keep_receipts(body.artifacts);
@@ -92,7 +103,7 @@ impl Machine<'_> {
     }
 
     fn error_in_cleanup(&mut self, body: Errored) -> Outcome {
-        if self.pending().is_none() {
+        if !self.is_decided() {
             return self.error(body);
         }
         self.keep_usage(&body.usage, body.agent_session_id, body.final_offset);
@@ -100,7 +111,7 @@ impl Machine<'_> {
     }
 
     fn canceled_in_cleanup(&mut self, body: CanceledBody) -> Outcome {
-        if self.pending().is_none() {
+        if !self.is_decided() {
             return self.canceled(body);
         }
         self.keep_usage(&body.usage, None, body.final_offset);
@@ -126,7 +137,7 @@ impl Machine<'_> {
                 let (code, by) = canceled_by(operator);
                 self.finish(EndState::Canceled, Some(code), by, receipt)
             }
-            Some(Pending::Deadline { timer, .. }) => self.finish(
+            Some(Pending::Deadline { timer, .. } | Pending::OwnDeadline { timer }) => self.finish(
                 EndState::TimedOut,
                 Some(code_of(timer)),
                 EndedBy::Relay,
@@ -155,11 +166,12 @@ impl Machine<'_> {
         self.notes.push(EventKind::DeadlineExpired {
             timer: TimerKind::CleanupTerm,
         });
-        let waits = matches!(self.pending(), None | Some(Pending::Cancel { .. }));
+        let waits = !self.is_decided() || matches!(self.pending(), Some(Pending::Cancel { .. }));
         if waits && !self.connected {
             return Outcome::Applied;
         }
-        if self.pending().is_none() {
+        let own = mutant!(OwnDeadlineForgotten) && !self.is_decided();
+        if self.pending().is_none() || own {
             return self.finish(
                 EndState::Failed,
                 Some(FailureCode::NoResult),
@@ -194,6 +206,16 @@ impl Machine<'_> {
             pending: Some(pending),
         };
         Outcome::Applied
+    }
+
+    /// The daemon had found the deadline before it heard of what was decided here, or says twice that it cleans up.
+    fn own_deadline_in_cleanup(&mut self, timer: TimerKind) -> Outcome {
+        if self.pending().is_none() {
+            self.attempt.state = State::CleaningUp {
+                pending: Some(Pending::OwnDeadline { timer }),
+            };
+        }
+        self.phase_in_cleanup(Phase::CleanupStarted)
     }
 
     fn phase_in_cleanup(&mut self, phase: Phase) -> Outcome {

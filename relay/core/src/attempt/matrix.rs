@@ -115,6 +115,7 @@ fn describe(state: &State) -> String {
             Some(Pending::Deadline { timer, .. }) => format!("{name} ({})", timer.as_str()),
             Some(Pending::Cancel { .. }) => format!("{name} (cancel)"),
             Some(Pending::Park) => format!("{name} (park)"),
+            Some(Pending::OwnDeadline { timer }) => format!("{name} (own, {})", timer.as_str()),
         },
         State::Queued
         | State::Offered

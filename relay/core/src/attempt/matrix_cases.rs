@@ -156,6 +156,12 @@ pub(super) fn states() -> Vec<(&'static str, Make)> {
             leased(State::WaitingInput, Some(Phase::FirstEventSeen)),
         ),
         ("cleaning_up, begun by the daemon", cleaning(None)),
+        (
+            "cleaning_up, begun by the daemon for a deadline",
+            cleaning(Some(Pending::OwnDeadline {
+                timer: TimerKind::StreamIdle,
+            })),
+        ),
         ("cleaning_up, for a deadline", cleaning(Some(deadline))),
         (
             "cleaning_up, for a cancel",
@@ -267,10 +273,14 @@ fn phase_events() -> Vec<(String, Event)> {
         Phase::Heartbeat,
         Phase::Completed,
     ];
-    phases
+    let phases = phases
         .into_iter()
-        .map(|phase| (format!("phase {}", phase.as_str()), Event::Phase(phase)))
-        .collect()
+        .map(|phase| (format!("phase {}", phase.as_str()), Event::Phase(phase)));
+    let own = (
+        "phase cleanup_started, deadline".to_owned(),
+        Event::OwnDeadline(TimerKind::StreamIdle),
+    );
+    phases.chain([own]).collect()
 }
 
 fn errored(code: FailureCode) -> Event {

@@ -31,6 +31,7 @@ impl Machine<'_> {
             Event::Accepted
             | Event::Rejected { .. }
             | Event::Phase(_)
+            | Event::OwnDeadline(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
             | Event::InputAsked(..)
@@ -72,6 +73,7 @@ impl Machine<'_> {
             | Event::HandOff { .. } => Outcome::Ignored,
             Event::Answered(..) => Outcome::Refused(Rejection::InputClosed),
             Event::Phase(_)
+            | Event::OwnDeadline(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
             | Event::InputAsked(..)
@@ -114,6 +116,7 @@ impl Machine<'_> {
             Event::Park { .. } => Outcome::Refused(Rejection::AlreadyParked),
             Event::Accepted
             | Event::Phase(_)
+            | Event::OwnDeadline(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
             | Event::InputAsked(..)

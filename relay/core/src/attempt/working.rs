@@ -26,6 +26,7 @@ impl Machine<'_> {
             | Event::HandOff { .. }
             | Event::Kept
             | Event::Phase(_)
+            | Event::OwnDeadline(_)
             | Event::ToolStarted(_)
             | Event::ToolFinished(_)
             | Event::InputAsked(..)
@@ -51,6 +52,7 @@ impl Machine<'_> {
     pub(super) fn in_working(&mut self, event: Event) -> Outcome {
         match event {
             Event::Phase(phase) => self.phase(phase),
+            Event::OwnDeadline(timer) => self.own_cleanup(Some(Pending::OwnDeadline { timer })),
             Event::ToolStarted(tool) => self.tool_started(tool),
             Event::ToolFinished(id) => self.tool_finished(&id),
             Event::InputAsked(input, ruled) => self.input_asked(*input, ruled),
@@ -113,7 +115,7 @@ impl Machine<'_> {
             | Phase::PromptWritten
             | Phase::FirstEventSeen
             | Phase::FirstVisibleEventSeen => self.once(phase),
-            Phase::CleanupStarted => self.own_cleanup(),
+            Phase::CleanupStarted => self.own_cleanup(None),
             Phase::CleanupFinished => Outcome::Refused(Rejection::WrongOrder),
             Phase::Heartbeat => Outcome::Ignored,
             Phase::Streaming | Phase::Checkpointed => self.news(phase),
@@ -265,9 +267,10 @@ impl Machine<'_> {
         })
     }
 
-    fn own_cleanup(&mut self) -> Outcome {
+    /// The daemon ends it by itself: the process is gone, or a deadline has passed.
+    fn own_cleanup(&mut self, pending: Option<Pending>) -> Outcome {
         self.attempt.phase = Some(Phase::CleanupStarted);
-        self.enter_cleanup(None);
+        self.enter_cleanup(pending);
         self.notes.push(EventKind::Phase(Phase::CleanupStarted));
         Outcome::Applied
     }

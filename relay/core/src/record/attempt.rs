@@ -337,6 +337,11 @@ pub enum Pending {
     },
     /// A timed out input of a task that parks instead of failing.
     Park,
+    /// The daemon ends it for a deadline that it has seen pass, and has not said how it ended. Nothing is decided by it but
+    /// what it ends as without a word.
+    OwnDeadline {
+        timer: TimerKind,
+    },
 }
 
 /// A parked attempt has no lease and no timer; it is listed with its age.

@@ -256,6 +256,69 @@ fn cleanup_that_the_daemon_began_and_never_ended_is_no_result() {
     );
 }
 
+/// cleanup_started of a daemon whose own timer was quicker.
+fn ends_for(timer: TimerKind) -> FrameBody {
+    FrameBody::Phase {
+        phase: Phase::CleanupStarted,
+        message: None,
+        deadline: Some(timer),
+    }
+}
+
+#[test]
+fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline() {
+    let mut world = World::new();
+    let mut machine = world.machine(1);
+    let task = world.submit(timed(profile()));
+    let mut work = world.started();
+    world.frame(&mut work, ends_for(TimerKind::StreamIdle));
+    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    world.pass(700 + SLACK - 1);
+    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    world.pass(1);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(
+        (end.state, end.failure_code, end.receipt),
+        (
+            EndState::TimedOut,
+            Some(FailureCode::StreamIdleTimeout),
+            Receipt::Unconfirmed
+        )
+    );
+    // Away, its last word may be on its way, and the lease bounds the wait.
+    let task = world.submit(timed(profile()));
+    let mut work = world.started();
+    world.frame(&mut work, ends_for(TimerKind::ProcessStart));
+    world.disconnect(&mut machine);
+    world.pass(700 + SLACK);
+    assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
+    world.pass(TTL + GRACE);
+    let end = world.newest(task).state.end().unwrap().clone();
+    assert_eq!(end.failure_code, Some(FailureCode::ProcessStartTimeout));
+}
+
+#[test]
+fn what_the_daemon_says_of_the_end_counts_more_than_why_it_began_it() {
+    for (body, state, code) in [
+        (completed(), EndState::Completed, None),
+        (
+            errored(FailureCode::AgentExit, 3),
+            EndState::Failed,
+            Some(FailureCode::AgentExit),
+        ),
+    ] {
+        let mut world = World::new();
+        let _machine = world.machine(1);
+        let task = world.submit(timed(profile()));
+        let mut work = world.started();
+        world.frame(&mut work, ends_for(TimerKind::StreamIdle));
+        world.frame(&mut work, body);
+        let end = world.newest(task).state.end().unwrap().clone();
+        assert_eq!((end.state, end.failure_code), (state, code));
+        assert_eq!(end.by, EndedBy::Daemon);
+    }
+}
+
 #[test]
 fn a_deadline_while_disconnected_ends_it_at_once_and_fences_its_successor() {
     let mut world = World::new();

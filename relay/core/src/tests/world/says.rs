@@ -415,6 +415,7 @@ impl World {
             FrameBody::Phase {
                 phase,
                 message: None,
+                deadline: None,
             },
         );
     }

@@ -1,0 +1,91 @@
+//! What a command is told of the attempts before it. A coding agent reads it in its prompt; a command's standard input is the
+//! task's own, so it finds the words in a file beside the attempt, and the file's name in its environment. Neither the
+//! command line nor the environment holds the words themselves: both are everybody's to read, and too short.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use baton_proto::to_json;
+use baton_proto::v1::ResumeContext;
+
+use super::Attempt;
+use crate::process::ChildSpec;
+use crate::whole_file;
+
+/// Beside the attempt, and gone with it.
+pub(crate) const RESUME: &str = "resume.json";
+
+const VARIABLE: &str = "BATON_RESUME_FILE";
+
+impl Attempt {
+    /// Before the child may run.
+    pub(super) async fn note_resume(
+        &self,
+        resume: Option<ResumeContext>,
+        child: &mut ChildSpec,
+    ) -> io::Result<()> {
+        let Some(resume) = resume else {
+            return Ok(());
+        };
+        let directory = self.directory.clone();
+        let written = tokio::task::spawn_blocking(move || write(&directory, &resume));
+        let path = written.await.expect("writing a file does not panic")?;
+        child.environment.insert(VARIABLE.into(), path.into());
+        Ok(())
+    }
+}
+
+/// Its name as a child can use it, wherever that works.
+fn write(directory: &Path, resume: &ResumeContext) -> io::Result<PathBuf> {
+    let path = std::path::absolute(directory.join(RESUME))?;
+    let mut file = whole_file::open_private(&path)?;
+    writeln!(file, "{}", to_json(resume))?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use baton_proto::v1::{Checkpoint, ResumeAnswer};
+
+    use super::*;
+
+    #[test]
+    fn the_words_are_in_a_private_file_as_they_are_on_the_wire() {
+        let dir = tempfile::tempdir().unwrap();
+        let resume = ResumeContext {
+            previous_attempt_id: "before".to_owned(),
+            resume_reason: "access is \"there\"".to_owned(),
+            instructions: "Use the blue key.".to_owned(),
+            answers: vec![ResumeAnswer {
+                question: "which key?".to_owned(),
+                answer: "blue\n".to_owned(),
+            }],
+            checkpoint: Some(Checkpoint {
+                summary: "half".to_owned(),
+                cursor: "line 7".to_owned(),
+                ..Checkpoint::default()
+            }),
+        };
+        let path = write(dir.path(), &resume).unwrap();
+        assert!(path.is_absolute());
+        let mode = path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let read: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(read["previousAttemptId"], "before");
+        assert_eq!(read["resumeReason"], "access is \"there\"");
+        assert_eq!(read["instructions"], "Use the blue key.");
+        assert_eq!(read["answers"][0]["question"], "which key?");
+        assert_eq!(read["answers"][0]["answer"], "blue\n");
+        assert_eq!(read["checkpoint"]["cursor"], "line 7");
+    }
+
+    #[test]
+    fn a_disk_that_does_not_take_it_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let gone = dir.path().join("gone");
+        assert!(write(&gone, &ResumeContext::default()).is_err());
+    }
+}

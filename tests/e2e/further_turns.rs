@@ -1,0 +1,223 @@
+//! An agent whose turn ends without the files that its task has to leave is told which, and has another turn of the same
+//! conversation and process: so often and no more, exactly once each time, and only where the contract lets it try again.
+
+use std::path::Path;
+
+use baton_proto::v1::{
+    CompletionContract, DeadlineProfile, MissingPolicy, RequiredArtifact, Role, Task, TaskSpec,
+    TaskState,
+};
+use baton_tests::{
+    ASKING_AGENTS, Client, DaemonProcess, RelayProcess, coding_agents_file, played, poll_until,
+};
+
+use crate::{BATON, STANDIN};
+
+/// What the agent is told begins like this.
+const TOLD: &str = "Your work is not taken as done yet";
+
+struct Stage {
+    relay: RelayProcess,
+    daemon: DaemonProcess,
+    secret: String,
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    async fn open() -> Self {
+        let relay = RelayProcess::start(BATON).await;
+        let dir = tempfile::tempdir().expect("a directory");
+        let tape = dir.path().join("tape");
+        let env = [("STANDIN_TAPE", tape.to_str().expect("a plain path"))];
+        let file = dir.path().join("daemon.toml");
+        std::fs::write(&file, coding_agents_file(STANDIN, &env)).expect("a file can be written");
+        let (_, secret) = relay.admin().make_token("", Role::Daemon).await;
+        let daemon = daemon(&relay, dir.path(), &secret).await;
+        Self {
+            relay,
+            daemon,
+            secret,
+            dir,
+        }
+    }
+
+    async fn kill_the_daemon(&mut self) {
+        self.daemon.kill().await;
+        self.daemon = daemon(&self.relay, self.dir.path(), &self.secret).await;
+    }
+
+    fn client(&self) -> &Client {
+        self.relay.admin()
+    }
+
+    async fn run(&self, spec: TaskSpec) -> Task {
+        let task = self.client().submit(spec).await;
+        self.end(&task).await
+    }
+
+    async fn end(&self, task: &Task) -> Task {
+        self.client().watch(&task.task_id).await.to_end().await;
+        self.client().get(&task.task_id).await
+    }
+
+    /// How often agents were told that files are missing.
+    fn told(&self) -> usize {
+        let tape = std::fs::read_to_string(self.dir.path().join("tape")).unwrap_or_default();
+        let told = tape.lines().filter(|line| line.starts_with("> "));
+        told.filter(|line| line.contains(TOLD)).count()
+    }
+}
+
+async fn daemon(relay: &RelayProcess, dir: &Path, secret: &str) -> DaemonProcess {
+    let file = dir.join("daemon.toml");
+    let more = ["--config", file.to_str().expect("a plain path")];
+    let link = (relay.admin().url(), secret);
+    DaemonProcess::start_with(BATON, dir, "d", link, &more).await
+}
+
+/// A task that has to leave `path` in the daemon's work directory.
+fn leaving(path: &str, policy: MissingPolicy, spec: TaskSpec) -> TaskSpec {
+    TaskSpec {
+        contract: Some(CompletionContract {
+            required_artifacts: vec![RequiredArtifact {
+                path: path.to_owned(),
+                ..RequiredArtifact::default()
+            }],
+            missing_policy: policy.into(),
+            ..CompletionContract::default()
+        }),
+        ..spec
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_forgot_a_file_is_told_and_makes_it_in_another_turn() {
+    let stage = Stage::open().await;
+    for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
+        let path = format!("made/{agent}");
+        let script = format!("say Done.; again; echo; write {path} x; say Made.");
+        // Nothing of the first turn is waited for in the second: only silence would end it.
+        let spec = TaskSpec {
+            profile: Some(DeadlineProfile {
+                first_event_ms: Some(20_000),
+                first_visible_event_ms: Some(20_000),
+                stream_idle_ms: Some(20_000),
+                ..DeadlineProfile::default()
+            }),
+            ..played(agent, &script)
+        };
+        let done = stage
+            .run(leaving(&path, MissingPolicy::Unspecified, spec))
+            .await;
+        assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
+        assert_eq!(done.result, "Made.", "{agent}");
+        let [attempt] = &done.attempts[..] else {
+            panic!("{agent}: one attempt: {done:?}");
+        };
+        assert_eq!(attempt.artifacts[0].size, 1, "{agent}: {attempt:?}");
+        let usage = attempt.usage.clone().expect("what it used");
+        // Requests to the model: one in the first turn, and where every message is one, two in the second.
+        let requests = if agent == "acp" { 3 } else { 2 };
+        let (input, output) = if agent == "codex" { (112, 27) } else { (12, 7) };
+        let used = (usage.input_tokens, usage.output_tokens);
+        assert_eq!(used, (requests * input, requests * output), "{agent}");
+        assert_eq!(stage.told(), round + 1, "{agent}");
+        let shown = BATON
+            .run(stage.relay.data(), &["output", &done.task_id])
+            .await
+            .stdout;
+        assert!(
+            shown.contains(&format!("- {path}: missing")),
+            "{agent}: the agent heard which: {shown}"
+        );
+        assert!(
+            shown.contains("The agent was told, and has another turn."),
+            "{agent}: so does whoever reads: {shown}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_never_makes_its_file_is_told_twice_and_then_it_is_a_failure() {
+    let stage = Stage::open().await;
+    for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
+        let spec = played(agent, "say Done.");
+        let failed = stage
+            .run(leaving("never/made", MissingPolicy::Reject, spec))
+            .await;
+        assert_eq!(failed.state(), TaskState::Failed, "{agent}: {failed:?}");
+        let [attempt] = &failed.attempts[..] else {
+            panic!("{agent}: one attempt: {failed:?}");
+        };
+        assert_eq!(attempt.failure_code, "receipts_missing", "{agent}");
+        assert!(attempt.message.contains("never/made: missing"), "{agent}");
+        assert_eq!(stage.told(), 2 * (round + 1), "{agent}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_may_not_try_again_or_has_ended_or_failed_is_told_nothing() {
+    let stage = Stage::open().await;
+    let fail = MissingPolicy::Fail;
+    let reject = MissingPolicy::Reject;
+    for (agent, policy, script, code) in [
+        ("claude", fail, "say Done.", "receipts_missing"),
+        ("codex-exec", reject, "say Done.", "receipts_missing"),
+        ("acp", reject, "error 401", "provider_auth"),
+        // The second turn decides, as the only one would.
+        ("codex", reject, "say Done.; again; crash 3", "agent_exit"),
+    ] {
+        let before = stage.told();
+        let failed = stage
+            .run(leaving("never/made", policy, played(agent, script)))
+            .await;
+        let attempt = &failed.attempts[0];
+        assert_eq!(attempt.failure_code, code, "{agent}: {attempt:?}");
+        let told = usize::from(script.contains("again"));
+        assert_eq!(stage.told() - before, told, "{agent}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_is_killed_in_a_further_turn_is_followed_by_one_that_knows_it() {
+    let mut stage = Stage::open().await;
+    for (round, agent) in ASKING_AGENTS.into_iter().enumerate() {
+        let (path, gate) = (
+            format!("kept/{agent}"),
+            stage.dir.path().join(format!("gate-{agent}")),
+        );
+        let script = format!(
+            "say Done.; again; until {}; write {path} x; say Made.",
+            gate.display()
+        );
+        let spec = leaving(&path, MissingPolicy::Reject, played(agent, &script));
+        let task = stage.client().submit(spec).await;
+        poll_until("the agent to be told", || {
+            (stage.told() == round + 1).then_some(())
+        })
+        .await;
+        stage.kill_the_daemon().await;
+        std::fs::write(&gate, "").expect("a file can be written");
+        let done = stage.end(&task).await;
+        assert_eq!(done.state(), TaskState::Completed, "{agent}: {done:?}");
+        assert_eq!((&done.result[..], done.attempts.len()), (&b"Made."[..], 1));
+        let usage = done.attempts[0].usage.clone().expect("what it used");
+        let output = if agent == "codex" { 27 } else { 7 };
+        assert_eq!(usage.output_tokens, 2 * output, "{agent}: both turns");
+        assert_eq!(stage.told(), round + 1, "{agent}: once");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_further_turn_can_be_canceled_and_says_what_all_turns_used() {
+    let stage = Stage::open().await;
+    let spec = played("claude", "say Done.; again; say On it.; stall");
+    let spec = leaving("never/made", MissingPolicy::Reject, spec);
+    let task = stage.client().submit(spec).await;
+    poll_until("the agent to be told", || (stage.told() == 1).then_some(())).await;
+    stage.client().cancel(&task.task_id).await;
+    let canceled = stage.end(&task).await;
+    assert_eq!(canceled.state(), TaskState::Canceled, "{canceled:?}");
+    let usage = canceled.attempts[0].usage.clone().expect("what it used");
+    assert!(usage.output_tokens >= 7, "{usage:?}");
+}
