@@ -15,14 +15,17 @@ use serde_json::{Value, json};
 
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass};
-use super::turn::{TOO_LONG_TO_SHOW, Turn};
-use super::usage::Dollars;
+use super::turn::{RESULT_MAX, TOO_LONG_TO_SHOW, Turn, cut};
+use super::usage::{Dollars, Tokens};
 use super::wire::{Cut, Dialect, INVALID_REQUEST, METHOD_NOT_FOUND, Rpc, text};
 use calls::Calls;
 
 pub(crate) use opening::{Linked, Opening};
 
 const WIRE: Dialect = Dialect::Standard;
+
+/// Bytes of one piece of text that are kept, to tell an error by.
+const PIECE_MAX: usize = 4096;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Acp {
@@ -51,10 +54,33 @@ struct Beside {
     broken: bool,
     /// The last text, when it belonged to no message: all pieces of it that came in a row.
     last: Option<String>,
+    /// The last of those pieces.
+    #[serde(default)]
+    piece: String,
     /// The agent itself has said or done something.
     agent_was_heard: bool,
     /// It gives its messages ids, so that one without is not the agent's.
     names_messages: bool,
+    /// What its requests to the model used, where it says so behind each of them.
+    #[serde(default)]
+    used: Option<Tokens>,
+}
+
+impl Beside {
+    fn note_words(&mut self, words: &str) {
+        if words.is_empty() {
+            return;
+        }
+        let last = self.last.get_or_insert_default();
+        let room = RESULT_MAX.saturating_sub(last.len());
+        last.push_str(cut(words, room));
+        self.piece = cut(words, PIECE_MAX).to_owned();
+    }
+
+    fn forget_words(&mut self) {
+        self.last = None;
+        self.piece.clear();
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,7 +118,8 @@ impl Acp {
             Some(Rpc::Notice { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
                 "$/cancel_request" => self.on_cancel_request(params, out),
-                // Methods of its own, about itself.
+                // About itself, as its own methods are.
+                "auth/status_update" | "elicitation/complete" => self.turn.aside(json, out),
                 _ if method.starts_with('_') => self.turn.aside(json, out),
                 _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
             },

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) use exit::exit_failure;
 use words::{class_of_status, class_of_words, status_in};
-pub(super) use words::is_error_text;
+pub(super) use words::{is_error_text, told_status};
 
 /// One of the registered failure codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

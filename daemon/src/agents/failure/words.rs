@@ -186,3 +186,8 @@ pub(super) fn status_in(text: &str) -> Option<u64> {
         });
     statuses.next()
 }
+
+/// The class of the status that a text names, if it names one.
+pub(in super::super) fn told_status(text: &str) -> Option<FailureClass> {
+    status_in(text).and_then(class_of_status)
+}
