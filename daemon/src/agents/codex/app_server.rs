@@ -51,6 +51,9 @@ pub(crate) struct AppServer {
     helpers: BTreeSet<String>,
     /// The thread's total before this turn, and now.
     used: Option<(Tokens, Tokens)>,
+    /// The model has answered in this turn.
+    #[serde(default)]
+    answered: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +78,7 @@ impl AppServer {
             commands: BTreeMap::new(),
             helpers: BTreeSet::new(),
             used: None,
+            answered: false,
         }
     }
 
@@ -167,6 +171,7 @@ impl AppServer {
         if !id.is_empty() && self.turn_id.as_deref() != Some(id) {
             self.turn_id = Some(id.to_owned());
             self.used = None;
+            self.answered = false;
         }
     }
 
@@ -249,10 +254,12 @@ impl AppServer {
                 self.turn.heard(out);
             }
             "item/started" => {
+                self.answered |= text(item, "/type") != "userMessage";
                 self.note_item(item);
                 on_item(&mut self.turn, item, false, false, out);
             }
             "item/completed" => {
+                self.answered |= text(item, "/type") != "userMessage";
                 let streamed = self.streamed.remove(text(item, "/id"));
                 self.changes.remove(text(item, "/id"));
                 self.commands.remove(text(item, "/id"));
@@ -370,6 +377,8 @@ impl AppServer {
         let total = read("/tokenUsage/total");
         let before = match self.used {
             Some((before, _)) => before,
+            // Nothing has come of this turn yet: what the thread had used before is said again.
+            None if !self.answered => total,
             None => total.since(read("/tokenUsage/last")),
         };
         self.used = Some((before, total));
