@@ -34,6 +34,9 @@ pub(crate) struct Acp {
     /// Requests of ours by id; an answer without one is nobody's.
     waiting: BTreeMap<String, Request>,
     next_id: u64,
+    /// It could load the session too, should it not know how to resume it.
+    #[serde(default)]
+    loads_instead: bool,
     /// Options that are still to be set before the prompt.
     settings: Vec<(String, Value)>,
     /// The session's price now, and before this turn; unknown in one that is older than the process.
@@ -100,6 +103,7 @@ impl Acp {
             opening,
             waiting: BTreeMap::new(),
             next_id: 0,
+            loads_instead: false,
             settings: Vec::new(),
             cost: fresh.then(Dollars::default),
             cost_before: None,

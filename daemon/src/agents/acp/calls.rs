@@ -11,8 +11,13 @@ use super::super::wire::text;
 /// Parts of a call that say what it would do.
 const PARTS: [&str; 6] = ["name", "title", "kind", "rawInput", "content", "locations"];
 
-/// Where a tool's name is that has no field of its own: those of Claude's adapter, and of Qwen Code.
-const TOOL_NAMES: [&str; 3] = ["/name", "/_meta/claudeCode/toolName", "/_meta/toolName"];
+/// Where a tool's name is: in a field of its own, or in the notes of Claude's adapter, of Qwen Code, of Mistral Vibe.
+const TOOL_NAMES: [&str; 4] = [
+    "/name",
+    "/_meta/claudeCode/toolName",
+    "/_meta/toolName",
+    "/_meta/tool_name",
+];
 
 /// Bytes of one call that are kept, and calls of which anything is. Kept with every snapshot, so not for long.
 const CALL_MAX: usize = 64 * 1024;

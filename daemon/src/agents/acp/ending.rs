@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::super::event::{AgentEvent, Outcome};
 use super::super::failure::{Failure, FailureClass, is_error_text, provider_failure, told_status};
 use super::super::usage::{Tokens, TurnUsage};
-use super::super::wire::text;
+use super::super::wire::{METHOD_NOT_FOUND, text};
 use super::{Acp, Request};
 
 /// The agent wants to be logged in.
@@ -119,6 +119,9 @@ impl Acp {
     }
 
     pub(super) fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
+        if request == Request::OpenSession && self.opens_otherwise(error, out) {
+            return;
+        }
         let failure = failure_of(error);
         let known = failure.class != FailureClass::ProviderError;
         let session_is_unknown = match request {
@@ -191,8 +194,10 @@ fn details(error: &Value) -> String {
 
 /// A prompt for a session that the agent does not have. Other things may not be found while it works.
 fn names_unknown_session(error: &Value) -> bool {
+    let code = error.get("code").and_then(Value::as_i64);
     let message = text(error, "/message").to_lowercase();
     let by_words = message.contains("session") && message.contains("not found");
-    let not_found = error.get("code").and_then(Value::as_i64) == Some(NOT_FOUND);
+    let by_words = by_words && code != Some(METHOD_NOT_FOUND);
+    let not_found = code == Some(NOT_FOUND);
     by_words || not_found && !text(error, "/data/sessionId").is_empty()
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::super::event::{AgentEvent, Message};
 use super::super::failure::{Failure, FailureClass};
 use super::super::launch::{SERVER, ToolServer};
-use super::super::wire::{list, text};
+use super::super::wire::{METHOD_NOT_FOUND, list, text};
 use super::{Acp, WIRE};
 
 const PROTOCOL: u64 = 1;
@@ -68,30 +68,40 @@ impl Acp {
                 .fail(Failure::new(FailureClass::OutputInvalid, message), out);
             return;
         }
-        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.servers()});
-        let method = match &self.opening.resume {
-            None => "session/new",
-            Some(session) => {
-                params["sessionId"] = json!(session);
-                let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
-                let loads = result.pointer("/agentCapabilities/loadSession");
-                if can("/agentCapabilities/sessionCapabilities/resume") {
-                    "session/resume"
-                } else if loads == Some(&Value::Bool(true)) {
-                    "session/load"
-                } else {
-                    let message = "the agent cannot take a session up again";
-                    self.turn
-                        .fail(Failure::new(FailureClass::ResumeFailed, message), out);
-                    return;
-                }
+        let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
+        let loads = result.pointer("/agentCapabilities/loadSession") == Some(&Value::Bool(true));
+        let resumes = can("/agentCapabilities/sessionCapabilities/resume");
+        let method = match (&self.opening.resume, resumes, loads) {
+            (None, _, _) => "session/new",
+            (Some(_), true, _) => "session/resume",
+            (Some(_), false, true) => "session/load",
+            (Some(_), false, false) => {
+                let message = "the agent cannot take a session up again";
+                self.turn
+                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+                return;
             }
         };
-        out.push(AgentEvent::Write(WIRE.request(
-            self.next_id,
-            method,
-            params,
-        )));
+        self.loads_instead = loads && method == "session/resume";
+        out.push(AgentEvent::Write(self.open(method)));
+    }
+
+    fn open(&self, method: &str) -> Message {
+        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.servers()});
+        if let Some(session) = &self.opening.resume {
+            params["sessionId"] = json!(session);
+        }
+        WIRE.request(self.next_id, method, params)
+    }
+
+    /// Some offer to resume and do not know the method, where another one would do. True if that is tried now.
+    pub(super) fn opens_otherwise(&mut self, error: &Value, out: &mut Vec<AgentEvent>) -> bool {
+        let unknown = error.get("code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND);
+        let tries = std::mem::take(&mut self.loads_instead) && unknown;
+        if tries {
+            out.push(AgentEvent::Write(self.open("session/load")));
+        }
+        tries
     }
 
     pub(super) fn on_session(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
