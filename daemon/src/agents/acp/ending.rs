@@ -23,6 +23,12 @@ impl Acp {
         let failed = |class, message: &str| Outcome::Failed(Failure::new(class, message));
         match text(result, "/stopReason") {
             "end_turn" => match self.hidden_failure(result) {
+                // Some end a turn that was broken off as any other.
+                Some(failure)
+                    if failure.class == FailureClass::NoResult && self.turn.was_interrupted() =>
+                {
+                    Outcome::Interrupted
+                }
                 Some(failure) => Outcome::Failed(failure),
                 None => Outcome::Result(self.turn.words().to_owned()),
             },
@@ -139,11 +145,14 @@ impl Acp {
                 self.turn.fail(failure, out);
             }
             Request::Prompt if self.turn.was_interrupted() => {
-                self.turn.end(Outcome::Interrupted, None, out);
+                let usage = self.usage(&Value::Null);
+                self.turn.end(Outcome::Interrupted, usage, out);
             }
-            Request::Initialize | Request::OpenSession | Request::Prompt => {
-                self.turn.fail(failure, out);
+            Request::Prompt => {
+                let usage = self.usage(&Value::Null);
+                self.turn.end(Outcome::Failed(failure), usage, out);
             }
+            Request::Initialize | Request::OpenSession => self.turn.fail(failure, out),
             Request::Other => {}
         }
     }

@@ -114,7 +114,8 @@ impl Claude {
             // Of a conversation that is older than the process some count the whole, and some what is new: then the tokens
             // of the total are those of this turn.
             let all = message.get("modelUsage").and_then(Value::as_object);
-            let new = all.is_some_and(|all| by_model(all).0 == tokens);
+            let new =
+                all.is_some_and(|all| by_model(all).0 == tokens) && tokens != Tokens::default();
             let before = before.or(new.then(Dollars::default));
             return TurnUsage {
                 tokens,

@@ -31,6 +31,8 @@ const WORDS: [(FailureClass, &[&str]); 5] = [
             "authentication",
             "unauthorized",
             "forbidden",
+            "have permission",
+            "no permission",
             "not logged in",
             "please run /login",
             "invalid api key",
