@@ -42,6 +42,9 @@ const CATEGORIES: [(&str, &str); 3] = [
     ("permission_mode", "mode"),
 ];
 
+/// Values of an option that an error names.
+const OFFERS_SHOWN: usize = 24;
+
 impl Acp {
     pub(in super::super) fn greeting() -> Message {
         let capabilities = json!({
@@ -124,6 +127,10 @@ impl Acp {
             }
             Err(option) => {
                 let message = format!("the agent offers no way to set {option} as the task asks");
+                let message = match offered(result, option) {
+                    values if values.is_empty() => message,
+                    values => format!("{message}; it takes {}", values.join(", ")),
+                };
                 self.turn
                     .fail(Failure::new(FailureClass::UnsupportedOption, message), out);
             }
@@ -197,18 +204,22 @@ impl Acp {
     }
 }
 
-/// Modes have a list of their own, and models had one before there were options.
+/// Lists that are no options: modes have one of their own, and models had one before there were options.
+fn own_list(category: &str) -> Option<(&'static str, &'static str, &'static str)> {
+    match category {
+        "mode" => Some(("/modes/availableModes", "/id", "session/set_mode")),
+        "model" => Some(("/models/availableModels", "/modelId", "session/set_model")),
+        _ => None,
+    }
+}
+
 fn by_list(
     offer: &Value,
     category: &str,
     session: &str,
     value: &str,
 ) -> Option<(&'static str, Value)> {
-    let (path, id, method) = match category {
-        "mode" => ("/modes/availableModes", "/id", "session/set_mode"),
-        "model" => ("/models/availableModels", "/modelId", "session/set_model"),
-        _ => return None,
-    };
+    let (path, id, method) = own_list(category)?;
     let offered = list(offer, path).iter().any(|one| text(one, id) == value);
     let name = if category == "mode" {
         "modeId"
@@ -218,18 +229,39 @@ fn by_list(
     offered.then(|| (method, json!({"sessionId": session, name: value})))
 }
 
-/// Id of the option of this category that can take `value`.
-fn config_option<'a>(offer: &'a Value, category: &str, value: &str) -> Option<&'a str> {
+/// What an option of this category can be.
+fn values(option: &Value) -> impl Iterator<Item = &str> {
+    let direct = list(option, "/options").iter();
+    // Options may be grouped.
+    let all = direct.flat_map(|entry| std::iter::once(entry).chain(list(entry, "/options")));
+    let values = all.map(|entry| text(entry, "/value"));
+    values.filter(|value| !value.is_empty())
+}
+
+fn of_category<'a>(offer: &'a Value, category: &'a str) -> impl Iterator<Item = &'a Value> {
     let offered = list(offer, "/configOptions").iter();
-    let of_category = offered.filter(|option| text(option, "/category") == category);
-    let takes = |option: &&Value| {
-        let direct = list(option, "/options").iter();
-        // Options may be grouped.
-        let all = direct.flat_map(|entry| std::iter::once(entry).chain(list(entry, "/options")));
-        all.into_iter().any(|entry| text(entry, "/value") == value)
-    };
-    of_category
-        .into_iter()
-        .find(takes)
-        .map(|option| text(option, "/id"))
+    offered.filter(move |option| text(option, "/category") == category)
+}
+
+/// Id of the option of this category that can take `value`.
+fn config_option<'a>(offer: &'a Value, category: &'a str, value: &str) -> Option<&'a str> {
+    let mut options = of_category(offer, category);
+    let found = options.find(|option| values(option).any(|one| one == value));
+    found.map(|option| text(option, "/id"))
+}
+
+/// Some of what could have been asked for.
+fn offered<'a>(offer: &'a Value, option: &str) -> Vec<&'a str> {
+    let names = CATEGORIES.into_iter().find(|(name, _)| *name == option);
+    let category = names.map_or("", |(_, category)| category);
+    let listed = own_list(category).into_iter().flat_map(|(path, id, _)| {
+        let listed = list(offer, path).iter();
+        listed.map(move |one| text(one, id))
+    });
+    let options = of_category(offer, category).flat_map(values);
+    let mut all: Vec<&str> = options.chain(listed).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.truncate(OFFERS_SHOWN);
+    all
 }
