@@ -43,7 +43,7 @@ const ARTIFACT: Shape = Shape::Object(&[
         "min_size",
         Shape::Number {
             least: 0,
-            most: 1 << 53,
+            most: 1 << 50,
         },
         "Smallest size in bytes.",
     ),

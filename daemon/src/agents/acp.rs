@@ -15,14 +15,17 @@ use serde_json::{Value, json};
 
 use super::event::{AgentEvent, AgentExit, Answer, InputKey, Message};
 use super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass};
-use super::turn::Turn;
-use super::usage::Dollars;
+use super::turn::{RESULT_MAX, Turn, cut};
+use super::usage::{Dollars, Tokens};
 use super::wire::{Cut, Dialect, METHOD_NOT_FOUND, Rpc, text};
 use calls::Calls;
 
 pub(crate) use opening::{Linked, Opening};
 
 const WIRE: Dialect = Dialect::Standard;
+
+/// Bytes of one piece of text that are kept, to tell an error by.
+const PIECE_MAX: usize = 4096;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Acp {
@@ -31,6 +34,9 @@ pub(crate) struct Acp {
     /// Requests of ours by id; an answer without one is nobody's.
     waiting: BTreeMap<String, Request>,
     next_id: u64,
+    /// It could load the session too, should it not know how to resume it.
+    #[serde(default)]
+    loads_instead: bool,
     /// Options that are still to be set before the prompt.
     settings: Vec<(String, Value)>,
     /// The session's price now, and before this turn; unknown in one that is older than the process.
@@ -51,10 +57,33 @@ struct Beside {
     broken: bool,
     /// The last text, when it belonged to no message: all pieces of it that came in a row.
     last: Option<String>,
+    /// The last of those pieces.
+    #[serde(default)]
+    piece: String,
     /// The agent itself has said or done something.
     agent_was_heard: bool,
     /// It gives its messages ids, so that one without is not the agent's.
     names_messages: bool,
+    /// What its requests to the model used, where it says so behind each of them.
+    #[serde(default)]
+    used: Option<Tokens>,
+}
+
+impl Beside {
+    fn note_words(&mut self, words: &str) {
+        if words.is_empty() {
+            return;
+        }
+        let last = self.last.get_or_insert_default();
+        let room = RESULT_MAX.saturating_sub(last.len());
+        last.push_str(cut(words, room));
+        self.piece = cut(words, PIECE_MAX).to_owned();
+    }
+
+    fn forget_words(&mut self) {
+        self.last = None;
+        self.piece.clear();
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +103,7 @@ impl Acp {
             opening,
             waiting: BTreeMap::new(),
             next_id: 0,
+            loads_instead: false,
             settings: Vec::new(),
             cost: fresh.then(Dollars::default),
             cost_before: None,
@@ -92,7 +122,8 @@ impl Acp {
             Some(Rpc::Notice { method, params }) => match method {
                 "session/update" => self.on_update(json, params, out),
                 "$/cancel_request" => self.on_cancel_request(params, out),
-                // Methods of its own, about itself.
+                // About itself, as its own methods are.
+                "auth/status_update" | "elicitation/complete" => self.turn.aside(json, out),
                 _ if method.starts_with('_') => self.turn.aside(json, out),
                 _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
             },

@@ -4,6 +4,7 @@
 mod app_server;
 mod approvals;
 mod exec;
+mod totals;
 
 use baton_proto::v1::OutputKind;
 use serde_json::Value;

@@ -2,11 +2,14 @@
 //! Whether a failure may pass with another attempt is decided in one place, and not here: by the relay, from the code.
 
 mod exit;
+mod words;
 
 use baton_proto::codes;
 use serde::{Deserialize, Serialize};
 
 pub(super) use exit::exit_failure;
+use words::{class_of_status, class_of_words, status_in};
+pub(super) use words::{is_error_text, told_status};
 
 /// One of the registered failure codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,126 +133,6 @@ impl FailureClass {
     }
 }
 
-/// Words that providers and agents use, in the order in which they decide. Lower case.
-const WORDS: [(FailureClass, &[&str]); 5] = [
-    (
-        FailureClass::ContextOverflow,
-        &[
-            "context_length",
-            "context length",
-            "contextwindowexceeded",
-            "context_window",
-            "context window",
-            "prompt is too long",
-            "input is too long",
-            "maximum context",
-            "context limit",
-            "input token count",
-            "maximum number of tokens",
-            "max_output_tokens",
-            "too many tokens",
-        ],
-    ),
-    (
-        FailureClass::ProviderAuth,
-        &[
-            "authentication",
-            "unauthorized",
-            "not logged in",
-            "please run /login",
-            "invalid api key",
-            "invalid x-api-key",
-            "invalid_api_key",
-            "incorrect api key",
-            "api_key_invalid",
-            "api key expired",
-            "invalid_grant",
-            "api key not valid",
-            "permission_error",
-            "oauth token",
-            "oauth_org",
-            "organization has been disabled",
-            "account_on_hold",
-            "login required",
-            "missing environment variable",
-            "invalid credential",
-            "missing credential",
-            "no credentials",
-            "load credentials",
-            "credentials have expired",
-            "expired credential",
-        ],
-    ),
-    (
-        FailureClass::ProviderQuota,
-        &[
-            "rate_limit",
-            "rate limit",
-            "ratelimit",
-            "quota",
-            "usage limit",
-            "usagelimit",
-            "usage_limit",
-            "hit your limit",
-            "limit reached",
-            "spending limit",
-            "billing",
-            "credit balance",
-            "insufficient_funds",
-            "insufficient credit",
-            "out_of_credits",
-            "budget",
-            "too many requests",
-            "resource_exhausted",
-        ],
-    ),
-    (
-        FailureClass::Refusal,
-        &[
-            "refusal",
-            "content_policy",
-            "content policy",
-            "content_filter",
-            "usage policy",
-            "prohibited_content",
-            "cyberpolicy",
-            "policyviolation",
-            "safety filter",
-        ],
-    ),
-    (
-        FailureClass::ProviderOverloaded,
-        &[
-            "overloaded",
-            "server_error",
-            "internalservererror",
-            "internal server error",
-            "high demand",
-            "unavailable",
-            "bad gateway",
-            "gateway timeout",
-            "connection refused",
-            "connection_failed",
-            "connectionfailed",
-            "econnrefused",
-            "econnreset",
-            "enotfound",
-            "etimedout",
-            "eai_again",
-            "connection error",
-            "connection reset",
-            "fetch failed",
-            "socket hang up",
-            "error sending request",
-            "deadline exceeded",
-            "stream disconnected",
-            "streamdisconnected",
-            "idle timeout",
-            "timed out",
-        ],
-    ),
-];
-
 /// What a provider's error comes to: by its status when there is one, else by its words.
 pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -> Failure {
     let by_status = status
@@ -268,64 +151,6 @@ pub(crate) fn provider_failure(status: Option<u64>, kind: &str, message: &str) -
         message
     };
     Failure::new(class, message)
-}
-
-fn class_of_status(status: u64) -> Option<FailureClass> {
-    match status {
-        401 | 403 => Some(FailureClass::ProviderAuth),
-        402 | 429 => Some(FailureClass::ProviderQuota),
-        413 => Some(FailureClass::ContextOverflow),
-        408 | 500..=599 => Some(FailureClass::ProviderOverloaded),
-        _ => None,
-    }
-}
-
-fn class_of_words(text: &str) -> Option<FailureClass> {
-    let text = text.to_lowercase();
-    let named = |words: &&[&str]| words.iter().any(|word| text.contains(word));
-    let found = WORDS.iter().find(|(_, words)| named(words));
-    found.map(|(class, _)| *class)
-}
-
-/// Whether this is an error of a provider and not what an agent says, which may well be about errors.
-pub(super) fn is_error_text(text: &str) -> bool {
-    const BEGINNINGS: [&str; 6] = [
-        "error",
-        "api error",
-        "exceeded retry limit",
-        "unexpected status",
-        "stream disconnected",
-        "we\u{2019}re currently experiencing",
-    ];
-    let text = text.trim_start().to_lowercase();
-    BEGINNINGS.iter().any(|words| text.starts_with(words))
-}
-
-/// `unexpected status 401 Unauthorized`, `last status: 429`, `API Error: 529`, `Request rejected (429)`, `HTTP 403`,
-/// `error code: 500`, `429 {"type":"error"`.
-fn status_in(text: &str) -> Option<u64> {
-    let lower = text.to_lowercase();
-    let after = [
-        "status",
-        "status code",
-        "api error",
-        "rejected",
-        "http",
-        "error code",
-    ]
-    .into_iter()
-    .filter_map(|word| lower.split_once(word).map(|(_, after)| after));
-    let mut statuses = std::iter::once(lower.as_str())
-        .chain(after)
-        .filter_map(|after| {
-            let after = after.trim_start_matches([':', ' ', '(', '=']);
-            let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-            let ends = !after[digits.len()..].starts_with(|next: char| next.is_alphanumeric());
-            (digits.len() == 3 && ends)
-                .then(|| digits.parse().ok())
-                .flatten()
-        });
-    statuses.next()
 }
 
 #[cfg(test)]
@@ -439,6 +264,17 @@ mod tests {
             ),
             ("401 Incorrect API key provided: sk-…", ProviderAuth),
             ("request failed with HTTP 403", ProviderAuth),
+            ("Internal error: 403 No permission for this", ProviderAuth),
+            (
+                "Error: no answer (tried 5 times) Last error: 429 Slow down",
+                ProviderQuota,
+            ),
+            ("PermissionDeniedError: Forbidden", ProviderAuth),
+            (
+                "Session too large to compact - context exceeds model limit",
+                ContextOverflow,
+            ),
+            ("{\"errorName\":\"ContextOverflowError\"}", ContextOverflow),
             ("API key expired. Please renew the API key.", ProviderAuth),
             ("You've hit your limit · resets 10pm", ProviderQuota),
             ("429 {\"type\":\"error\"}", ProviderQuota),

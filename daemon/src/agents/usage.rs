@@ -48,14 +48,42 @@ impl Tokens {
 
     /// The same for one that counts what came from a cache as input too.
     pub(super) fn read_with_cached_input(value: &Value, names: [&str; 4]) -> Self {
-        let read = Self::read(value, names);
+        Self::read(value, names).without_cached_input()
+    }
+
+    fn without_cached_input(self) -> Self {
         Self {
-            input: read
+            input: self
                 .input
-                .saturating_sub(read.cache_read)
-                .saturating_sub(read.cache_write),
-            ..read
+                .saturating_sub(self.cache_read)
+                .saturating_sub(self.cache_write),
+            ..self
         }
+    }
+
+    /// For one that names a total beside the parts: whether its input has what came from a cache in it, and its output the
+    /// thoughts, shows in what adds up. Where nothing does, the parts are as they are named.
+    pub(super) fn adding_up_to(self, total: Option<u64>, thoughts: u64) -> Self {
+        let apart = self.input.saturating_add(self.output);
+        let cached = self.cache_read.saturating_add(self.cache_write);
+        let with_thoughts = Self {
+            output: self.output.saturating_add(thoughts),
+            ..self
+        };
+        let sums = [
+            (apart.saturating_add(cached), self),
+            (
+                apart.saturating_add(cached).saturating_add(thoughts),
+                with_thoughts,
+            ),
+            (apart, self.without_cached_input()),
+            (
+                apart.saturating_add(thoughts),
+                with_thoughts.without_cached_input(),
+            ),
+        ];
+        let fits = sums.into_iter().find(|(sum, _)| Some(*sum) == total);
+        fits.map_or(self, |(_, tokens)| tokens)
     }
 }
 
@@ -205,5 +233,26 @@ mod tests {
         assert_eq!((grown.input, grown.output, grown.cache_read), (4, 0, 0));
         let cached = Tokens::read_with_cached_input(&json!({"i": 312, "r": 200}), names);
         assert_eq!((cached.input, cached.cache_read), (112, 200));
+    }
+
+    #[test]
+    fn the_total_tells_what_is_counted_in_what() {
+        let named = Tokens {
+            input: 150,
+            output: 25,
+            cache_read: 40,
+            cache_write: 10,
+        };
+        let counted = |total| {
+            let tokens = named.adding_up_to(total, 3);
+            (tokens.input, tokens.output)
+        };
+        assert_eq!(counted(Some(225)), (150, 25));
+        assert_eq!(counted(Some(228)), (150, 28));
+        assert_eq!(counted(Some(175)), (100, 25));
+        assert_eq!(counted(Some(178)), (100, 28));
+        for nonsense in [None, Some(0), Some(u64::MAX)] {
+            assert_eq!(counted(nonsense), (150, 25));
+        }
     }
 }

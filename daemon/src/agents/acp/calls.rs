@@ -12,8 +12,13 @@ use super::super::wire::text;
 /// Parts of a call that say what it would do.
 const PARTS: [&str; 6] = ["name", "title", "kind", "rawInput", "content", "locations"];
 
-/// Where Claude's adapter says what a tool is called.
-const TOOL_NAME: &str = "/_meta/claudeCode/toolName";
+/// Where a tool's name is: in a field of its own, or in the notes of Claude's adapter, of Qwen Code, of Mistral Vibe.
+const TOOL_NAMES: [&str; 4] = [
+    "/name",
+    "/_meta/claudeCode/toolName",
+    "/_meta/toolName",
+    "/_meta/tool_name",
+];
 
 /// Bytes of one call that are kept, and calls of which anything is. Kept with every snapshot, so not for long.
 const CALL_MAX: usize = 64 * 1024;
@@ -37,10 +42,8 @@ struct Known {
 
 /// What a call is called; its kind is not, nor its title, which is what it does.
 fn name_in(call: &Value) -> &str {
-    match text(call, "/name") {
-        "" => text(call, TOOL_NAME),
-        name => name,
-    }
+    let mut names = TOOL_NAMES.into_iter().map(|path| text(call, path));
+    names.find(|name| !name.is_empty()).unwrap_or_default()
 }
 
 impl Calls {

@@ -3,9 +3,9 @@
 use serde_json::Value;
 
 use super::super::event::{AgentEvent, Outcome};
-use super::super::failure::{Failure, FailureClass, is_error_text, provider_failure};
+use super::super::failure::{Failure, FailureClass, is_error_text, provider_failure, told_status};
 use super::super::usage::{Tokens, TurnUsage};
-use super::super::wire::text;
+use super::super::wire::{METHOD_NOT_FOUND, text};
 use super::{Acp, Request};
 
 /// The agent wants to be logged in.
@@ -23,6 +23,12 @@ impl Acp {
         let failed = |class, message: &str| Outcome::Failed(Failure::new(class, message));
         match text(result, "/stopReason") {
             "end_turn" => match self.hidden_failure(result) {
+                // Some end a turn that was broken off as any other.
+                Some(failure)
+                    if failure.class == FailureClass::NoResult && self.turn.was_interrupted() =>
+                {
+                    Outcome::Interrupted
+                }
                 Some(failure) => Outcome::Failed(failure),
                 None => Outcome::Result(self.turn.words().to_owned()),
             },
@@ -35,7 +41,12 @@ impl Acp {
                 FailureClass::NoResult,
                 "the agent canceled its turn, and nobody had asked it to",
             ),
-            "refusal" => failed(FailureClass::Refusal, self.turn.words()),
+            // Some say this of any request that failed, and why in words.
+            "refusal" => {
+                let words = self.turn.words();
+                let class = told_status(words).unwrap_or(FailureClass::Refusal);
+                failed(class, words)
+            }
             "max_tokens" => failed(
                 FailureClass::ContextOverflow,
                 "the agent reached the model's limit of tokens",
@@ -51,43 +62,52 @@ impl Acp {
         }
     }
 
-    /// An error of the provider that comes as a normal end: as a text of nobody, with nothing used. That alone could
-    /// be an agent that counts nothing and names no messages, so the text has to be an error, and either the only one
-    /// or a stranger among messages with names.
+    /// What makes a normal end none: an error of the provider that is told there only, or that nothing came before it.
     fn hidden_failure(&self, result: &Value) -> Option<Failure> {
+        if self.beside.broken || self.tells_an_error_beside(result) {
+            let message = match self.beside.last.as_deref().unwrap_or_default() {
+                "" => "the agent's provider failed",
+                last => last,
+            };
+            return Some(provider_failure(None, "", message));
+        }
+        let counted = self.counted(result).unwrap_or_default() != Tokens::default();
+        let told = provider_failure(None, "", &self.beside.piece);
+        let known = told.class != FailureClass::ProviderError;
+        // Some answer with the provider's error in one piece, which no model does, and count nothing.
+        if !counted && known && is_error_text(&self.beside.piece) {
+            return Some(told);
+        }
+        // Some end a turn of which nothing came as if it were a short one.
+        let nothing = !self.beside.agent_was_heard && self.turn.words().is_empty();
+        let message = "the agent ended its turn without having said or done anything";
+        (nothing && !counted).then(|| Failure::new(FailureClass::NoResult, message))
+    }
+
+    /// An error as a text of nobody, with nothing used. That alone could be an agent that counts nothing and names no
+    /// messages, so the text has to be an error, and either the only one or a stranger among messages with names.
+    fn tells_an_error_beside(&self, result: &Value) -> bool {
         let last = self.beside.last.as_deref().unwrap_or_default();
         let nothing_used = result.get("usage").is_some_and(Value::is_null);
         let stranger = self.beside.names_messages || !self.beside.agent_was_heard;
-        let told = nothing_used && stranger && is_error_text(last);
-        let message = if last.is_empty() {
-            "the agent's provider failed"
-        } else {
-            last
-        };
-        (self.beside.broken || told).then(|| provider_failure(None, "", message))
+        nothing_used && stranger && is_error_text(last)
     }
 
-    fn usage(&self, result: &Value) -> Option<TurnUsage> {
-        let said = result
-            .get("usage")
-            .filter(|usage| usage.is_object())
-            .map(|usage| {
-                let names = [
-                    "inputTokens",
-                    "outputTokens",
-                    "cachedReadTokens",
-                    "cachedWriteTokens",
-                ];
-                Tokens::read(usage, names)
-            });
-        let counted = || {
+    /// The tokens of this turn, where the agent counts them.
+    fn counted(&self, result: &Value) -> Option<Tokens> {
+        let quota = || {
             let count = result.pointer("/_meta/quota/token_count")?;
             let names = ["input_tokens", "output_tokens", "cached_tokens", ""];
             count
                 .get("input_tokens")
                 .map(|_| Tokens::read(count, names))
         };
-        let tokens = said.or_else(counted);
+        let said = result.get("usage").and_then(tokens);
+        said.or_else(quota).or(self.beside.used)
+    }
+
+    fn usage(&self, result: &Value) -> Option<TurnUsage> {
+        let tokens = self.counted(result);
         let cost = self.cost.zip(self.cost_before);
         // An agent that names no price has not used nothing.
         let cost = cost
@@ -105,6 +125,9 @@ impl Acp {
     }
 
     pub(super) fn on_error(&mut self, request: Request, error: &Value, out: &mut Vec<AgentEvent>) {
+        if request == Request::OpenSession && self.opens_otherwise(error, out) {
+            return;
+        }
         let failure = failure_of(error);
         let known = failure.class != FailureClass::ProviderError;
         let session_is_unknown = match request {
@@ -122,14 +145,32 @@ impl Acp {
                 self.turn.fail(failure, out);
             }
             Request::Prompt if self.turn.was_interrupted() => {
-                self.turn.end(Outcome::Interrupted, None, out);
+                let usage = self.usage(&Value::Null);
+                self.turn.end(Outcome::Interrupted, usage, out);
             }
-            Request::Initialize | Request::OpenSession | Request::Prompt => {
-                self.turn.fail(failure, out);
+            Request::Prompt => {
+                let usage = self.usage(&Value::Null);
+                self.turn.end(Outcome::Failed(failure), usage, out);
             }
+            Request::Initialize | Request::OpenSession => self.turn.fail(failure, out),
             Request::Other => {}
         }
     }
+}
+
+/// What the protocol calls usage.
+pub(super) fn tokens(usage: &Value) -> Option<Tokens> {
+    let names = [
+        "inputTokens",
+        "outputTokens",
+        "cachedReadTokens",
+        "cachedWriteTokens",
+    ];
+    let count = |name| usage.get(name).and_then(Value::as_u64);
+    usage.is_object().then(|| {
+        let thoughts = count("thoughtTokens").unwrap_or(0);
+        Tokens::read(usage, names).adding_up_to(count("totalTokens"), thoughts)
+    })
 }
 
 /// Some agents use the provider's status as the code.
@@ -162,8 +203,10 @@ fn details(error: &Value) -> String {
 
 /// A prompt for a session that the agent does not have. Other things may not be found while it works.
 fn names_unknown_session(error: &Value) -> bool {
+    let code = error.get("code").and_then(Value::as_i64);
     let message = text(error, "/message").to_lowercase();
     let by_words = message.contains("session") && message.contains("not found");
-    let not_found = error.get("code").and_then(Value::as_i64) == Some(NOT_FOUND);
+    let by_words = by_words && code != Some(METHOD_NOT_FOUND);
+    let not_found = code == Some(NOT_FOUND);
     by_words || not_found && !text(error, "/data/sessionId").is_empty()
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::super::event::{AgentEvent, Message};
 use super::super::failure::{Failure, FailureClass};
 use super::super::launch::{SERVER, ToolServer};
-use super::super::wire::{list, text};
+use super::super::wire::{METHOD_NOT_FOUND, list, text};
 use super::{Acp, WIRE};
 
 const PROTOCOL: u64 = 1;
@@ -42,6 +42,9 @@ const CATEGORIES: [(&str, &str); 3] = [
     ("permission_mode", "mode"),
 ];
 
+/// Values of an option that an error names.
+const OFFERS_SHOWN: usize = 24;
+
 impl Acp {
     pub(in super::super) fn greeting() -> Message {
         let capabilities = json!({
@@ -68,30 +71,40 @@ impl Acp {
                 .fail(Failure::new(FailureClass::OutputInvalid, message), out);
             return;
         }
-        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.servers()});
-        let method = match &self.opening.resume {
-            None => "session/new",
-            Some(session) => {
-                params["sessionId"] = json!(session);
-                let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
-                let loads = result.pointer("/agentCapabilities/loadSession");
-                if can("/agentCapabilities/sessionCapabilities/resume") {
-                    "session/resume"
-                } else if loads == Some(&Value::Bool(true)) {
-                    "session/load"
-                } else {
-                    let message = "the agent cannot take a session up again";
-                    self.turn
-                        .fail(Failure::new(FailureClass::ResumeFailed, message), out);
-                    return;
-                }
+        let can = |path| result.pointer(path).is_some_and(|offer| !offer.is_null());
+        let loads = result.pointer("/agentCapabilities/loadSession") == Some(&Value::Bool(true));
+        let resumes = can("/agentCapabilities/sessionCapabilities/resume");
+        let method = match (&self.opening.resume, resumes, loads) {
+            (None, _, _) => "session/new",
+            (Some(_), true, _) => "session/resume",
+            (Some(_), false, true) => "session/load",
+            (Some(_), false, false) => {
+                let message = "the agent cannot take a session up again";
+                self.turn
+                    .fail(Failure::new(FailureClass::ResumeFailed, message), out);
+                return;
             }
         };
-        out.push(AgentEvent::Write(WIRE.request(
-            self.next_id,
-            method,
-            params,
-        )));
+        self.loads_instead = loads && method == "session/resume";
+        out.push(AgentEvent::Write(self.open(method)));
+    }
+
+    fn open(&self, method: &str) -> Message {
+        let mut params = json!({"cwd": self.opening.cwd, "mcpServers": self.servers()});
+        if let Some(session) = &self.opening.resume {
+            params["sessionId"] = json!(session);
+        }
+        WIRE.request(self.next_id, method, params)
+    }
+
+    /// Some offer to resume and do not know the method, where another one would do. True if that is tried now.
+    pub(super) fn opens_otherwise(&mut self, error: &Value, out: &mut Vec<AgentEvent>) -> bool {
+        let unknown = error.get("code").and_then(Value::as_i64) == Some(METHOD_NOT_FOUND);
+        let tries = std::mem::take(&mut self.loads_instead) && unknown;
+        if tries {
+            out.push(AgentEvent::Write(self.open("session/load")));
+        }
+        tries
     }
 
     pub(super) fn on_session(&mut self, result: &Value, out: &mut Vec<AgentEvent>) {
@@ -114,6 +127,10 @@ impl Acp {
             }
             Err(option) => {
                 let message = format!("the agent offers no way to set {option} as the task asks");
+                let message = match offered(result, option) {
+                    values if values.is_empty() => message,
+                    values => format!("{message}; it takes {}", values.join(", ")),
+                };
                 self.turn
                     .fail(Failure::new(FailureClass::UnsupportedOption, message), out);
             }
@@ -187,18 +204,22 @@ impl Acp {
     }
 }
 
-/// Modes have a list of their own, and models had one before there were options.
+/// Lists that are no options: modes have one of their own, and models had one before there were options.
+fn own_list(category: &str) -> Option<(&'static str, &'static str, &'static str)> {
+    match category {
+        "mode" => Some(("/modes/availableModes", "/id", "session/set_mode")),
+        "model" => Some(("/models/availableModels", "/modelId", "session/set_model")),
+        _ => None,
+    }
+}
+
 fn by_list(
     offer: &Value,
     category: &str,
     session: &str,
     value: &str,
 ) -> Option<(&'static str, Value)> {
-    let (path, id, method) = match category {
-        "mode" => ("/modes/availableModes", "/id", "session/set_mode"),
-        "model" => ("/models/availableModels", "/modelId", "session/set_model"),
-        _ => return None,
-    };
+    let (path, id, method) = own_list(category)?;
     let offered = list(offer, path).iter().any(|one| text(one, id) == value);
     let name = if category == "mode" {
         "modeId"
@@ -208,18 +229,39 @@ fn by_list(
     offered.then(|| (method, json!({"sessionId": session, name: value})))
 }
 
-/// Id of the option of this category that can take `value`.
-fn config_option<'a>(offer: &'a Value, category: &str, value: &str) -> Option<&'a str> {
+/// What an option of this category can be.
+fn values(option: &Value) -> impl Iterator<Item = &str> {
+    let direct = list(option, "/options").iter();
+    // Options may be grouped.
+    let all = direct.flat_map(|entry| std::iter::once(entry).chain(list(entry, "/options")));
+    let values = all.map(|entry| text(entry, "/value"));
+    values.filter(|value| !value.is_empty())
+}
+
+fn of_category<'a>(offer: &'a Value, category: &'a str) -> impl Iterator<Item = &'a Value> {
     let offered = list(offer, "/configOptions").iter();
-    let of_category = offered.filter(|option| text(option, "/category") == category);
-    let takes = |option: &&Value| {
-        let direct = list(option, "/options").iter();
-        // Options may be grouped.
-        let all = direct.flat_map(|entry| std::iter::once(entry).chain(list(entry, "/options")));
-        all.into_iter().any(|entry| text(entry, "/value") == value)
-    };
-    of_category
-        .into_iter()
-        .find(takes)
-        .map(|option| text(option, "/id"))
+    offered.filter(move |option| text(option, "/category") == category)
+}
+
+/// Id of the option of this category that can take `value`.
+fn config_option<'a>(offer: &'a Value, category: &'a str, value: &str) -> Option<&'a str> {
+    let mut options = of_category(offer, category);
+    let found = options.find(|option| values(option).any(|one| one == value));
+    found.map(|option| text(option, "/id"))
+}
+
+/// Some of what could have been asked for.
+fn offered<'a>(offer: &'a Value, option: &str) -> Vec<&'a str> {
+    let names = CATEGORIES.into_iter().find(|(name, _)| *name == option);
+    let category = names.map_or("", |(_, category)| category);
+    let listed = own_list(category).into_iter().flat_map(|(path, id, _)| {
+        let listed = list(offer, path).iter();
+        listed.map(move |one| text(one, id))
+    });
+    let options = of_category(offer, category).flat_map(values);
+    let mut all: Vec<&str> = options.chain(listed).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.truncate(OFFERS_SHOWN);
+    all
 }

@@ -5,10 +5,10 @@ use baton_proto::v1::OutputKind;
 use serde_json::Value;
 
 use super::super::event::AgentEvent;
-use super::super::turn::{RESULT_MAX, cut};
 use super::super::usage::Dollars;
 use super::super::wire::{list, text};
 use super::Acp;
+use super::ending::tokens;
 
 impl Acp {
     pub(super) fn on_update(&mut self, json: &str, params: &Value, out: &mut Vec<AgentEvent>) {
@@ -19,7 +19,10 @@ impl Acp {
             return;
         }
         match kind {
-            "agent_message_chunk" => self.on_words(update, out),
+            "agent_message_chunk" => {
+                self.on_used(update);
+                self.on_words(update, out);
+            }
             "agent_thought_chunk" => {
                 self.beside.agent_was_heard = true;
                 let words = block_text(update.get("content").unwrap_or(&Value::Null));
@@ -50,6 +53,7 @@ impl Acp {
                 self.turn.aside(json, out);
             }
             "plan" | "plan_update" => {
+                self.beside.agent_was_heard = true;
                 self.turn
                     .say(OutputKind::System, true, update.to_string(), None, out)
             }
@@ -70,6 +74,7 @@ impl Acp {
             | "subagent_update"
             | "session_message"
             | "session_message_chunk" => {
+                self.beside.agent_was_heard = true;
                 self.turn.say(OutputKind::System, false, json, None, out);
             }
             _ => self.turn.say(OutputKind::Opaque, false, json, None, out),
@@ -90,12 +95,8 @@ impl Acp {
         self.beside.agent_was_heard |= message.is_some();
         self.beside.names_messages |= message.is_some();
         match message {
-            Some(_) => self.beside.last = None,
-            None => {
-                let last = self.beside.last.get_or_insert_default();
-                let room = RESULT_MAX.saturating_sub(last.len());
-                last.push_str(cut(&words, room));
-            }
+            Some(_) => self.beside.forget_words(),
+            None => self.beside.note_words(&words),
         }
         self.turn.speak(&words, message, out);
     }
@@ -110,7 +111,7 @@ impl Acp {
         if self.turn.is_running() {
             self.calls.note(id, call);
             self.turn.forget_words();
-            self.beside.last = None;
+            self.beside.forget_words();
         }
     }
 
@@ -131,6 +132,14 @@ impl Acp {
         } else if piece.is_empty() && text(call, "/sessionUpdate") == "tool_call_update" {
             self.turn
                 .say(OutputKind::ToolCall, false, call.to_string(), Some(id), out);
+        }
+    }
+
+    /// Qwen Code counts each request by itself, on an empty piece behind it, and its answer to the prompt has no count.
+    fn on_used(&mut self, update: &Value) {
+        let used = update.pointer("/_meta/usage").and_then(tokens);
+        if let Some(used) = used.filter(|_| self.turn.is_running()) {
+            self.beside.used = Some(self.beside.used.unwrap_or_default().plus(used));
         }
     }
 

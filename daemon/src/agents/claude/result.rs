@@ -1,7 +1,7 @@
 //! The line that ends a turn of Claude's. `subtype: success` does not mean success, the exit code means even less,
 //! and the totals in it are those of the whole conversation.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::super::event::{AgentEvent, Outcome};
 use super::super::failure::{Failure, FailureClass, provider_failure};
@@ -102,36 +102,29 @@ impl Claude {
             .and_then(Value::as_object);
         let Some(models) = models else {
             let usage = message.get("usage").unwrap_or(&Value::Null);
+            let tokens = Tokens::read(
+                usage,
+                [
+                    "input_tokens",
+                    "output_tokens",
+                    "cache_read_input_tokens",
+                    "cache_creation_input_tokens",
+                ],
+            );
+            // Of a conversation that is older than the process some count the whole, and some what is new: then the tokens
+            // of the total are those of this turn.
+            let all = message.get("modelUsage").and_then(Value::as_object);
+            let new =
+                all.is_some_and(|all| by_model(all).0 == tokens) && tokens != Tokens::default();
+            let before = before.or(new.then(Dollars::default));
             return TurnUsage {
-                tokens: Tokens::read(
-                    usage,
-                    [
-                        "input_tokens",
-                        "output_tokens",
-                        "cache_read_input_tokens",
-                        "cache_creation_input_tokens",
-                    ],
-                ),
+                tokens,
                 cost: total.zip(before).map(|(total, before)| total.since(before)),
                 model: self.model.clone(),
                 turns,
             };
         };
-        let mut tokens = Tokens::default();
-        let mut cost = Some(Dollars::default());
-        for usage in models.values() {
-            tokens = tokens.plus(Tokens::read(
-                usage,
-                [
-                    "inputTokens",
-                    "outputTokens",
-                    "cacheReadInputTokens",
-                    "cacheCreationInputTokens",
-                ],
-            ));
-            let own = usage.get("costUSD").and_then(Dollars::read);
-            cost = cost.zip(own).map(|(sum, own)| sum.plus(own));
-        }
+        let (tokens, cost) = by_model(models);
         TurnUsage {
             tokens,
             cost,
@@ -139,4 +132,23 @@ impl Claude {
             turns,
         }
     }
+}
+
+fn by_model(models: &Map<String, Value>) -> (Tokens, Option<Dollars>) {
+    let mut tokens = Tokens::default();
+    let mut cost = Some(Dollars::default());
+    for usage in models.values() {
+        tokens = tokens.plus(Tokens::read(
+            usage,
+            [
+                "inputTokens",
+                "outputTokens",
+                "cacheReadInputTokens",
+                "cacheCreationInputTokens",
+            ],
+        ));
+        let own = usage.get("costUSD").and_then(Dollars::read);
+        cost = cost.zip(own).map(|(sum, own)| sum.plus(own));
+    }
+    (tokens, cost)
 }

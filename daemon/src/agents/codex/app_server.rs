@@ -11,8 +11,9 @@ use super::super::event::{AgentEvent, AgentExit, Answer, InputKey, Message, Outc
 use super::super::failure::{self, ANSWER_TOO_LONG, Failure, FailureClass, provider_failure};
 use super::super::memory::{Ids, Texts};
 use super::super::turn::Turn;
-use super::super::usage::{Tokens, TurnUsage};
+use super::super::usage::TurnUsage;
 use super::super::wire::{Cut, Dialect, Rpc, text};
+use super::totals::Totals;
 use super::{approvals, on_item, on_progress};
 
 pub(super) const WIRE: Dialect = Dialect::Bare;
@@ -52,8 +53,8 @@ pub(crate) struct AppServer {
     /// Open tools by which other agents work.
     #[serde(default)]
     helpers: BTreeSet<String>,
-    /// The thread's total before this turn, and now.
-    used: Option<(Tokens, Tokens)>,
+    #[serde(flatten)]
+    totals: Totals,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +78,7 @@ impl AppServer {
             file_changes: Texts::default(),
             command_lines: Texts::default(),
             helpers: BTreeSet::new(),
-            used: None,
+            totals: Totals::default(),
         }
     }
 
@@ -156,7 +157,7 @@ impl AppServer {
     fn on_turn_id(&mut self, id: &str) {
         if !id.is_empty() && self.turn_id.as_deref() != Some(id) {
             self.turn_id = Some(id.to_owned());
-            self.used = None;
+            self.totals.turn_begins();
         }
     }
 
@@ -244,11 +245,13 @@ impl AppServer {
                 self.turn.heard(out);
             }
             "item/started" => {
+                self.totals.on_item(item);
                 self.note_item(item);
                 on_item(&mut self.turn, item, false, false, out);
                 self.note_helper(item);
             }
             "item/completed" => {
+                self.totals.on_item(item);
                 let streamed = self.in_pieces.remove(text(item, "/id"));
                 self.file_changes.remove(text(item, "/id"));
                 self.command_lines.remove(text(item, "/id"));
@@ -256,7 +259,11 @@ impl AppServer {
                 on_item(&mut self.turn, item, true, streamed, out);
             }
             _ if method.starts_with("item/") => self.on_piece(json, method, params, out),
-            "thread/tokenUsage/updated" => self.on_usage(params),
+            "thread/tokenUsage/updated" => {
+                let this_turn = self.turn_id.as_deref() == Some(text(params, "/turnId"));
+                let resumed = self.opening.resume.is_some();
+                self.totals.on_usage(params, this_turn, resumed);
+            }
             "serverRequest/resolved" => {
                 let id = params.get("requestId").unwrap_or(&Value::Null);
                 let key = InputKey(id.to_string());
@@ -353,32 +360,9 @@ impl AppServer {
         }
     }
 
-    /// Totals of the thread. What the first request of this turn used is said beside them, and so what was before.
-    fn on_usage(&mut self, params: &Value) {
-        if self.turn_id.as_deref() != Some(text(params, "/turnId")) {
-            return;
-        }
-        let read = |name| {
-            let names = [
-                "inputTokens",
-                "outputTokens",
-                "cachedInputTokens",
-                "cacheWriteInputTokens",
-            ];
-            let usage = params.pointer(name).unwrap_or(&Value::Null);
-            Tokens::read_with_cached_input(usage, names)
-        };
-        let total = read("/tokenUsage/total");
-        let before = match self.used {
-            Some((before, _)) => before,
-            None => total.since(read("/tokenUsage/last")),
-        };
-        self.used = Some((before, total));
-    }
-
     fn on_turn_completed(&mut self, params: &Value, out: &mut Vec<AgentEvent>) {
-        let usage = self.used.take().map(|(before, total)| TurnUsage {
-            tokens: total.since(before),
+        let usage = self.totals.turn_ends().map(|tokens| TurnUsage {
+            tokens,
             model: self.model.clone().or_else(|| self.opening.model.clone()),
             ..TurnUsage::default()
         });

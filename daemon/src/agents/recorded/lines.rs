@@ -41,6 +41,12 @@ pub(super) struct Reader {
     cost_known: bool,
     cost_before: Option<Dollars>,
     turn_used: Tokens,
+    /// What the whole thread has used, as it was told last.
+    thread_used: Option<Tokens>,
+    /// Something has come of this turn.
+    answered: bool,
+    /// What an ACP agent counts behind each request.
+    by_request: Option<Tokens>,
     turn: String,
     /// Names and kinds of tool calls by their ids, where they were told.
     names: BTreeMap<String, (String, String)>,
@@ -138,6 +144,13 @@ impl Reader {
         });
         let before = std::mem::replace(&mut self.cost, total);
         let known = std::mem::replace(&mut self.cost_known, true);
+        let whole = line["modelUsage"].as_object().map(|models| {
+            let inputs = models.values().map(|model| number(&model["inputTokens"]));
+            inputs.sum::<u64>()
+        });
+        // Where the total's tokens are the turn's, so is its price.
+        let new = whole.is_some_and(|whole| whole > 0 && whole == tokens.input);
+        let known = known || new;
         let price = prices.or_else(|| known.then(|| total.since(before)));
         let well = line["is_error"] == false && word(line, "/subtype") == "success";
         let end = match well {
@@ -154,15 +167,29 @@ impl Reader {
             "turn/started" => {
                 self.turn = word(params, "/turn/id").to_owned();
                 self.turn_used = Tokens::default();
+                self.answered = false;
                 Vec::new()
             }
             "item/agentMessage/delta" => says(item, word(params, "/delta")),
             "turn/plan/updated" => vec![Mark::Visible],
-            "item/started" => codex_item(&params["item"], false),
+            "item/started" => {
+                self.answered |= word(params, "/item/type") != "userMessage";
+                codex_item(&params["item"], false)
+            }
             "item/completed" => codex_item(&params["item"], true),
-            "thread/tokenUsage/updated" if word(params, "/turnId") == self.turn => {
-                let last = codex_tokens(&params["tokenUsage"]["last"], CAMEL);
-                self.turn_used = self.turn_used.plus(last);
+            "thread/tokenUsage/updated" => {
+                let usage = &params["tokenUsage"];
+                // Said again, it is nothing new; nor is what an old thread has before anything came of the turn.
+                let old = self.resuming.is_some() && self.thread_used.is_none() && !self.answered;
+                let total = Some(codex_tokens(&usage["total"], CAMEL));
+                let again = std::mem::replace(&mut self.thread_used, total) == total;
+                if word(params, "/turnId") != self.turn {
+                    return Vec::new();
+                }
+                if !again && !old {
+                    let last = codex_tokens(&usage["last"], CAMEL);
+                    self.turn_used = self.turn_used.plus(last);
+                }
                 vec![Mark::Used(self.turn_used, None)]
             }
             "serverRequest/resolved" => vec![Mark::Withdrawn(params["requestId"].to_string())],
@@ -215,6 +242,11 @@ impl Reader {
         let id = line["id"].to_string();
         match (word(line, "/method"), word(update, "/sessionUpdate")) {
             ("session/update", "agent_message_chunk") => {
+                let usage = &update["_meta"]["usage"];
+                if usage.is_object() {
+                    let before = self.by_request.unwrap_or_default();
+                    self.by_request = Some(before.plus(acp_tokens(usage)));
+                }
                 let message = word(update, "/messageId").to_owned();
                 match word(update, "/content/type") {
                     "text" => says(message, word(update, "/content/text")),
@@ -260,13 +292,9 @@ impl Reader {
         let quota = &line["result"]["_meta"]["quota"]["token_count"];
         let price = self.cost_before.map(|before| self.cost.since(before));
         let price = price.filter(|price| *price != Dollars::default());
+        let by_request = self.by_request.take();
         let tokens = if usage.is_object() {
-            Some(Tokens {
-                input: number(&usage["inputTokens"]),
-                output: number(&usage["outputTokens"]),
-                cache_read: number(&usage["cachedReadTokens"]),
-                cache_write: number(&usage["cachedWriteTokens"]),
-            })
+            Some(acp_tokens(usage))
         } else {
             quota.get("input_tokens").map(|input| Tokens {
                 input: number(input),
@@ -275,6 +303,7 @@ impl Reader {
                 cache_write: 0,
             })
         };
+        let tokens = tokens.or(by_request);
         let tokens = tokens.or(price.map(|_| Tokens::default()));
         let used = tokens.map(|tokens| Mark::Used(tokens, price));
         let end = match word(line, "/result/stopReason") {
@@ -288,13 +317,7 @@ impl Reader {
     fn acp_name(&self, call: &Value) -> String {
         let known = self.names.get(word(call, "/toolCallId"));
         let (name, kind) = known.map_or(("", ""), |(name, kind)| (name, kind));
-        let names = [
-            word(call, "/name"),
-            word(call, "/_meta/claudeCode/toolName"),
-            name,
-            word(call, "/kind"),
-            kind,
-        ];
+        let names = [own_name(call), name, word(call, "/kind"), kind];
         let mut names = names.into_iter();
         names
             .find(|name| !name.is_empty())
@@ -307,12 +330,8 @@ impl Reader {
         let id = word(call, "/toolCallId").to_owned();
         let name = self.acp_name(call);
         let known = self.names.entry(id.clone()).or_default();
-        let told = [
-            word(call, "/name"),
-            word(call, "/_meta/claudeCode/toolName"),
-        ];
-        for told in told.into_iter().filter(|told| !told.is_empty()).take(1) {
-            known.0 = told.to_owned();
+        if !own_name(call).is_empty() {
+            known.0 = own_name(call).to_owned();
         }
         if !word(call, "/kind").is_empty() {
             known.1 = word(call, "/kind").to_owned();
@@ -323,6 +342,31 @@ impl Reader {
             marks.push(Mark::ToolEnded(id, status == "failed"));
         }
         marks
+    }
+}
+
+fn own_name(call: &Value) -> &str {
+    let notes = ["claudeCode/toolName", "toolName", "tool_name"];
+    let notes = notes.map(|note| word(call, &format!("/_meta/{note}")));
+    let mut names = [word(call, "/name")].into_iter().chain(notes);
+    names.find(|name| !name.is_empty()).unwrap_or_default()
+}
+
+/// The parts add up to the total, if what came from a cache is counted in the input and thoughts in the output, or not.
+fn acp_tokens(usage: &Value) -> Tokens {
+    let of = |name: &str| number(&usage[name]);
+    let (input, output) = (of("inputTokens"), of("outputTokens"));
+    let (cache_read, cache_write) = (of("cachedReadTokens"), of("cachedWriteTokens"));
+    let (cached, thoughts) = (cache_read + cache_write, of("thoughtTokens"));
+    let more = of("totalTokens").checked_sub(input + output);
+    let apart = more == Some(cached) || more == Some(cached + thoughts);
+    let within = !apart && (more == Some(0) || more == Some(thoughts));
+    let beside = more == Some(thoughts + if apart { cached } else { 0 }) && more != Some(cached);
+    Tokens {
+        input: if within { input - cached } else { input },
+        output: if beside { output + thoughts } else { output },
+        cache_read,
+        cache_write,
     }
 }
 
@@ -348,7 +392,9 @@ pub(super) fn is_event(wire: AgentWire, line: &Value) -> bool {
                 "session_info_update",
                 "user_message_chunk",
             ];
-            !method.starts_with('_') && !of_session.contains(&update)
+            let about_itself = ["auth/status_update", "elicitation/complete"];
+            let own = method.starts_with('_') || about_itself.contains(&method);
+            !own && !of_session.contains(&update)
         }
     }
 }
