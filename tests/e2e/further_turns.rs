@@ -84,7 +84,6 @@ fn leaving(path: &str, policy: MissingPolicy, spec: TaskSpec) -> TaskSpec {
                 ..RequiredArtifact::default()
             }],
             missing_policy: policy.into(),
-            ..CompletionContract::default()
         }),
         ..spec
     }

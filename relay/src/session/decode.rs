@@ -13,7 +13,7 @@ use baton_core::id::{AttemptId, Incarnation, InputId, TaskId};
 use baton_core::input::{
     CanceledBody, Completed, Errored, FrameBody, FrameRef, LeaseToken, MachineLoad, Termination,
 };
-use baton_core::record::{Exit, FailureCode, Phase, RejectCode, TimerKind, Usage, Workspace};
+use baton_core::record::{Exit, FailureCode, Phase, RejectCode, Usage, Workspace};
 use baton_core::secrets;
 use baton_core::time::Wall;
 use baton_proto::ShortName;
@@ -209,7 +209,7 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
     let plain = |phase| FrameBody::Phase {
         phase,
         message: note(&sent.message),
-        deadline: passed(sent.deadline()),
+        deadline: words::daemons_deadline(sent.deadline()),
     };
     // A number from a newer protocol takes its place in the order and changes nothing.
     let Ok(wire) = Wire::try_from(sent.phase) else {
@@ -248,26 +248,6 @@ fn phase(sent: &v1::TaskLifecycle) -> Result<FrameBody, FrameFault> {
         Wire::Blocked => plain(Phase::Blocked),
         Wire::Checkpointed => plain(Phase::Checkpointed),
         Wire::Released => plain(Phase::Released),
-    })
-}
-
-/// A deadline that a daemon watches too. The others are the relay's alone, and no daemon's word counts for them.
-fn passed(timer: v1::TimerKind) -> Option<TimerKind> {
-    use v1::TimerKind as Wire;
-    Some(match timer {
-        Wire::ProcessStart => TimerKind::ProcessStart,
-        Wire::PromptWrite => TimerKind::PromptWrite,
-        Wire::FirstEvent => TimerKind::FirstEvent,
-        Wire::FirstVisibleEvent => TimerKind::FirstVisibleEvent,
-        Wire::StreamIdle => TimerKind::StreamIdle,
-        Wire::ToolIdle => TimerKind::ToolIdle,
-        Wire::Total => TimerKind::Total,
-        Wire::Unspecified
-        | Wire::Queue
-        | Wire::Accept
-        | Wire::UserInput
-        | Wire::CleanupTerm
-        | Wire::Lease => return None,
     })
 }
 

@@ -246,6 +246,26 @@ pub(crate) fn asked_permission_effect(effect: v1::PermissionEffect) -> Permissio
     }
 }
 
+/// A deadline that a daemon watches too. The others are the relay's alone, and no daemon's word counts for them.
+pub(crate) fn daemons_deadline(timer: v1::TimerKind) -> Option<TimerKind> {
+    use v1::TimerKind as Wire;
+    Some(match timer {
+        Wire::ProcessStart => TimerKind::ProcessStart,
+        Wire::PromptWrite => TimerKind::PromptWrite,
+        Wire::FirstEvent => TimerKind::FirstEvent,
+        Wire::FirstVisibleEvent => TimerKind::FirstVisibleEvent,
+        Wire::StreamIdle => TimerKind::StreamIdle,
+        Wire::ToolIdle => TimerKind::ToolIdle,
+        Wire::Total => TimerKind::Total,
+        Wire::Unspecified
+        | Wire::Queue
+        | Wire::Accept
+        | Wire::UserInput
+        | Wire::CleanupTerm
+        | Wire::Lease => return None,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use baton_proto::ShortName;
