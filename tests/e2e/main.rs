@@ -34,6 +34,7 @@ mod liveness;
 mod lost_answers;
 mod mcp;
 mod mcp_inside;
+mod mcp_leaving;
 mod picking_up;
 mod processes;
 mod profiles;

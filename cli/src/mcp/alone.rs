@@ -1,5 +1,5 @@
 //! A server that stands alone: asks the relay with a token, and holds at most one task. One loop owns what it holds and
-//! answers one call after the other; the lease is renewed beside it.
+//! answers one call after the other; the lease is renewed beside it. What becomes of it at the end is in `leaving`.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{
     AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
     AgentFailRequest, AgentGrant, AgentProgressRequest, AgentReleaseRequest, ArtifactReceipt,
-    ClaimRequest, GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
+    BlockDraft, ClaimRequest, GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
 };
 use baton_proto::verbs::Call;
 use baton_proto::worker::FinishOutcome;
@@ -17,47 +17,71 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
-use super::answer::{Answer, PRECONDITION, Refusal};
+use super::answer::{Answer, PRECONDITION, Refusal, stopping};
 use super::fields::Args;
 use super::inputs;
 use super::lease::{self, Lease};
 use super::line::Line;
 use super::server::Asked;
+use super::session::Session;
 use crate::discovery::RelayArgs;
 
 pub(super) struct Alone {
-    line: Line,
-    clock: Clock,
+    pub(super) line: Line,
+    pub(super) clock: Clock,
     /// Beneath it required files are looked for.
     root: Option<PathBuf>,
-    held: watch::Sender<Option<Lease>>,
+    pub(super) held: watch::Sender<Option<Lease>>,
+    pub(super) session: Session,
 }
 
 impl Alone {
-    pub(super) fn new(args: RelayArgs, root: Option<PathBuf>, clock: Clock) -> Self {
+    pub(super) fn new(
+        args: RelayArgs,
+        root: Option<PathBuf>,
+        clock: Clock,
+        session: Session,
+    ) -> Self {
         Self {
             line: Line::new(args),
             clock,
             root,
             held: watch::Sender::new(None),
+            session,
         }
     }
 
-    /// Until nobody can call any more. What is held then goes back.
-    pub(super) async fn serve(mut self, mut calls: mpsc::Receiver<Asked>) {
+    /// Until the session is over and what was held is seen to, or until there is no more time for that.
+    pub(super) async fn serve(mut self, calls: mpsc::Receiver<Asked>) {
         let renewing = self.held.clone();
         let (line, clock) = (self.line.clone(), self.clock.clone());
+        let session = self.session.clone();
         let answering = async {
-            while let Some(asked) = calls.recv().await {
-                let answer = self.answer(asked.call, &asked.args).await;
-                // Whoever asked may have gone.
-                let _ = asked.reply.send(answer);
-            }
-            self.give_back("the agent's session ended").await;
+            self.answer_all(calls).await;
+            self.leave().await;
         };
         tokio::select! {
             () = answering => {}
             () = lease::keep(&renewing, line, &clock) => {}
+            () = session.time_to_leave() => {}
+        }
+    }
+
+    /// What was asked before the session's end is still answered: what an agent wrote down last must not be lost.
+    async fn answer_all(&mut self, mut calls: mpsc::Receiver<Asked>) {
+        let session = self.session.clone();
+        loop {
+            let asked = tokio::select! {
+                asked = calls.recv() => asked,
+                () = session.over(), if !calls.is_closed() => {
+                    calls.close();
+                    continue;
+                }
+            };
+            let Some(asked) = asked else { return };
+            let answer = self.answer(asked.call, &asked.args).await;
+            // Whoever asked may have gone.
+            let _ = asked.reply.send(answer);
         }
     }
 
@@ -156,7 +180,7 @@ impl Alone {
             .line
             .ask(async |relay| relay.agents().start(request.clone()).await);
         let grant = started.await?.grant;
-        Ok(self.hold(grant, asked_at))
+        self.hold(grant, asked_at)
     }
 
     async fn claim(&mut self, args: &Args) -> Answer {
@@ -170,7 +194,7 @@ impl Alone {
             .line
             .ask(async |relay| relay.agents().claim(request.clone()).await);
         let grant = claimed.await?.grant;
-        Ok(self.hold(grant, asked_at))
+        self.hold(grant, asked_at)
     }
 
     async fn pick_up(&mut self, args: &Args) -> Answer {
@@ -186,23 +210,31 @@ impl Alone {
             .line
             .ask(async |relay| relay.agents().pick_up(request.clone()).await);
         let grant = picked.await?.grant;
-        Ok(self.hold(grant, asked_at))
+        self.hold(grant, asked_at)
     }
 
-    /// The token stays here: the agent has no use for it.
-    fn hold(&mut self, grant: Option<AgentGrant>, asked_at: baton_daemon::Moment) -> Value {
+    /// The token stays here: the agent has no use for it. A grant that comes when the session is over is told to nobody.
+    fn hold(&mut self, grant: Option<AgentGrant>, asked_at: baton_daemon::Moment) -> Answer {
         let Some(mut grant) = grant else {
-            return json!({"held": false, "next": "nothing can be claimed now; look again later"});
+            let next = "nothing can be claimed now; look again later";
+            return Ok(json!({"held": false, "next": next}));
         };
+        let told = !self.session.is_over();
         self.held
-            .send_replace(Some(Lease::granted(&grant, asked_at)));
+            .send_replace(Some(Lease::granted(&grant, asked_at, told)));
+        if !told {
+            return Err(stopping());
+        }
         grant.token = None;
         let mut held = to_json(&grant);
         held["held"] = true.into();
-        held
+        Ok(held)
     }
 
     fn check_free(&self) -> Result<(), Refusal> {
+        if self.session.is_over() {
+            return Err(stopping());
+        }
         let held = self.held.borrow();
         let Some(lease) = held
             .as_ref()
@@ -257,17 +289,22 @@ impl Alone {
     }
 
     async fn block(&mut self, args: &Args) -> Answer {
+        let lease = self.lease(args)?;
+        let blocked = self.block_for(&lease, inputs::block(args)).await?;
+        self.held.send_replace(None);
+        Ok(blocked)
+    }
+
+    pub(super) async fn block_for(&mut self, lease: &Lease, block: BlockDraft) -> Answer {
         let request = AgentBlockRequest {
-            lease: Some(self.lease(args)?.proof()),
-            block: Some(inputs::block(args)),
+            lease: Some(lease.proof()),
+            block: Some(block),
             request_id: fresh_id(),
         };
         let told = self
             .line
             .ask(async |relay| relay.agents().block(request.clone()).await);
-        let task = told.await?;
-        self.held.send_replace(None);
-        Ok(to_json(&task))
+        Ok(to_json(&told.await?))
     }
 
     async fn release(&mut self, args: &Args) -> Answer {
@@ -277,7 +314,7 @@ impl Alone {
         Ok(released)
     }
 
-    async fn release_for(&mut self, lease: &Lease, reason: String) -> Answer {
+    pub(super) async fn release_for(&mut self, lease: &Lease, reason: String) -> Answer {
         let request = AgentReleaseRequest {
             lease: Some(lease.proof()),
             reason,
@@ -287,15 +324,6 @@ impl Alone {
             .line
             .ask(async |relay| relay.agents().release(request.clone()).await);
         Ok(to_json(&told.await?))
-    }
-
-    async fn give_back(&mut self, reason: &str) {
-        let lease = self.held.borrow().clone();
-        let Some(lease) = lease.filter(|lease| lease.check(self.clock.now()).is_ok()) else {
-            return;
-        };
-        // Without it the lease ends by itself.
-        let _ = self.release_for(&lease, reason.to_owned()).await;
     }
 
     /// What is there of the files that the task asks for.
@@ -353,19 +381,24 @@ impl Alone {
                 to_json(&told.await?)
             }
             FinishOutcome::Canceled => {
-                let request = AgentCancelRequest {
-                    lease: Some(lease.proof()),
-                    reason: finish.summary.chars().take(REASON).collect(),
-                    request_id: fresh_id(),
-                };
-                let told = self
-                    .line
-                    .ask(async |relay| relay.agents().cancel(request.clone()).await);
-                to_json(&told.await?)
+                let reason = finish.summary.chars().take(REASON).collect();
+                self.cancel_for(&lease, reason).await?
             }
         };
         self.held.send_replace(None);
         Ok(ended)
+    }
+
+    pub(super) async fn cancel_for(&mut self, lease: &Lease, reason: String) -> Answer {
+        let request = AgentCancelRequest {
+            lease: Some(lease.proof()),
+            reason,
+            request_id: fresh_id(),
+        };
+        let told = self
+            .line
+            .ask(async |relay| relay.agents().cancel(request.clone()).await);
+        Ok(to_json(&told.await?))
     }
 }
 

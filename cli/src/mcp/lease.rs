@@ -22,6 +22,8 @@ pub(super) struct Lease {
     pub(super) attempt_id: String,
     token: LeaseToken,
     pub(super) contract: Option<CompletionContract>,
+    /// The agent knows that it holds it, so it may have begun.
+    pub(super) told: bool,
     /// Nothing may be done under it from here on.
     limit: Moment,
     renew_at: Moment,
@@ -34,13 +36,14 @@ pub(super) struct Lease {
 
 impl Lease {
     /// `asked_at` is when the call left that was answered with the grant.
-    pub(super) fn granted(grant: &AgentGrant, asked_at: Moment) -> Self {
+    pub(super) fn granted(grant: &AgentGrant, asked_at: Moment, told: bool) -> Self {
         let attempt = grant.r#ref.clone().unwrap_or_default();
         let every = Some(Duration::from_millis(grant.renew_ms)).filter(|every| !every.is_zero());
         let every = every.unwrap_or(RENEW_EVERY);
         let spec = grant.task.as_ref().and_then(|task| task.spec.as_ref());
         Self {
             contract: spec.and_then(|spec| spec.contract.clone()),
+            told,
             task_id: attempt.task_id,
             attempt_id: attempt.attempt_id,
             token: grant.token.clone().unwrap_or_default(),
@@ -158,7 +161,7 @@ mod tests {
             renew_ms: 10_000,
             ..AgentGrant::default()
         };
-        Lease::granted(&grant, Moment::from_millis(1_000))
+        Lease::granted(&grant, Moment::from_millis(1_000), true)
     }
 
     #[test]

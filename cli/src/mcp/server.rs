@@ -12,7 +12,7 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use tokio::sync::{mpsc, oneshot};
 
-use super::answer::{Answer, Refusal, UNAVAILABLE, result};
+use super::answer::{Answer, result, stopping};
 use super::fields::{Args, check_object, object_schema};
 use super::inputs::fields_of;
 
@@ -52,18 +52,10 @@ impl Server {
 
     async fn answer(&self, call: Call, args: Args) -> Answer {
         check_object(fields_of(call), &args.0, "")?;
-        let gone = || {
-            Refusal::new(
-                UNAVAILABLE,
-                "server_stopping",
-                "the server is stopping",
-                "start it again",
-            )
-        };
         let (reply, answer) = oneshot::channel();
         let asked = Asked { call, args, reply };
-        self.asked.send(asked).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.asked.send(asked).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
     }
 }
 
