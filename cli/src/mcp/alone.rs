@@ -19,9 +19,9 @@ use uuid::Uuid;
 
 use super::answer::{Answer, PRECONDITION, Refusal, stopping};
 use super::fields::Args;
-use super::inputs;
 use super::lease::{self, Lease};
 use super::line::Line;
+use super::requests;
 use super::server::Asked;
 use super::session::Session;
 use crate::discovery::RelayArgs;
@@ -85,7 +85,7 @@ impl Alone {
         }
     }
 
-    async fn answer(&mut self, call: Call, args: &Args) -> Answer {
+    pub(super) async fn answer(&mut self, call: Call, args: &Args) -> Answer {
         let answer = match call {
             Call::ListBlocked => self.list_blocked(args).await,
             Call::GetBlocked => self.get_blocked(args).await,
@@ -119,7 +119,7 @@ impl Alone {
     }
 
     async fn list_blocked(&mut self, args: &Args) -> Answer {
-        let request = inputs::list_blocked(args);
+        let request = requests::list_blocked(args);
         let list = self
             .line
             .ask(async |relay| relay.tasks().list_blocked(request.clone()).await);
@@ -156,7 +156,7 @@ impl Alone {
     }
 
     async fn list(&mut self, args: &Args) -> Answer {
-        let request = inputs::list(args);
+        let request = requests::list(args);
         let list = self
             .line
             .ask(async |relay| relay.tasks().list(request.clone()).await);
@@ -170,7 +170,7 @@ impl Alone {
             .given_text("idempotency_key")
             .filter(|key| !key.is_empty());
         let request = StartRequest {
-            spec: Some(inputs::spec(args)),
+            spec: Some(requests::spec(args)),
             idempotency_key: key.unwrap_or_else(made),
             traceparent: std::env::var("TRACEPARENT").unwrap_or_default(),
             request_id: fresh_id(),
@@ -267,7 +267,7 @@ impl Alone {
     async fn progress(&mut self, args: &Args) -> Answer {
         let request = AgentProgressRequest {
             lease: Some(self.lease(args)?.proof()),
-            update: Some(inputs::progress(args)),
+            update: Some(requests::progress(args)),
             request_id: fresh_id(),
         };
         let told = self
@@ -279,7 +279,7 @@ impl Alone {
     async fn checkpoint(&mut self, args: &Args) -> Answer {
         let request = AgentCheckpointRequest {
             lease: Some(self.lease(args)?.proof()),
-            checkpoint: Some(inputs::checkpoint(args)),
+            checkpoint: Some(requests::checkpoint(args)),
             request_id: fresh_id(),
         };
         let told = self
@@ -290,7 +290,7 @@ impl Alone {
 
     async fn block(&mut self, args: &Args) -> Answer {
         let lease = self.lease(args)?;
-        let blocked = self.block_for(&lease, inputs::block(args)).await?;
+        let blocked = self.block_for(&lease, requests::block(args)).await?;
         self.held.send_replace(None);
         Ok(blocked)
     }
@@ -349,7 +349,7 @@ impl Alone {
 
     async fn complete(&mut self, args: &Args) -> Answer {
         let lease = self.lease(args)?;
-        let finish = inputs::finish(args);
+        let finish = requests::finish(args);
         let ended = match finish.outcome() {
             FinishOutcome::Unspecified | FinishOutcome::Completed => {
                 let request = AgentCompleteRequest {
@@ -380,10 +380,7 @@ impl Alone {
                     .ask(async |relay| relay.agents().fail(request.clone()).await);
                 to_json(&told.await?)
             }
-            FinishOutcome::Canceled => {
-                let reason = finish.summary.chars().take(REASON).collect();
-                self.cancel_for(&lease, reason).await?
-            }
+            FinishOutcome::Canceled => self.cancel_for(&lease, finish.summary).await?,
         };
         self.held.send_replace(None);
         Ok(ended)
@@ -406,9 +403,6 @@ impl Alone {
 fn fresh_id() -> String {
     Uuid::now_v7().to_string()
 }
-
-/// Characters of a cancel's reason.
-const REASON: usize = 2048;
 
 fn nothing_held() -> Refusal {
     let next = "call list_blocked_tasks and pick_up_task, claim_task or task_start first";

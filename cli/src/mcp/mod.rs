@@ -4,12 +4,15 @@
 
 mod alone;
 mod answer;
+#[cfg(test)]
+mod bounds_agree;
 mod fields;
 mod inputs;
 mod inside;
 mod lease;
 mod leaving;
 mod line;
+mod requests;
 mod server;
 mod session;
 

@@ -13,8 +13,8 @@ use rmcp::service::RequestContext;
 use tokio::sync::{mpsc, oneshot};
 
 use super::answer::{Answer, result, stopping};
-use super::fields::{Args, check_object, object_schema};
-use super::inputs::fields_of;
+use super::fields::{Args, object_schema};
+use super::inputs::{self, fields_of};
 
 /// Calls that wait for their turn. Full: the next waits.
 pub(super) const CALLS: usize = 16;
@@ -51,7 +51,7 @@ impl Server {
     }
 
     async fn answer(&self, call: Call, args: Args) -> Answer {
-        check_object(fields_of(call), &args.0, "")?;
+        inputs::check(call, &args)?;
         let (reply, answer) = oneshot::channel();
         let asked = Asked { call, args, reply };
         self.asked.send(asked).await.map_err(|_| stopping())?;
