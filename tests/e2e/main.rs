@@ -4,6 +4,7 @@ mod admission;
 mod agent_held;
 mod agents;
 mod asking;
+mod at_a_terminal;
 mod bad_frames;
 mod bad_requests;
 mod blank_reasons;

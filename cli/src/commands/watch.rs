@@ -218,7 +218,16 @@ async fn say_how_to_answer(
 ) -> Result<(), CliError> {
     let task = &event.task_id;
     let asked = event.kind() == TaskEventKind::InputAsked;
-    if asked && !inbox::list(relay, task, false).await?.is_empty() {
+    if !asked {
+        return Ok(());
+    }
+    let open = match inbox::list(relay, task, false).await {
+        Ok(open) => !open.is_empty(),
+        // The task is followed on; that it asked is known.
+        Err(error) if error.is_transient() => true,
+        Err(error) => return Err(error),
+    };
+    if open {
         console.note(&format!(
             "it asks something; see it with: baton inbox --task {task}"
         ));
