@@ -164,7 +164,7 @@ async fn what_was_typed_before_it_was_asked_is_no_answer() {
     let go = dir.path().join("go");
     let script = format!("say working; until {}; ask Bash ls; say over", go.display());
     let mut terminal = desk.follows("claude", &script);
-    terminal.shows("working").await;
+    terminal.shows("attempt 1 streaming").await;
     terminal.types("y\n");
     // The terminal shows what was typed when it has it.
     terminal.shows("y\r\n").await;
