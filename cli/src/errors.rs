@@ -12,6 +12,7 @@ use crate::discovery::RelayArgs;
 use crate::exit::Exit;
 use crate::hints;
 use crate::sanitize::one_line;
+use crate::tls_hints;
 
 /// Everything a command may end with besides success.
 #[derive(Debug)]
@@ -63,8 +64,14 @@ impl CliError {
         })
     }
 
-    /// The relay does not know the token: with which relay that was, and whose token.
+    /// The relay does not know the token: with which relay that was, and whose token. Or it was not understood: what it speaks.
     pub(crate) fn with_whereabouts(mut self, relay: &RelayArgs) -> Self {
+        if let CliError::Unreachable(story) = &mut self
+            && let Ok(url) = relay.relay_url()
+            && let Some(hint) = tls_hints::for_http(&url)
+        {
+            story.hint = hint;
+        }
         if let CliError::Refused(refusal) = &mut self
             && refusal.code == Code::Unauthenticated
             && let Ok(url) = relay.relay_url()

@@ -3,6 +3,7 @@
 
 mod again;
 mod answers;
+mod args;
 mod bench;
 mod client;
 mod clock;
@@ -18,6 +19,7 @@ pub mod exit;
 mod follow;
 mod goal_view;
 mod hints;
+mod ids;
 mod input_view;
 mod inspect;
 mod logging;
@@ -40,6 +42,7 @@ mod submission;
 mod table;
 mod task_flags;
 mod task_view;
+mod tls_hints;
 mod waiting;
 
 use std::process::ExitCode;

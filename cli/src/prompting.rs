@@ -220,7 +220,8 @@ async fn give(
 
 /// Somebody else was quicker, or nobody waits for it any more. Everything else may still be answered.
 fn is_over(refused: &CliError) -> bool {
-    const OVER: [Code; 4] = [
+    const OVER: [Code; 5] = [
+        Code::Aborted,
         Code::AlreadyExists,
         Code::NotFound,
         Code::FailedPrecondition,

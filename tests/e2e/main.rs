@@ -44,6 +44,7 @@ mod restart;
 mod results_survive;
 mod retention;
 mod scripted_agents;
+mod short_ids;
 mod standin_shapes;
 mod storm;
 mod surroundings;

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{ResumeAnswer, ResumeTaskRequest};
 use clap::Args;
 
+use crate::args::{RequiredReason, TaskArg};
 use crate::client::Relay;
 use crate::commands::watch::{self, Show};
 use crate::console::Console;
@@ -11,16 +12,15 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct ResumeArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
-    /// Why it may go on.
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    why: RequiredReason,
 
     /// Further instructions for the agent.
     #[arg(
@@ -58,16 +58,18 @@ pub(crate) struct ResumeArgs {
 
 pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find_because(&relay, &args.why).await?;
+    let reason = args.why.reason;
     let request = ResumeTaskRequest {
-        task_id: args.task_id.clone(),
-        reason: args.reason,
+        task_id: task_id.clone(),
+        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &reason).await?,
+        reason,
         instructions: args.instructions,
         answers: args.answers.iter().map(|said| answer(said)).collect(),
-        attempt_id: args.attempt,
     };
     let response = relay.tasks().resume(request).await?.into_inner();
     if args.wait {
-        let end = watch::until_settled(&relay, &args.task_id, Show::Progress, console).await?;
+        let end = watch::until_settled(&relay, &task_id, Show::Progress, console).await?;
         if let (true, Some(task)) = (args.json, &end.task) {
             console.json(&to_json(task))?;
         }
@@ -77,7 +79,7 @@ pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, Cli
         console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
     } else {
         console.line(&response.attempt_id)?;
-        console.note(&format!("follow it with: baton watch {}", args.task_id));
+        console.note(&format!("follow it with: baton watch {}", task_id));
     }
     Ok(Exit::Done)
 }
