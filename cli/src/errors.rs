@@ -4,8 +4,8 @@
 use std::fmt;
 use std::io;
 
+use baton_proto::unpack_error_detail;
 use baton_proto::v1::ErrorDetail;
-use prost::Message as _;
 use tonic::{Code, Status};
 
 use crate::discovery::RelayArgs;
@@ -129,27 +129,11 @@ impl From<io::Error> for CliError {
 
 impl From<Status> for CliError {
     fn from(status: Status) -> Self {
-        match detail(&status) {
+        match unpack_error_detail(&status) {
             Some(detail) => refused(status.code(), detail),
             None => undetailed(&status),
         }
     }
-}
-
-/// The wire form of a status with details, as every gRPC library knows it.
-#[derive(Clone, PartialEq, prost::Message)]
-struct RpcStatus {
-    #[prost(message, repeated, tag = "3")]
-    details: Vec<prost_types::Any>,
-}
-
-const DETAIL_TYPE: &str = "baton.v1.ErrorDetail";
-
-fn detail(status: &Status) -> Option<ErrorDetail> {
-    let wrapped = RpcStatus::decode(status.details()).ok()?;
-    let ours = |any: &&prost_types::Any| any.type_url.rsplit('/').next() == Some(DETAIL_TYPE);
-    let any = wrapped.details.iter().find(ours)?;
-    ErrorDetail::decode(any.value.as_slice()).ok()
 }
 
 fn refused(code: Code, detail: ErrorDetail) -> CliError {
@@ -253,12 +237,8 @@ mod tests {
     use super::*;
 
     fn status(code: Code, detail: ErrorDetail) -> Status {
-        let any = prost_types::Any {
-            type_url: format!("type.googleapis.com/{DETAIL_TYPE}"),
-            value: detail.encode_to_vec(),
-        };
-        let wrapped = RpcStatus { details: vec![any] };
-        Status::with_details(code, "short", wrapped.encode_to_vec().into())
+        let packed = baton_proto::pack_error_detail(code, "short", &detail);
+        Status::with_details(code, "short", packed)
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(crate) struct ResumeArgs {
     )]
     instructions: String,
 
-    /// An answer to what was asked, as QUESTION=ANSWER or the answer alone; may be repeated.
+    /// An answer to what was asked, as "QUESTION?=ANSWER", as "QUESTION = ANSWER", or the answer alone; may be repeated.
     #[arg(long = "answer", value_name = "ANSWER")]
     answers: Vec<String>,
 
@@ -85,7 +85,13 @@ pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, Cli
 }
 
 fn answer(said: &str) -> ResumeAnswer {
-    let (question, answer) = said.split_once('=').unwrap_or(("", said));
+    // An answer may have an equals sign of its own: `set DEBUG=1`.
+    let question = said.find("?=").map(|at| at + 1);
+    let question = question.or_else(|| said.find(" = "));
+    let (question, answer) = match question {
+        Some(at) => (&said[..at], said[at..].trim_start().trim_start_matches('=')),
+        None => ("", said),
+    };
     ResumeAnswer {
         question: question.trim().to_owned(),
         answer: answer.trim().to_owned(),
@@ -103,6 +109,14 @@ mod tests {
             (&*both.question, &*both.answer),
             ("which key?", "the blue one")
         );
-        assert_eq!(answer("yes").answer, "yes");
+        let close = answer("which key?=the blue one");
+        assert_eq!(
+            (&*close.question, &*close.answer),
+            ("which key?", "the blue one")
+        );
+        for alone in ["yes", "set DEBUG=1", "a==b"] {
+            let said = answer(alone);
+            assert_eq!((&*said.question, &*said.answer), ("", alone));
+        }
     }
 }

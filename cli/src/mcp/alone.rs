@@ -33,6 +33,12 @@ pub(super) struct Alone {
     root: Option<PathBuf>,
     pub(super) held: watch::Sender<Option<Lease>>,
     pub(super) session: Session,
+    /// Of the call that is answered now.
+    pub(super) call_id: String,
+    /// The last call, where nobody knows whether the relay heard it: the same call again is that one.
+    unanswered: Option<(Call, Args, String)>,
+    /// The call that is answered now is one of before.
+    repeats: bool,
 }
 
 impl Alone {
@@ -48,6 +54,9 @@ impl Alone {
             root,
             held: watch::Sender::new(None),
             session,
+            call_id: fresh_id(),
+            unanswered: None,
+            repeats: false,
         }
     }
 
@@ -86,6 +95,18 @@ impl Alone {
     }
 
     pub(super) async fn answer(&mut self, call: Call, args: &Args) -> Answer {
+        let before = self.unanswered.take();
+        let before = before.filter(|(same, with, _)| *same == call && with == args);
+        self.repeats = before.is_some();
+        self.call_id = before.map_or_else(fresh_id, |(.., id)| id);
+        let answer = self.answer_under_id(call, args).await;
+        if answer.as_ref().is_err_and(Refusal::is_transient) {
+            self.unanswered = Some((call, args.clone(), self.call_id.clone()));
+        }
+        answer
+    }
+
+    async fn answer_under_id(&mut self, call: Call, args: &Args) -> Answer {
         let answer = match call {
             Call::ListBlocked => self.list_blocked(args).await,
             Call::GetBlocked => self.get_blocked(args).await,
@@ -165,7 +186,7 @@ impl Alone {
 
     async fn start(&mut self, args: &Args) -> Answer {
         self.check_free()?;
-        let made = || format!("mcp-{}", fresh_id());
+        let made = || format!("mcp-{}", self.call_id);
         let key = args
             .given_text("idempotency_key")
             .filter(|key| !key.is_empty());
@@ -173,7 +194,7 @@ impl Alone {
             spec: Some(requests::spec(args)),
             idempotency_key: key.unwrap_or_else(made),
             traceparent: std::env::var("TRACEPARENT").unwrap_or_default(),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let asked_at = self.clock.now();
         let started = self
@@ -187,7 +208,7 @@ impl Alone {
         self.check_free()?;
         let request = ClaimRequest {
             task_id: args.text("task_id"),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let asked_at = self.clock.now();
         let claimed = self
@@ -203,7 +224,7 @@ impl Alone {
             task_id: args.text("task_id"),
             attempt_id: args.text("attempt_id"),
             reason: args.text("reason"),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let asked_at = self.clock.now();
         let picked = self
@@ -260,7 +281,10 @@ impl Alone {
             let next = "leave task_id out, or claim the other task when this one is done";
             return Err(Refusal::new("not_found", "not_held", &what, next));
         }
-        lease.check(self.clock.now())?;
+        // What was said while it stood may have ended it: then the relay knows the call, and answers as it would have.
+        if !self.repeats {
+            lease.check(self.clock.now())?;
+        }
         Ok(lease)
     }
 
@@ -268,7 +292,7 @@ impl Alone {
         let request = AgentProgressRequest {
             lease: Some(self.lease(args)?.proof()),
             update: Some(requests::progress(args)),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -280,7 +304,7 @@ impl Alone {
         let request = AgentCheckpointRequest {
             lease: Some(self.lease(args)?.proof()),
             checkpoint: Some(requests::checkpoint(args)),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -299,7 +323,7 @@ impl Alone {
         let request = AgentBlockRequest {
             lease: Some(lease.proof()),
             block: Some(block),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -318,7 +342,7 @@ impl Alone {
         let request = AgentReleaseRequest {
             lease: Some(lease.proof()),
             reason,
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -358,7 +382,7 @@ impl Alone {
                     result: finish.result.into(),
                     usage: None,
                     summary: finish.summary,
-                    request_id: fresh_id(),
+                    request_id: self.call_id.clone(),
                 };
                 let told = self
                     .line
@@ -373,7 +397,7 @@ impl Alone {
                     user_message: finish.result,
                     retryable_hint: finish.retryable,
                     usage: None,
-                    request_id: fresh_id(),
+                    request_id: self.call_id.clone(),
                 };
                 let told = self
                     .line
@@ -390,7 +414,7 @@ impl Alone {
         let request = AgentCancelRequest {
             lease: Some(lease.proof()),
             reason,
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -399,8 +423,8 @@ impl Alone {
     }
 }
 
-/// For one call of a tool, however often the line has to ask: the relay does it once.
-fn fresh_id() -> String {
+/// For one call of a tool, however often the line, or the agent, has to ask: the relay does it once.
+pub(super) fn fresh_id() -> String {
     Uuid::now_v7().to_string()
 }
 

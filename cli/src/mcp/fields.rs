@@ -324,7 +324,7 @@ fn whole(value: &Value) -> Option<u64> {
 }
 
 /// Arguments that met their fields.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Args(pub(super) Map<String, Value>);
 
 impl Args {

@@ -8,10 +8,12 @@ use baton_proto::v1::{AgentGrant, AgentLease, CompletionContract, LeaseToken, Re
 use tokio::sync::watch;
 
 use super::answer::{PRECONDITION, Refusal};
-use super::line::Line;
+use super::line::{Line, PATIENCE};
 
 /// When the relay names no interval.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// Renewals that fit into what is left of a lease.
+const TRIES: u32 = 3;
 /// Before a renewal that failed is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -83,6 +85,12 @@ impl Lease {
         self.cancel_requested |= cancel_requested;
     }
 
+    /// For one try at a renewal: a request that a wire swallows must not cost the lease.
+    fn patience(&self, now: Moment) -> Duration {
+        let left = now.until(self.limit) / TRIES;
+        left.clamp(TRY_AGAIN, PATIENCE)
+    }
+
     fn is_over(&self, now: Moment) -> bool {
         self.check(now).is_err()
     }
@@ -108,7 +116,10 @@ pub(super) async fn keep(held: &watch::Sender<Option<Lease>>, mut line: Line, cl
         let request = RenewRequest {
             lease: Some(lease.proof()),
         };
-        let renewal = line.ask(async |relay| relay.agents().renew(request.clone()).await);
+        let patience = lease.patience(asked_at);
+        let renewal = line.ask_within(patience, async |relay| {
+            relay.agents().renew(request.clone()).await
+        });
         let answer = renewal.await;
         held.send_if_modified(|held| {
             let same = held
@@ -180,6 +191,17 @@ mod tests {
         let mut lease = lease();
         lease.renewed(Moment::from_millis(900), Duration::from_secs(1), false);
         assert!(lease.check(Moment::from_millis(30_999)).is_ok());
+    }
+
+    #[test]
+    fn a_renewal_waits_for_no_longer_than_the_lease_allows() {
+        let mut lease = lease();
+        let at = |ms| Moment::from_millis(ms);
+        assert_eq!(lease.patience(at(1_000)), Duration::from_secs(10));
+        assert_eq!(lease.patience(at(25_000)), Duration::from_secs(2));
+        assert_eq!(lease.patience(at(30_900)), TRY_AGAIN);
+        lease.renewed(at(1_000), Duration::from_secs(86_400), false);
+        assert_eq!(lease.patience(at(1_000)), PATIENCE);
     }
 
     #[test]

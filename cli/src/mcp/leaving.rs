@@ -7,7 +7,7 @@
 
 use baton_proto::v1::BlockDraft;
 
-use super::alone::Alone;
+use super::alone::{Alone, fresh_id};
 use super::answer::Answer;
 use super::lease::Lease;
 
@@ -31,6 +31,7 @@ impl Alone {
     }
 
     async fn see_to(&mut self, lease: &Lease) -> Answer {
+        self.call_id = fresh_id();
         if !lease.told {
             return self.release_for(lease, UNTOLD.to_owned()).await;
         }
@@ -46,7 +47,10 @@ impl Alone {
         };
         match self.block_for(lease, block).await {
             // It was wanted since the last renewal, so nobody has told yet.
-            Err(refusal) if refusal.code == BEING_CANCELED => self.cancel_for(lease, reason).await,
+            Err(refusal) if refusal.code == BEING_CANCELED => {
+                self.call_id = fresh_id();
+                self.cancel_for(lease, reason).await
+            }
             answer => answer,
         }
     }
