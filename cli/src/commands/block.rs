@@ -49,8 +49,7 @@ pub(crate) async fn run(args: BlockArgs, console: &Console) -> Result<Exit, CliE
         console.json(&to_json(&task.ok_or_else(no_task)?))?;
     } else {
         console.note(&format!(
-            "parked; send it on with: baton resume {} --reason TEXT",
-            task_id
+            "parked; send it on with: baton resume {task_id} --reason TEXT"
         ));
     }
     Ok(Exit::Done)

@@ -58,7 +58,7 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
             piece = reader.next() => piece?,
             () = interrupt.pressed() => {
                 sink.finish()?;
-                console.note(&format!("detached; come back with: baton output {} --follow", task_id));
+                console.note(&format!("detached; come back with: baton output {task_id} --follow"));
                 return Ok(Exit::Interrupted);
             }
         };

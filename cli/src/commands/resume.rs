@@ -79,7 +79,7 @@ pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, Cli
         console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
     } else {
         console.line(&response.attempt_id)?;
-        console.note(&format!("follow it with: baton watch {}", task_id));
+        console.note(&format!("follow it with: baton watch {task_id}"));
     }
     Ok(Exit::Done)
 }

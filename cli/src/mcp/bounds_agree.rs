@@ -109,37 +109,42 @@ fn edges(shape: &Shape) -> Vec<Edge> {
                 .map(|edge| edge.inside(|one| json!([one])));
             entries.chain([long]).collect()
         }
-        Shape::Object(fields) => {
-            let of_field = |field: &Field| {
-                let name = field.name;
-                let rest = required(fields);
-                let edges = edges(&field.shape).into_iter();
-                edges
-                    .map(|edge| {
-                        edge.inside(|value| {
-                            let mut whole = rest.clone();
-                            whole.insert(name.to_owned(), value);
-                            Value::Object(whole)
-                        })
-                    })
-                    .collect::<Vec<_>>()
-            };
-            fields.iter().flat_map(of_field).collect()
-        }
-        Shape::Labels => {
-            let many = |count: usize| -> Value {
-                let pairs = (0..count).map(|n| (format!("k{n}"), Value::from("v")));
-                Value::Object(pairs.collect())
-            };
-            let one = |key: usize, value: usize| json!({"k".repeat(key): "v".repeat(value)});
-            vec![
-                Edge::of([many(64)], [many(65)]),
-                Edge::of([one(63, 1)], [one(64, 1), json!({"a b": ""})]),
-                Edge::of([one(1, 256)], [one(1, 257), json!({"a": "\n"})]),
-            ]
-        }
+        Shape::Object(fields) => edges_of_members(fields),
+        Shape::Labels => edges_of_labels(),
         Shape::OneOf(_) | Shape::Flag => Vec::new(),
     }
+}
+
+/// Of one member at a time, beside what is required.
+fn edges_of_members(fields: &[Field]) -> Vec<Edge> {
+    let of_field = |field: &Field| {
+        let name = field.name;
+        let rest = required(fields);
+        let edges = edges(&field.shape).into_iter();
+        edges
+            .map(|edge| {
+                edge.inside(|value| {
+                    let mut whole = rest.clone();
+                    whole.insert(name.to_owned(), value);
+                    Value::Object(whole)
+                })
+            })
+            .collect::<Vec<_>>()
+    };
+    fields.iter().flat_map(of_field).collect()
+}
+
+fn edges_of_labels() -> Vec<Edge> {
+    let many = |count: usize| -> Value {
+        let pairs = (0..count).map(|n| (format!("k{n}"), Value::from("v")));
+        Value::Object(pairs.collect())
+    };
+    let one = |key: usize, value: usize| json!({"k".repeat(key): "v".repeat(value)});
+    vec![
+        Edge::of([many(64)], [many(65)]),
+        Edge::of([one(63, 1)], [one(64, 1), json!({"a b": ""})]),
+        Edge::of([one(1, 256)], [one(1, 257), json!({"a": "\n"})]),
+    ]
 }
 
 /// A value that nobody could object to; another one for each number.
