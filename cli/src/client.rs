@@ -14,6 +14,7 @@ use tonic::{Request, Status};
 
 use crate::discovery::RelayArgs;
 use crate::errors::{CliError, Story};
+use crate::tls_hints;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(20);
@@ -200,14 +201,16 @@ fn unreachable(url: &str, error: &tonic::transport::Error) -> CliError {
         why = cause.to_string();
         source = cause.source();
     }
-    let hint = if url.starts_with("https://") {
+    let usual = if url.starts_with("https://") {
         "see whether the relay is up; a certificate that this machine does not know needs its authority, --ca FILE"
     } else {
         "start one with `baton up`, or name another with --relay URL or BATON_RELAY"
     };
+    let tls = Some(url).filter(|url| url.starts_with("https://"));
+    let hint = tls.and_then(|url| tls_hints::for_https(url, &why));
     CliError::Unreachable(Story {
         what: format!("connect to the relay at {url}"),
         why,
-        hint: hint.to_owned(),
+        hint: hint.unwrap_or_else(|| usual.to_owned()),
     })
 }

@@ -74,6 +74,15 @@ impl Console {
         self.stderr.is_terminal()
     }
 
+    /// As much of a line as the terminal shows in one; whole where it goes elsewhere.
+    pub(crate) fn cut(&self, line: String) -> String {
+        let width = rustix::termios::tcgetwinsize(&self.stdout);
+        match width.map(|size| usize::from(size.ws_col)) {
+            Ok(columns @ 1..) if self.stdout_is_terminal() => cut_at(line, columns),
+            Ok(_) | Err(_) => line,
+        }
+    }
+
     pub(crate) fn stdout_is_terminal(&self) -> bool {
         self.stdout.is_terminal()
     }
@@ -85,6 +94,15 @@ impl Console {
     pub(crate) fn note_style(&self) -> Style {
         Style::of(&self.stderr)
     }
+}
+
+/// Counts characters, as the columns of a table do.
+fn cut_at(line: String, columns: usize) -> String {
+    if line.chars().count() <= columns {
+        return line;
+    }
+    let kept: String = line.chars().take(columns - 1).collect();
+    format!("{}…", kept.trim_end())
 }
 
 /// Agent output on its way to stdout: exact bytes into a file or a pipe, sanitized onto a terminal.
@@ -128,5 +146,17 @@ impl<'a> OutputSink<'a> {
             clean.push('\n');
         }
         self.console.bytes(clean.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_cut_at_the_terminals_edge_and_says_so() {
+        assert_eq!(cut_at("größer".to_owned(), 6), "größer");
+        assert_eq!(cut_at("größer als".to_owned(), 8), "größer…");
+        assert_eq!(cut_at("ab".to_owned(), 1), "…");
     }
 }

@@ -4,14 +4,15 @@
 use std::fmt;
 use std::io;
 
+use baton_proto::unpack_error_detail;
 use baton_proto::v1::ErrorDetail;
-use prost::Message as _;
 use tonic::{Code, Status};
 
 use crate::discovery::RelayArgs;
 use crate::exit::Exit;
 use crate::hints;
 use crate::sanitize::one_line;
+use crate::tls_hints;
 
 /// Everything a command may end with besides success.
 #[derive(Debug)]
@@ -63,8 +64,14 @@ impl CliError {
         })
     }
 
-    /// The relay does not know the token: with which relay that was, and whose token.
+    /// The relay does not know the token: with which relay that was, and whose token. Or it was not understood: what it speaks.
     pub(crate) fn with_whereabouts(mut self, relay: &RelayArgs) -> Self {
+        if let CliError::Unreachable(story) = &mut self
+            && let Ok(url) = relay.relay_url()
+            && let Some(hint) = tls_hints::for_http(&url)
+        {
+            story.hint = hint;
+        }
         if let CliError::Refused(refusal) = &mut self
             && refusal.code == Code::Unauthenticated
             && let Ok(url) = relay.relay_url()
@@ -122,27 +129,11 @@ impl From<io::Error> for CliError {
 
 impl From<Status> for CliError {
     fn from(status: Status) -> Self {
-        match detail(&status) {
+        match unpack_error_detail(&status) {
             Some(detail) => refused(status.code(), detail),
             None => undetailed(&status),
         }
     }
-}
-
-/// The wire form of a status with details, as every gRPC library knows it.
-#[derive(Clone, PartialEq, prost::Message)]
-struct RpcStatus {
-    #[prost(message, repeated, tag = "3")]
-    details: Vec<prost_types::Any>,
-}
-
-const DETAIL_TYPE: &str = "baton.v1.ErrorDetail";
-
-fn detail(status: &Status) -> Option<ErrorDetail> {
-    let wrapped = RpcStatus::decode(status.details()).ok()?;
-    let ours = |any: &&prost_types::Any| any.type_url.rsplit('/').next() == Some(DETAIL_TYPE);
-    let any = wrapped.details.iter().find(ours)?;
-    ErrorDetail::decode(any.value.as_slice()).ok()
 }
 
 fn refused(code: Code, detail: ErrorDetail) -> CliError {
@@ -246,12 +237,8 @@ mod tests {
     use super::*;
 
     fn status(code: Code, detail: ErrorDetail) -> Status {
-        let any = prost_types::Any {
-            type_url: format!("type.googleapis.com/{DETAIL_TYPE}"),
-            value: detail.encode_to_vec(),
-        };
-        let wrapped = RpcStatus { details: vec![any] };
-        Status::with_details(code, "short", wrapped.encode_to_vec().into())
+        let packed = baton_proto::pack_error_detail(code, "short", &detail);
+        Status::with_details(code, "short", packed)
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod again;
 mod answers;
+mod args;
 mod bench;
 mod client;
 mod clock;
@@ -18,6 +19,7 @@ pub mod exit;
 mod follow;
 mod goal_view;
 mod hints;
+mod ids;
 mod input_view;
 mod inspect;
 mod logging;
@@ -40,6 +42,7 @@ mod submission;
 mod table;
 mod task_flags;
 mod task_view;
+mod tls_hints;
 mod waiting;
 
 use std::process::ExitCode;
@@ -110,10 +113,7 @@ fn described(command: clap::Command) -> clap::Command {
 
 fn run(command: Command, relay: Option<&RelayArgs>, clocks: &Clocks) -> Exit {
     let console = Console::default();
-    let result = runtime(&command)
-        .map_err(|error| CliError::local("start the runtime", error))
-        .and_then(|runtime| runtime.block_on(command.run(&console, clocks)));
-    match result {
+    match run_to_end(command, &console, clocks) {
         Ok(exit) => exit,
         Err(CliError::OutputClosed) => Exit::Done,
         Err(error) => {
@@ -126,6 +126,17 @@ fn run(command: Command, relay: Option<&RelayArgs>, clocks: &Clocks) -> Exit {
             error.exit()
         }
     }
+}
+
+fn run_to_end(command: Command, console: &Console, clocks: &Clocks) -> Result<Exit, CliError> {
+    let runtime = runtime(&command).map_err(|error| CliError::local("start the runtime", error))?;
+    let reads_stdin = command.reads_stdin();
+    let result = runtime.block_on(command.run(console, clocks));
+    if reads_stdin {
+        // The thread that reads it cannot be called off, and the other end may stay open for ever.
+        runtime.shutdown_background();
+    }
+    result
 }
 
 /// Servers and load use all cores; a client asks one question and needs no threads.

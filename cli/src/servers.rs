@@ -13,8 +13,8 @@ pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::tools::own_program;
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, FileConfig, Finding,
-    KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
+    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, DaemonError, FileConfig,
+    Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
@@ -266,12 +266,14 @@ impl ReadyDaemon {
 
     /// Runs until `stop`, then drains.
     pub(crate) async fn run(self, stop: CancellationToken) -> Result<(), CliError> {
-        self.daemon.run(stop).await.map_err(|error| {
-            CliError::Unreachable(Story {
-                what: "the daemon had to stop".to_owned(),
+        let what = "the daemon had to stop";
+        self.daemon.run(stop).await.map_err(|error| match error {
+            DaemonError::Link(error) => CliError::Unreachable(Story {
+                what: what.to_owned(),
                 why: error.to_string(),
                 hint: "see whether its token is still valid: baton token list".to_owned(),
-            })
+            }),
+            error => CliError::local(what, error),
         })
     }
 }

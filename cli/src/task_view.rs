@@ -47,6 +47,14 @@ pub(crate) fn time_of_day(at: Option<&Timestamp>) -> String {
     )
 }
 
+/// What a task is for: its goal, else what was submitted.
+pub(crate) fn about(task: &Task) -> String {
+    match task.goal.as_str() {
+        "" => one_line(&task.about),
+        goal => one_line(goal),
+    }
+}
+
 /// One event in one line, as `watch` shows it.
 pub(crate) fn event_line(event: &TaskEvent, style: Style) -> String {
     let time = style.paint(Tone::Quiet, &time_of_day(event.recorded_at.as_ref()));

@@ -1,7 +1,9 @@
 //! The completion contract: which files a task may ask for, and when what was found is what was asked for. Pure, and one
 //! truth: Submit and the daemon check paths by it, the relay judges by it in the commit that completes, and whoever
-//! wants to know beforehand asks the same function.
+//! wants to know beforehand asks the same function. Beside it stand the bounds of all that clients say, for the same
+//! reason.
 
+pub mod bounds;
 mod judge;
 mod path;
 

@@ -18,7 +18,6 @@ use crate::clock::whole_millis;
 use crate::outbox::{CutWhy, Label, Leaves, Record};
 use crate::phases::OncePhase;
 use crate::process::{Cleared, Exit};
-use crate::redact::redact;
 use crate::timers::DeadlineKind;
 
 mod said;
@@ -390,7 +389,7 @@ pub(crate) fn terminal(verdict: &Verdict, ending: &Ending, closing: Closing) -> 
             message: failed.message.clone(),
             user_message: failed.user_message.clone(),
             retryable_hint: failed.retryable,
-            stderr_tail: redact(&ending.stderr_tail),
+            stderr_tail: baton_secrets::without(&ending.stderr_tail).into_owned(),
             agent_session_id: failed.used.conversation.clone(),
             usage: said::usage(&failed.used),
             timer: failed
@@ -443,7 +442,7 @@ pub(crate) fn disk_full(stderr_tail: &str, closing: Closing) -> Body {
         message: "the worker's disk took no more of the attempt's frames; see the daemon's log"
             .to_owned(),
         user_message: "the worker's disk is full".to_owned(),
-        stderr_tail: redact(stderr_tail),
+        stderr_tail: baton_secrets::without(stderr_tail).into_owned(),
         workspace,
         ..TaskError::default()
     })

@@ -30,7 +30,6 @@ mod phases;
 mod private_socket;
 mod process;
 pub mod receipts;
-mod redact;
 mod session;
 pub mod shim;
 pub mod spool;

@@ -1,5 +1,5 @@
-//! Clients of two tenants who work without pause: submit, submit again, watch, cancel early and late, and ask for what is not theirs. Each writes
-//! down what it asked and what it was told. A call without an answer is made again, with its key, as a careful client does.
+//! Clients of two tenants who work without pause: submit, submit again, watch, tell progress, block, send on, cancel early and late, and ask for
+//! what is not theirs. Each writes down what it asked and what it was told. A call without an answer is made again, with its key, as a careful client does.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,8 @@ use std::time::Duration;
 use baton_history::{Op, Outcome, Saw, Viewpoint};
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
-    RetryPolicy, SubmitRequest, Task, TaskSpec, TaskState, WatchTaskRequest, WhenUnsafe,
+    BlockTaskRequest, ProgressUpdate, ResumeTaskRequest, RetryPolicy, SubmitRequest, Task,
+    TaskSpec, TaskState, UpdateProgressRequest, WatchTaskRequest, WhenUnsafe,
 };
 use baton_tests::{Client, code_of, command, within};
 use tokio_util::sync::CancellationToken;
@@ -55,6 +56,14 @@ impl Load {
         self.stop.cancel();
     }
 
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    pub(crate) fn stopped(&self) -> &CancellationToken {
+        &self.stop
+    }
+
     fn know(&self, tenant: &'static str, task: &str) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         if tasks.len() >= 100 {
@@ -94,7 +103,8 @@ impl Customer {
         let mut turn = 0;
         while !self.load.stop.is_cancelled() {
             turn += 1;
-            self.job(turn).await;
+            // In a box: what one turn may come to is too much for a worker's stack.
+            Box::pin(self.job(turn)).await;
         }
     }
 
@@ -116,10 +126,17 @@ impl Customer {
             return;
         };
         self.load.know(self.tenant, &task);
-        let canceled = rand::random_range(0..6) == 0;
-        if canceled {
-            pass(some_ms(0, 3_000), &self.load.stop).await;
-            self.cancel(&task).await;
+        match rand::random_range(0..6) {
+            0 => {
+                pass(some_ms(0, 3_000), &self.load.stop).await;
+                self.cancel(&task).await;
+            }
+            1 => Box::pin(self.progress(&task, &key)).await,
+            2 => {
+                pass(some_ms(0, 1_000), &self.load.stop).await;
+                Box::pin(self.hold_up(&task, &key)).await;
+            }
+            _ => {}
         }
         self.follow(&task).await;
         match rand::random_range(0..6) {
@@ -193,6 +210,78 @@ impl Customer {
         }
     }
 
+    /// What is done of it, in the words of a person who watches.
+    async fn progress(&self, task: &str, item: &str) {
+        let request = UpdateProgressRequest {
+            task_id: task.to_owned(),
+            update: Some(ProgressUpdate {
+                completed_items: vec![item.to_owned()],
+                ..ProgressUpdate::default()
+            }),
+        };
+        let question = || Question {
+            body: Some(item.to_owned()),
+            ..about(Op::Progress, task)
+        };
+        loop {
+            let answer = async {
+                let mut tasks = self.client.tasks();
+                let answer = tasks.update_progress(request.clone());
+                let answer = within("an answer to UpdateProgress", answer).await?;
+                Ok::<_, Status>((answer.into_inner().task, false))
+            };
+            match self.ask(question(), answer).await {
+                (Outcome::Info, _) => self.again().await,
+                _ => return,
+            }
+        }
+    }
+
+    /// Blocks it, wherever it is, and sends it on.
+    async fn hold_up(&self, task: &str, item: &str) {
+        Box::pin(self.progress(task, item)).await;
+        let request = BlockTaskRequest {
+            task_id: task.to_owned(),
+            reason: "a person has to look".to_owned(),
+            ..BlockTaskRequest::default()
+        };
+        loop {
+            let answer = async {
+                let mut tasks = self.client.tasks();
+                let answer = within("an answer to Block", tasks.block(request.clone())).await?;
+                Ok::<_, Status>((answer.into_inner().task, false))
+            };
+            match self.ask(about(Op::Block, task), answer).await {
+                (Outcome::Info, _) => self.again().await,
+                _ => break,
+            }
+        }
+        pass(some_ms(0, 500), &self.load.stop).await;
+        Box::pin(self.send_on(task)).await;
+    }
+
+    /// Also where somebody else has: one of them is told by which attempt it goes on.
+    async fn send_on(&self, task: &str) {
+        let request = ResumeTaskRequest {
+            task_id: task.to_owned(),
+            reason: "looked at".to_owned(),
+            ..ResumeTaskRequest::default()
+        };
+        loop {
+            let answer = async {
+                let mut tasks = self.client.tasks();
+                let answer = within("an answer to Resume", tasks.resume(request.clone())).await?;
+                let answer = answer.into_inner();
+                let made = Some(answer.attempt_id);
+                Ok::<_, Status>((answer.task, false, made))
+            };
+            match self.ask_for(about(Op::Resume, task), answer).await {
+                (Outcome::Info, _) => self.again().await,
+                _ => return,
+            }
+        }
+    }
+
     async fn get(&self, task: &str) {
         let answer = async { Ok::<_, Status>((Some(self.client.try_get(task).await?), false)) };
         self.ask(about(Op::Get, task), answer).await;
@@ -222,6 +311,16 @@ impl Customer {
         question: Question,
         answer: impl Future<Output = Result<(Option<Task>, bool), Status>>,
     ) -> (Outcome, Option<String>) {
+        let answer = Box::pin(async { answer.await.map(|(task, already)| (task, already, None)) });
+        self.ask_for(question, answer).await
+    }
+
+    /// The same for what makes something: the attempt by which a task goes on.
+    async fn ask_for(
+        &self,
+        question: Question,
+        answer: impl Future<Output = Result<(Option<Task>, bool, Option<String>), Status>>,
+    ) -> (Outcome, Option<String>) {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         self.saw(Saw::Call {
             call,
@@ -236,7 +335,7 @@ impl Customer {
             Ok(_) => (Outcome::Ok, None),
             Err(status) => told(status),
         };
-        let (task, already) = answer.unwrap_or_default();
+        let (task, already, made) = answer.unwrap_or_default();
         let id = task.as_ref().map(|task| task.task_id.clone());
         self.saw(Saw::Answer {
             call,
@@ -247,6 +346,9 @@ impl Customer {
             code,
             already,
         });
+        if let Some(made) = made {
+            self.saw(Saw::Made { call, made });
+        }
         let counts = outcome == Outcome::Ok && matches!(question.op, Op::Submit | Op::Cancel);
         self.load
             .acknowledged
@@ -336,7 +438,7 @@ fn is_over(state: TaskState) -> bool {
 }
 
 /// Only a refusal in so many words is one. Everything else may have happened.
-fn told(status: &Status) -> (Outcome, Option<String>) {
+pub(crate) fn told(status: &Status) -> (Outcome, Option<String>) {
     let code = code_of(status);
     let refused = matches!(
         status.code(),
@@ -347,6 +449,7 @@ fn told(status: &Status) -> (Outcome, Option<String>) {
             | Code::Unauthenticated
             | Code::ResourceExhausted
             | Code::FailedPrecondition
+            | Code::Aborted
     );
     if refused && !code.is_empty() {
         (Outcome::Fail, Some(code))

@@ -4,7 +4,8 @@ use baton_history::{Event, FinalAttempt, Recorder, Saw, Viewpoint};
 use baton_proto::v1::read_output_response::Item as Piece;
 use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
-    AttemptState, ListTasksRequest, ReadOutputRequest, Task, TaskEvent, TaskState, WatchTaskRequest,
+    AttemptState, ListCheckpointsRequest, ListTasksRequest, ReadOutputRequest, Task, TaskEvent,
+    TaskState, WatchTaskRequest,
 };
 use baton_tests::{Client, within};
 
@@ -66,6 +67,7 @@ pub(crate) async fn record(client: &Client, tenant: &str, recorder: &Recorder) {
     for listed in all_tasks(client).await {
         let task = client.get(&listed.task_id).await;
         look.record(&task);
+        look.goal(&task).await;
         look.timeline(&task.task_id).await;
         for attempt in &task.attempts {
             look.output(&task.task_id, &attempt.attempt_id).await;
@@ -99,6 +101,35 @@ impl Look<'_> {
             revision: task.revision,
             state: task_word(task.state()),
             attempts: attempts.collect(),
+        });
+    }
+
+    /// What is kept of its goal.
+    async fn goal(&self, task: &Task) {
+        let Some(progress) = &task.progress else {
+            return;
+        };
+        let mut request = ListCheckpointsRequest {
+            task_id: task.task_id.clone(),
+            ..ListCheckpointsRequest::default()
+        };
+        let mut checkpoints = Vec::new();
+        loop {
+            let mut tasks = self.client.tasks();
+            let page = within("checkpoints", tasks.list_checkpoints(request.clone())).await;
+            let page = page.expect("checkpoints can be listed").into_inner();
+            checkpoints.extend(page.checkpoints.iter().map(|one| one.number));
+            if page.next_page_token.is_empty() {
+                break;
+            }
+            request.page_token = page.next_page_token;
+        }
+        checkpoints.sort_unstable();
+        self.saw(Saw::Goal {
+            task: task.task_id.clone(),
+            completed: progress.completed_items.clone(),
+            dropped: progress.completed_items_truncated,
+            checkpoints,
         });
     }
 

@@ -14,6 +14,7 @@ mod clients;
 mod crash_points;
 mod ends;
 mod fleet;
+mod holders;
 mod overheard;
 mod power_loss;
 mod relay_faults;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use baton_proto::v1::{Role, TaskState};
-use baton_tests::{Client, Island, boottime, marked_gone, together};
+use baton_tests::{Agent, Client, Island, boottime, marked_gone, together};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,7 @@ use crate::children::Children;
 use crate::clients::{Customer, Load};
 use crate::ends::{all_tasks, record};
 use crate::fleet::{Member, Trouble, memories, troubles};
+use crate::holders::{Holder, SCOPE};
 use crate::relay_faults::{Fault, Victim};
 use crate::run::Run;
 use crate::{amount, pass, skips};
@@ -24,6 +25,8 @@ const TENANTS: [&str; 2] = ["acme", "bolt"];
 const SHARED: &str = "*";
 /// After all faults are over. A task may have to wait for several leases and fences one after the other.
 const HEALING: Duration = Duration::from_secs(300);
+/// Agents without a daemon, per tenant.
+const HOLDERS: usize = 2;
 const LOOK: Duration = Duration::from_millis(250);
 
 /// A whole system with its clients at work.
@@ -61,7 +64,14 @@ impl Storm {
         for tenant in TENANTS {
             let client = admin.of_tenant(tenant, Role::Submitter).await;
             for number in 0..size.clients {
-                working.spawn(customer(&run, &client, tenant, number, &load).work());
+                working.spawn(Box::pin(
+                    customer(&run, &client, tenant, number, &load).work(),
+                ));
+            }
+            for number in 0..HOLDERS {
+                let name = format!("agent-{tenant}-{number}");
+                let agent = Agent::of_tenant(&admin, tenant, &name, SCOPE).await;
+                working.spawn(Box::pin(holder(&run, agent, tenant, &load).work()));
             }
             tenants.push((tenant, client));
         }
@@ -127,6 +137,18 @@ fn customer(
     }
 }
 
+fn holder(run: &Run, agent: Agent, tenant: &'static str, load: &Arc<Load>) -> Holder {
+    let view = run.recorder.viewpoint(&agent.name);
+    Holder {
+        client: Client::new(agent.client.url(), agent.client.secret()),
+        tenant,
+        view: view.expect("a file can be made"),
+        name: agent.name,
+        load: load.clone(),
+        calls: AtomicU64::new(1),
+    }
+}
+
 async fn fleet(admin: &Client, run: &Run, dir: &Path, size: &Size) -> Vec<Member> {
     let island = if size.islanders > 0 && skips::can_make_networks() {
         Some(Arc::new(Island::make().expect("it was tried out")))
@@ -171,6 +193,11 @@ async fn nothing_acknowledged_is_lost_or_doubled_by_kills_under_load() {
         ("watches taken up again", kills),
         ("processes", kills * 2),
         ("outputs read", kills * 2),
+        ("blocks acknowledged", kills / 2),
+        ("resumes acknowledged", kills / 6),
+        ("pick-ups acknowledged", kills / 6),
+        ("progress acknowledged", kills / 2),
+        ("checkpoints acknowledged", kills / 2),
     ]);
     let stop = CancellationToken::new();
     let view = storm.victim.view().clone();
@@ -221,6 +248,11 @@ async fn every_promise_holds_while_everything_breaks() {
         ("fenced frames", minutes),
         ("processes", seconds),
         ("outputs read", seconds),
+        ("blocks acknowledged", seconds / 5),
+        ("resumes acknowledged", seconds / 15),
+        ("pick-ups acknowledged", seconds / 15),
+        ("progress acknowledged", seconds / 5),
+        ("checkpoints acknowledged", seconds / 5),
         ("fault: relay killed", minutes * 2),
         ("fault: relay stopped", minutes),
         ("fault: daemon killed", minutes * 2),

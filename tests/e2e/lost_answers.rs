@@ -102,6 +102,47 @@ impl Scene {
     }
 }
 
+impl Scene {
+    /// Calls a tool whose call is durable when the relay goes, and stays away until the server has given up.
+    async fn call_in_vain(&mut self, tool: &str, arguments: Value) {
+        let before = self.revision().await;
+        self.wire.let_pass(Passing::Up);
+        let call = self.tools.call(tool, arguments);
+        tokio::pin!(call);
+        tokio::select! {
+            told = &mut call => panic!("{tool} was answered: {told:?}"),
+            () = self.until_beyond(before) => {}
+        }
+        self.relay.kill().await;
+        self.wire.cut();
+        let told = call.await;
+        assert_eq!(told.error("status"), "unavailable", "{told:?}");
+        self.wire.let_pass(Passing::Both);
+        self.relay.revive().await;
+    }
+}
+
+/// The agent is told to call again; that it does is no second call.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_was_given_up_and_is_repeated_by_the_agent_is_done_once() {
+    let mut scene = Scene::open().await;
+    let goal = json!({"goal": "review it", "agent_scope": SCOPE});
+    scene.call_in_vain("task_start", goal.clone()).await;
+    let started = scene.tools.call("task_start", goal).await.granted();
+    assert_eq!(started["ref"]["attemptNumber"], json!(1), "{started}");
+    let half = json!({"summary": "half"});
+    scene.call_in_vain("task_checkpoint", half.clone()).await;
+    scene.tools.call("task_checkpoint", half).await.granted();
+    let done = json!({"outcome": "completed", "summary": "reviewed"});
+    scene.call_in_vain("task_complete", done.clone()).await;
+    let told = scene.tools.call("task_complete", done).await.granted();
+    assert_eq!(told["task"]["state"], json!("completed"));
+    let task = scene.task().await.expect("one task was made");
+    let whole = scene.relay.admin().get(&task.task_id).await;
+    let progress = whole.progress.expect("there was a checkpoint");
+    assert_eq!((whole.attempts.len(), progress.checkpoint_count), (1, 1));
+}
+
 async fn every_call_is_done_once(fate: Fate) {
     let mut scene = Scene::open().await;
     let goal = json!({"goal": "review it", "agent_scope": SCOPE});

@@ -112,7 +112,7 @@ async fn a_relay_that_another_authority_certified_is_refused_with_the_reason() {
     let ca = stranger.file().display().to_string();
     let refused = scene.baton(&ca, &["tasks"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    for word in ["certificate", "--ca"] {
+    for word in ["certificate", "--ca", "who signed"] {
         assert!(refused.stderr.contains(word), "{refused:?}");
     }
     let mut daemon = scene.daemon("misled", &secret, &ca).await;
@@ -127,7 +127,29 @@ async fn a_certificate_for_another_name_is_refused_with_the_reason() {
     let ca = scene.authority.file().display().to_string();
     let refused = scene.baton(&ca, &["tasks"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
-    for word in ["certificate", "relay.example"] {
+    for word in ["certificate", "relay.example", "for another name"] {
         assert!(refused.stderr.contains(word), "{refused:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_with_the_wrong_scheme_is_told_the_right_one() {
+    let scene = Scene::start(HOST).await;
+    let plain = scene.url.replace("https://", "http://");
+    let said = BATON
+        .run(scene.relay.data(), &["tasks", "--relay", &plain])
+        .await;
+    assert_eq!(said.code, Some(2), "{said:?}");
+    let hint = format!("it speaks TLS: try --relay {}", scene.url);
+    assert!(said.stderr.contains(&hint), "{said:?}");
+
+    let relay = RelayProcess::start(BATON).await;
+    let plain = relay.admin().url();
+    let tls = plain.replace("http://", "https://");
+    let ca = scene.authority.file().display().to_string();
+    let arguments = ["tasks", "--relay", &tls, "--ca", &ca];
+    let said = BATON.run(relay.data(), &arguments).await;
+    assert_eq!(said.code, Some(2), "{said:?}");
+    let hint = format!("without TLS: try --relay {plain}");
+    assert!(said.stderr.contains(&hint), "{said:?}");
 }

@@ -30,6 +30,7 @@ mod small_disk;
 mod specs;
 mod standin;
 mod tap;
+mod terminal;
 mod tls_authority;
 mod tools;
 mod watching;
@@ -63,7 +64,9 @@ pub use specs::{command, for_agent, retried};
 pub use standin::{
     ASKING_AGENTS, CODING_AGENTS, coding_agents, coding_agents_file, played, played_from_the_start,
 };
+
 pub use tap::{Listener, Tap, Taped};
+pub use terminal::Terminal;
 pub use tls_authority::{Authority, Certified};
 pub use tools::{Handed, Told, Tools};
 pub use watching::{Watch, recorded_ms};

@@ -3,15 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 
 use rmcp::ServiceExt;
 use rmcp::model::{CallToolRequestParams, CallToolResponse, Tool};
 use rmcp::service::{RoleClient, RunningService, ServiceError};
+use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
 use crate::census::variable_of;
+use crate::lifetimes::signal;
 use crate::patience::{poll_until, within};
 use crate::processes::Baton;
 
@@ -127,6 +129,29 @@ impl Tools {
         })
     }
 
+    /// Sends it a signal, with its stdin still open.
+    pub fn signal(&self, kind: Signal) {
+        let pid = self.child.id().expect("it has not been waited for");
+        signal(pid, kind);
+    }
+
+    /// The same to one that has nothing to do, and waits until it has heard: its thread has woken up and sleeps again.
+    pub async fn signal_taken(&self, kind: Signal) {
+        let pid = self.child.id().expect("it has not been waited for");
+        let before = naps(pid).expect("it runs");
+        signal(pid, kind);
+        poll_until("the signal to be heard", || {
+            naps(pid).filter(|naps| *naps > before)
+        })
+        .await;
+    }
+
+    /// Waits for it, with its stdin still open.
+    pub async fn ended(&mut self) -> ExitStatus {
+        let ended = within("the server to end", self.child.wait()).await;
+        ended.expect("it can be waited for")
+    }
+
     /// Closes its stdin and waits for it; true when it ended well.
     pub async fn close(self) -> bool {
         let Self { client, mut child } = self;
@@ -134,4 +159,12 @@ impl Tools {
         let ended = within("the server to end", child.wait()).await;
         ended.expect("it can be waited for").success()
     }
+}
+
+/// How often the process's first thread went to sleep by itself.
+fn naps(pid: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/status")).ok()?;
+    let mut lines = status.lines();
+    let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    count.trim().parse().ok()
 }

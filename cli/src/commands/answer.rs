@@ -11,12 +11,13 @@ use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::{CliError, Story};
 use crate::exit::Exit;
+use crate::ids;
 use crate::input_view;
 use crate::submission::COMMAND_AGENT;
 
 #[derive(Args, Debug)]
 pub(crate) struct AnswerArgs {
-    /// Id of the input, as `baton inbox` shows it.
+    /// Id of the input, as `baton inbox` shows it, or as much of it as no other open one has.
     #[arg(value_name = "INPUT")]
     input_id: String,
 
@@ -84,7 +85,9 @@ impl AnswerArgs {
 pub(crate) async fn run(mut args: AnswerArgs, console: &Console) -> Result<Exit, CliError> {
     let words = args.words()?;
     let relay = Relay::discover(&args.relay).await?;
-    let input = find(&relay, &args.input_id, &args.task).await?;
+    let task_id = ids::task(&relay, &args.task).await?;
+    let input_id = ids::input(&relay, &task_id, &args.input_id).await?;
+    let input = find(&relay, &input_id, &task_id).await?;
     let request = answers::request(&input, words)?;
     let response = relay.inputs().answer(request).await?.into_inner();
     let after = response.input.unwrap_or(input);

@@ -9,6 +9,7 @@ use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 use crate::sanitize::one_line;
 use crate::table::Table;
 
@@ -73,9 +74,9 @@ pub(crate) async fn run(args: AttemptsArgs, console: &Console) -> Result<Exit, C
 /// As many pages as the limit needs, in one answer.
 async fn list(relay: &Relay, args: AttemptsArgs) -> Result<ListAttemptsResponse, CliError> {
     let mut request = ListAttemptsRequest {
-        task_id: args.task_id,
+        task_id: ids::task(relay, &args.task_id).await?,
         states: args.states.into_iter().map(i32::from).collect(),
-        daemon: args.daemon,
+        daemon: ids::daemon(relay, &args.daemon).await?,
         ..ListAttemptsRequest::default()
     };
     let mut all = ListAttemptsResponse::default();

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::BlockTaskRequest;
 use clap::Args;
 
+use crate::args::{JsonArg, RequiredReason, TaskArg};
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -13,13 +14,11 @@ use crate::follow::no_task;
 
 #[derive(Args, Debug)]
 pub(crate) struct BlockArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
-    /// Why it cannot go on.
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    why: RequiredReason,
 
     /// What would help.
     #[arg(
@@ -30,9 +29,8 @@ pub(crate) struct BlockArgs {
     )]
     hint: String,
 
-    /// Print the task as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -40,18 +38,18 @@ pub(crate) struct BlockArgs {
 
 pub(crate) async fn run(args: BlockArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find_because(&relay, &args.why).await?;
     let request = BlockTaskRequest {
-        task_id: args.task_id.clone(),
-        reason: args.reason,
+        task_id: task_id.clone(),
+        reason: args.why.reason,
         resume_hint: args.hint,
     };
     let task = relay.tasks().block(request).await?.into_inner().task;
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&task.ok_or_else(no_task)?))?;
     } else {
         console.note(&format!(
-            "parked; send it on with: baton resume {} --reason TEXT",
-            args.task_id
+            "parked; send it on with: baton resume {task_id} --reason TEXT"
         ));
     }
     Ok(Exit::Done)

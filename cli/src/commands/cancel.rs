@@ -4,6 +4,7 @@ use baton_proto::v1::CancelTaskRequest;
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
+use crate::args::{JsonArg, Reason, TaskArg};
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -13,22 +14,14 @@ use crate::follow::no_task;
 
 #[derive(Args, Debug)]
 pub(crate) struct CancelArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
-    /// Why, for those who read the task later.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    reason: String,
+    #[command(flatten)]
+    why: Reason,
 
-    /// Print the task as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -36,13 +29,14 @@ pub(crate) struct CancelArgs {
 
 pub(crate) async fn run(args: CancelArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find(&relay).await?;
     let request = CancelTaskRequest {
-        task_id: args.task_id,
-        reason: args.reason,
+        task_id,
+        reason: args.why.reason,
     };
     let response = relay.tasks().cancel(request).await?.into_inner();
     let task = response.task.ok_or_else(no_task)?;
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&task))?;
         return Ok(Exit::Done);
     }

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{Checkpoint, ListCheckpointsRequest};
 use clap::Args;
 
+use crate::args::TaskArg;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -13,9 +14,8 @@ use crate::goal_view;
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckpointsArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// Print one JSON object per checkpoint and line.
     #[arg(long)]
@@ -27,7 +27,8 @@ pub(crate) struct CheckpointsArgs {
 
 pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let (checkpoints, total) = list(&relay, args.task_id).await?;
+    let task_id = args.task.find(&relay).await?;
+    let (checkpoints, total) = list(&relay, task_id).await?;
     if args.json {
         for checkpoint in &checkpoints {
             console.json(&to_json(checkpoint))?;

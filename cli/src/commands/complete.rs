@@ -3,6 +3,7 @@
 use baton_proto::v1::CompleteTaskRequest;
 use clap::Args;
 
+use crate::args::{JsonArg, RequiredReason, TaskArg};
 use crate::client::Relay;
 use crate::commands::force;
 use crate::console::Console;
@@ -13,13 +14,11 @@ use crate::follow::no_task;
 
 #[derive(Args, Debug)]
 pub(crate) struct CompleteArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
-    /// How you know that its work is done; it stands in the task's events.
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    why: RequiredReason,
 
     /// Complete it although files that it promised were not seen. This is on record, too.
     #[arg(long)]
@@ -34,9 +33,8 @@ pub(crate) struct CompleteArgs {
     )]
     result: String,
 
-    /// Print the task as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -44,13 +42,14 @@ pub(crate) struct CompleteArgs {
 
 pub(crate) async fn run(args: CompleteArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find_because(&relay, &args.why).await?;
     let request = CompleteTaskRequest {
-        task_id: args.task_id,
-        reason: args.reason,
+        task_id,
+        reason: args.why.reason,
         r#override: args.r#override,
         result: args.result.into(),
     };
     let answer = relay.operator().complete_task(request).await?.into_inner();
-    force::show(&answer.task.ok_or_else(no_task)?, args.json, console)?;
+    force::show(&answer.task.ok_or_else(no_task)?, args.json.json, console)?;
     Ok(Exit::Done)
 }

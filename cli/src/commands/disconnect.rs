@@ -4,15 +4,17 @@ use baton_proto::to_json;
 use baton_proto::v1::DisconnectDaemonRequest;
 use clap::Args;
 
+use crate::args::JsonArg;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct DisconnectArgs {
-    /// Id of the daemon, or its name if only one has it.
+    /// Id of the daemon, as much of it as no other has, or its name if only one has it.
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
@@ -25,9 +27,8 @@ pub(crate) struct DisconnectArgs {
     )]
     reason: String,
 
-    /// Print the daemon as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -36,11 +37,11 @@ pub(crate) struct DisconnectArgs {
 pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = DisconnectDaemonRequest {
-        daemon: args.daemon,
+        daemon: ids::daemon(&relay, &args.daemon).await?,
         reason: args.reason,
     };
     let answer = relay.fleet().disconnect_daemon(request).await?.into_inner();
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&answer.daemon.unwrap_or_default()))?;
     } else if answer.was_connected {
         console.line("disconnected")?;

@@ -4,15 +4,17 @@ use baton_proto::v1::{Daemon, DaemonState, DrainDaemonRequest, UndrainDaemonRequ
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
+use crate::args::JsonArg;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct DrainArgs {
-    /// Id of the daemon, or its name if only one has it.
+    /// Id of the daemon, as much of it as no other has, or its name if only one has it.
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
@@ -29,9 +31,8 @@ pub(crate) struct DrainArgs {
     #[arg(long, conflicts_with = "reason")]
     undo: bool,
 
-    /// Print the daemon as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -39,7 +40,7 @@ pub(crate) struct DrainArgs {
 
 pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let (json, undo) = (args.json, args.undo);
+    let (json, undo) = (args.json.json, args.undo);
     let daemon = if args.undo {
         undrain(&relay, args).await?
     } else {
@@ -73,7 +74,7 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
 
 async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = DrainDaemonRequest {
-        daemon: args.daemon,
+        daemon: ids::daemon(relay, &args.daemon).await?,
         reason: args.reason,
         deadline_ms: None,
     };
@@ -87,7 +88,7 @@ async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliErro
 
 async fn undrain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = UndrainDaemonRequest {
-        daemon: args.daemon,
+        daemon: ids::daemon(relay, &args.daemon).await?,
     };
     Ok(relay
         .fleet()

@@ -7,6 +7,7 @@ use baton_proto::v1::{
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
+use crate::args::{RequiredReason, TasksArg};
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -14,18 +15,17 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
 use crate::hints;
+use crate::ids;
 use crate::sanitize::one_line;
 use crate::table::Table;
 
 #[derive(Args, Debug)]
 pub(crate) struct ForceArgs {
-    /// Ids of tasks: one, or up to 50.
-    #[arg(value_name = "TASK", required = true)]
-    task_ids: Vec<String>,
+    #[command(flatten)]
+    tasks: TasksArg,
 
-    /// Why, for those who look at the task later; it stands in the task's events.
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    why: RequiredReason,
 
     /// Only if this is still the task's open attempt. For one task.
     #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
@@ -41,13 +41,14 @@ pub(crate) struct ForceArgs {
 
 pub(crate) async fn release(args: ForceArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let Some(task_id) = only(&args)? else {
-        return many(&relay, ForceVerb::Release, args, console).await;
+    let task_ids = args.tasks.find_because(&relay, &args.why).await?;
+    let Some(task_id) = only(&task_ids, &args.attempt)? else {
+        return many(&relay, ForceVerb::Release, args, task_ids, console).await;
     };
     let request = ForceReleaseRequest {
+        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &args.why.reason).await?,
         task_id,
-        attempt_id: args.attempt,
-        reason: args.reason,
+        reason: args.why.reason,
     };
     let answer = relay.operator().force_release(request).await?.into_inner();
     let task = answer.task.ok_or_else(no_task)?;
@@ -58,23 +59,24 @@ pub(crate) async fn release(args: ForceArgs, console: &Console) -> Result<Exit, 
 
 pub(crate) async fn fail(args: ForceArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let Some(task_id) = only(&args)? else {
-        return many(&relay, ForceVerb::Fail, args, console).await;
+    let task_ids = args.tasks.find_because(&relay, &args.why).await?;
+    let Some(task_id) = only(&task_ids, &args.attempt)? else {
+        return many(&relay, ForceVerb::Fail, args, task_ids, console).await;
     };
     let request = ForceFailRequest {
+        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &args.why.reason).await?,
         task_id,
-        attempt_id: args.attempt,
-        reason: args.reason,
+        reason: args.why.reason,
     };
     let answer = relay.operator().force_fail(request).await?.into_inner();
     show(&answer.task.ok_or_else(no_task)?, args.json, console)?;
     Ok(Exit::Done)
 }
 
-fn only(args: &ForceArgs) -> Result<Option<String>, CliError> {
-    match &args.task_ids[..] {
+fn only(task_ids: &[String], attempt: &str) -> Result<Option<String>, CliError> {
+    match task_ids {
         [one] => Ok(Some(one.clone())),
-        _several if !args.attempt.is_empty() => Err(CliError::usage(
+        _several if !attempt.is_empty() => Err(CliError::usage(
             "--attempt names an attempt of one task, and several tasks were given",
             "leave it out, or name one task",
         )),
@@ -86,12 +88,13 @@ async fn many(
     relay: &Relay,
     verb: ForceVerb,
     args: ForceArgs,
+    task_ids: Vec<String>,
     console: &Console,
 ) -> Result<Exit, CliError> {
     let request = BulkForceRequest {
         verb: verb.into(),
-        task_ids: args.task_ids,
-        reason: args.reason,
+        task_ids,
+        reason: args.why.reason,
         allow_unsafe: false,
     };
     rows(relay, request, args.json, console).await

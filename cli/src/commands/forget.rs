@@ -4,16 +4,18 @@ use baton_proto::to_json;
 use baton_proto::v1::ForgetDaemonRequest;
 use clap::Args;
 
+use crate::args::JsonArg;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 use crate::sanitize::one_line;
 
 #[derive(Args, Debug)]
 pub(crate) struct ForgetArgs {
-    /// Id of the daemon, or its name if only one has it.
+    /// Id of the daemon, as much of it as no other has, or its name if only one has it.
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
@@ -21,9 +23,8 @@ pub(crate) struct ForgetArgs {
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// Print the daemon, as it was, as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -32,12 +33,12 @@ pub(crate) struct ForgetArgs {
 pub(crate) async fn run(args: ForgetArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = ForgetDaemonRequest {
-        daemon: args.daemon,
+        daemon: ids::daemon_because(&relay, &args.daemon, &args.reason).await?,
         reason: args.reason,
     };
     let response = relay.fleet().forget_daemon(request).await?.into_inner();
     let daemon = response.daemon.unwrap_or_default();
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&daemon))?;
     } else {
         console.line(&format!("forgot {}", one_line(&daemon.daemon_id)))?;

@@ -13,6 +13,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::{Patience, ended_early};
+use crate::ids;
 use crate::input_view;
 use crate::stop::Interrupt;
 
@@ -43,8 +44,9 @@ pub(crate) struct InboxArgs {
     relay: RelayArgs,
 }
 
-pub(crate) async fn run(args: InboxArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(mut args: InboxArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    args.task = ids::task(&relay, &args.task).await?;
     if args.follow {
         return follow(&relay, args, console).await;
     }

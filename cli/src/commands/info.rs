@@ -4,6 +4,7 @@ use baton_proto::v1::{RelayInfoRequest, RelayInfoResponse};
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
+use crate::args::JsonArg;
 use crate::client::Relay;
 use crate::clock;
 use crate::console::Console;
@@ -16,9 +17,8 @@ use crate::task_view;
 
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
-    /// Print the answer as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -28,7 +28,7 @@ pub(crate) async fn run(args: InfoArgs, console: &Console) -> Result<Exit, CliEr
     let relay = Relay::discover(&args.relay).await?;
     let info = relay.operator().relay_info(RelayInfoRequest {}).await?;
     let info = info.into_inner();
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&info))?;
         return Ok(Exit::Done);
     }

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::InspectRequest;
 use clap::Args;
 
+use crate::args::{JsonArg, TaskArg};
 use crate::client::Relay;
 use crate::clock;
 use crate::console::Console;
@@ -15,17 +16,15 @@ use crate::{input_view, inspect, task_view};
 
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// How many of the newest events to show, at most 50.
     #[arg(long, value_name = "N", default_value_t = 10)]
     events: usize,
 
-    /// Print everything as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -33,11 +32,10 @@ pub(crate) struct InspectArgs {
 
 pub(crate) async fn run(args: InspectArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let request = InspectRequest {
-        task_id: args.task_id,
-    };
+    let task_id = args.task.find(&relay).await?;
+    let request = InspectRequest { task_id };
     let found = relay.operator().inspect(request).await?.into_inner();
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&found))?;
         return Ok(Exit::Done);
     }

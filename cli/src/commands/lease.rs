@@ -11,12 +11,14 @@ use baton_proto::v1::{
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
+use crate::args::{Reason, TaskArg};
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct ClaimArgs {
@@ -34,9 +36,8 @@ pub(crate) struct ClaimArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct PickUpArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// The parked attempt that you saw; refused if another one is parked by now.
     #[arg(
@@ -47,14 +48,8 @@ pub(crate) struct PickUpArgs {
     )]
     attempt: String,
 
-    /// Why, for those who read the task later.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    reason: String,
+    #[command(flatten)]
+    why: Reason,
 
     /// Print the lease, with its token, the task and what earlier attempts left, as one JSON object.
     #[arg(long)]
@@ -67,9 +62,8 @@ pub(crate) struct PickUpArgs {
 /// A lease that was claimed or picked up.
 #[derive(Args, Debug)]
 pub(crate) struct LeaseArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// Id of the attempt.
     #[arg(value_name = "ATTEMPT")]
@@ -94,14 +88,8 @@ pub(crate) struct ReleaseArgs {
     #[command(flatten)]
     lease: LeaseArgs,
 
-    /// Why, for those who read the task later.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    reason: String,
+    #[command(flatten)]
+    why: Reason,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -132,16 +120,17 @@ impl fmt::Debug for Secret {
 }
 
 impl LeaseArgs {
-    fn named(self) -> Result<AgentLease, CliError> {
+    async fn named(self, relay: &Relay) -> Result<AgentLease, CliError> {
         let token = self.token.bytes().ok_or_else(|| {
             CliError::usage(
                 format!("{TOKEN} holds no lease token"),
                 "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
             )
         })?;
+        let task_id = self.task.find(relay).await?;
         Ok(AgentLease {
-            task_id: self.task_id,
-            attempt_id: self.attempt_id,
+            attempt_id: ids::attempt(relay, &task_id, &self.attempt_id).await?,
+            task_id,
             token: Some(LeaseToken {
                 value: token.into(),
             }),
@@ -152,7 +141,7 @@ impl LeaseArgs {
 pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = ClaimRequest {
-        task_id: args.task_id,
+        task_id: ids::task(&relay, &args.task_id).await?,
         ..ClaimRequest::default()
     };
     match relay.agents().claim(request).await?.into_inner().grant {
@@ -166,10 +155,11 @@ pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, Cl
 
 pub(crate) async fn pick_up(args: PickUpArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find(&relay).await?;
     let request = PickUpRequest {
-        task_id: args.task_id,
-        attempt_id: args.attempt,
-        reason: args.reason,
+        attempt_id: ids::attempt(&relay, &task_id, &args.attempt).await?,
+        task_id,
+        reason: args.why.reason,
         ..PickUpRequest::default()
     };
     let grant = relay.agents().pick_up(request).await?.into_inner().grant;
@@ -178,7 +168,7 @@ pub(crate) async fn pick_up(args: PickUpArgs, console: &Console) -> Result<Exit,
 
 pub(crate) async fn renew(args: RenewArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let lease = Some(args.lease.named()?);
+    let lease = Some(args.lease.named(&relay).await?);
     let renewed = relay.agents().renew(RenewRequest { lease }).await?;
     let renewed = renewed.into_inner();
     console.line(&format!("{} ms", renewed.granted_ms))?;
@@ -193,8 +183,8 @@ pub(crate) async fn renew(args: RenewArgs, console: &Console) -> Result<Exit, Cl
 pub(crate) async fn release(args: ReleaseArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = AgentReleaseRequest {
-        lease: Some(args.lease.named()?),
-        reason: args.reason,
+        lease: Some(args.lease.named(&relay).await?),
+        reason: args.why.reason,
         ..AgentReleaseRequest::default()
     };
     let response = relay.agents().release(request).await?.into_inner();

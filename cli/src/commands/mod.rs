@@ -137,6 +137,11 @@ impl Command {
         }
     }
 
+    /// Whether its runtime has a thread that waits for stdin.
+    pub(crate) fn reads_stdin(&self) -> bool {
+        matches!(self, Command::Mcp(_))
+    }
+
     pub(crate) async fn run(self, console: &Console, clocks: &Clocks) -> Result<Exit, CliError> {
         match self {
             Command::Up(args) => up::run(args, console, clocks).await,

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::ReadOutputRequest;
 use clap::Args;
 
+use crate::args::TaskArg;
 use crate::client::Relay;
 use crate::commands::watch::cut_text;
 use crate::console::{Console, OutputSink};
@@ -16,9 +17,8 @@ use crate::stop::Interrupt;
 
 #[derive(Args, Debug)]
 pub(crate) struct OutputArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// Number of the attempt whose output is printed. Without it, the newest attempt's.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
@@ -42,9 +42,10 @@ pub(crate) struct OutputArgs {
 
 pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find(&relay).await?;
     let request = ReadOutputRequest {
-        attempt_id: attempt_id(&relay, &args).await?,
-        task_id: args.task_id.clone(),
+        attempt_id: attempt_id(&relay, &task_id, &args).await?,
+        task_id: task_id.clone(),
         from_offset: args.from,
         follow: args.follow,
         limit_bytes: 0,
@@ -57,7 +58,7 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
             piece = reader.next() => piece?,
             () = interrupt.pressed() => {
                 sink.finish()?;
-                console.note(&format!("detached; come back with: baton output {} --follow", args.task_id));
+                console.note(&format!("detached; come back with: baton output {task_id} --follow"));
                 return Ok(Exit::Interrupted);
             }
         };
@@ -78,11 +79,11 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
 }
 
 /// Empty for the newest one, which the relay chooses.
-async fn attempt_id(relay: &Relay, args: &OutputArgs) -> Result<String, CliError> {
+async fn attempt_id(relay: &Relay, task_id: &str, args: &OutputArgs) -> Result<String, CliError> {
     let Some(number) = args.attempt else {
         return Ok(String::new());
     };
-    let task = follow::get(relay, &args.task_id).await?;
+    let task = follow::get(relay, task_id).await?;
     let attempt = task
         .attempts
         .iter()
@@ -93,7 +94,7 @@ async fn attempt_id(relay: &Relay, args: &OutputArgs) -> Result<String, CliError
             CliError::usage(
                 format!(
                     "task {} has no attempt {number}; it has {}",
-                    args.task_id,
+                    task_id,
                     task.attempts.len()
                 ),
                 "leave --attempt out for the newest one",

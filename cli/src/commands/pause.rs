@@ -13,6 +13,7 @@ use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 use crate::sanitize::one_line;
 use crate::{clock, duration};
 
@@ -23,7 +24,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub(crate) struct Targets {
-    /// Ids of tasks.
+    /// Ids of tasks, or as much of each as no other task has.
     #[arg(value_name = "TASK")]
     task_ids: Vec<String>,
 
@@ -44,13 +45,27 @@ enum Target {
 }
 
 impl Targets {
-    fn all(self) -> Vec<Target> {
+    /// For a verb that needs a reason: a blank one is refused before anything is looked for.
+    async fn all_because(self, relay: &Relay, reason: &str) -> Result<Vec<Target>, CliError> {
+        let task_ids = ids::tasks_because(relay, &self.task_ids, reason).await?;
+        Ok(self.among(task_ids))
+    }
+
+    async fn all(self, relay: &Relay) -> Result<Vec<Target>, CliError> {
+        let mut task_ids = Vec::new();
+        for given in &self.task_ids {
+            task_ids.push(ids::task(relay, given).await?);
+        }
+        Ok(self.among(task_ids))
+    }
+
+    fn among(self, task_ids: Vec<String>) -> Vec<Target> {
         if self.scheduler {
             return vec![Target::Scheduler];
         }
         match self.tenant {
             Some(tenant) => vec![Target::Tenant(tenant)],
-            None => self.task_ids.into_iter().map(Target::Task).collect(),
+            None => task_ids.into_iter().map(Target::Task).collect(),
         }
     }
 }
@@ -111,7 +126,7 @@ pub(crate) struct UnpauseArgs {
 pub(crate) async fn pause(args: PauseArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let mut rows = Vec::new();
-    for target in args.targets.all() {
+    for target in args.targets.all_because(&relay, &args.reason).await? {
         let name = target.name();
         let request = PauseRequest {
             target: Some(match target {
@@ -136,7 +151,7 @@ pub(crate) async fn pause(args: PauseArgs, console: &Console) -> Result<Exit, Cl
 pub(crate) async fn unpause(args: UnpauseArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let mut rows = Vec::new();
-    for target in args.targets.all() {
+    for target in args.targets.all(&relay).await? {
         let name = target.name();
         let request = UnpauseRequest {
             target: Some(match target {

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{FailedItem, GetTaskRequest, ProgressUpdate, UpdateProgressRequest};
 use clap::Args;
 
+use crate::args::{JsonArg, TaskArg};
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -14,9 +15,8 @@ use crate::goal_view;
 
 #[derive(Args, Debug)]
 pub(crate) struct ProgressArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// Replace the summary.
     #[arg(long, value_name = "TEXT")]
@@ -34,9 +34,8 @@ pub(crate) struct ProgressArgs {
     #[arg(long = "failed", value_name = "ITEM=REASON", value_parser = with_reason)]
     failed: Vec<(String, String)>,
 
-    /// Print the task as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -44,7 +43,8 @@ pub(crate) struct ProgressArgs {
 
 pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let (task_id, json) = (args.task_id.clone(), args.json);
+    let task_id = args.task.find(&relay).await?;
+    let json = args.json.json;
     let task = match update(args) {
         Some(update) => {
             let request = UpdateProgressRequest {

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::ReleaseInheritedRequest;
 use clap::Args;
 
+use crate::args::JsonArg;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
@@ -16,9 +17,8 @@ pub(crate) struct ReleaseInheritedArgs {
     #[arg(long, value_name = "TEXT")]
     reason: String,
 
-    /// Print the answer as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -31,7 +31,7 @@ pub(crate) async fn run(args: ReleaseInheritedArgs, console: &Console) -> Result
     };
     let response = relay.operator().release_inherited(request).await?;
     let response = response.into_inner();
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&response))?;
         return Ok(Exit::Done);
     }

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{ResumeAnswer, ResumeTaskRequest};
 use clap::Args;
 
+use crate::args::{RequiredReason, TaskArg};
 use crate::client::Relay;
 use crate::commands::watch::{self, Show};
 use crate::console::Console;
@@ -11,16 +12,15 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct ResumeArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
-    /// Why it may go on.
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    why: RequiredReason,
 
     /// Further instructions for the agent.
     #[arg(
@@ -31,7 +31,7 @@ pub(crate) struct ResumeArgs {
     )]
     instructions: String,
 
-    /// An answer to what was asked, as QUESTION=ANSWER or the answer alone; may be repeated.
+    /// An answer to what was asked, as "QUESTION?=ANSWER", as "QUESTION = ANSWER", or the answer alone; may be repeated.
     #[arg(long = "answer", value_name = "ANSWER")]
     answers: Vec<String>,
 
@@ -58,16 +58,18 @@ pub(crate) struct ResumeArgs {
 
 pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find_because(&relay, &args.why).await?;
+    let reason = args.why.reason;
     let request = ResumeTaskRequest {
-        task_id: args.task_id.clone(),
-        reason: args.reason,
+        task_id: task_id.clone(),
+        attempt_id: ids::attempt_because(&relay, &task_id, &args.attempt, &reason).await?,
+        reason,
         instructions: args.instructions,
         answers: args.answers.iter().map(|said| answer(said)).collect(),
-        attempt_id: args.attempt,
     };
     let response = relay.tasks().resume(request).await?.into_inner();
     if args.wait {
-        let end = watch::until_settled(&relay, &args.task_id, Show::Progress, console).await?;
+        let end = watch::until_settled(&relay, &task_id, Show::Progress, console).await?;
         if let (true, Some(task)) = (args.json, &end.task) {
             console.json(&to_json(task))?;
         }
@@ -77,13 +79,19 @@ pub(crate) async fn run(args: ResumeArgs, console: &Console) -> Result<Exit, Cli
         console.json(&to_json(&response.task.ok_or_else(no_task)?))?;
     } else {
         console.line(&response.attempt_id)?;
-        console.note(&format!("follow it with: baton watch {}", args.task_id));
+        console.note(&format!("follow it with: baton watch {task_id}"));
     }
     Ok(Exit::Done)
 }
 
 fn answer(said: &str) -> ResumeAnswer {
-    let (question, answer) = said.split_once('=').unwrap_or(("", said));
+    // An answer may have an equals sign of its own: `set DEBUG=1`.
+    let question = said.find("?=").map(|at| at + 1);
+    let question = question.or_else(|| said.find(" = "));
+    let (question, answer) = match question {
+        Some(at) => (&said[..at], said[at..].trim_start().trim_start_matches('=')),
+        None => ("", said),
+    };
     ResumeAnswer {
         question: question.trim().to_owned(),
         answer: answer.trim().to_owned(),
@@ -101,6 +109,14 @@ mod tests {
             (&*both.question, &*both.answer),
             ("which key?", "the blue one")
         );
-        assert_eq!(answer("yes").answer, "yes");
+        let close = answer("which key?=the blue one");
+        assert_eq!(
+            (&*close.question, &*close.answer),
+            ("which key?", "the blue one")
+        );
+        for alone in ["yes", "set DEBUG=1", "a==b"] {
+            let said = answer(alone);
+            assert_eq!((&*said.question, &*said.answer), ("", alone));
+        }
     }
 }

@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{BulkForceRequest, ForceVerb, RetryTaskRequest};
 use clap::Args;
 
+use crate::args::{RequiredReason, TasksArg};
 use crate::client::Relay;
 use crate::commands::force;
 use crate::commands::watch::{self, Show};
@@ -15,13 +16,11 @@ use crate::follow::no_task;
 
 #[derive(Args, Debug)]
 pub(crate) struct RetryArgs {
-    /// Ids of tasks: one, or up to 50.
-    #[arg(value_name = "TASK", required = true)]
-    task_ids: Vec<String>,
+    #[command(flatten)]
+    tasks: TasksArg,
 
-    /// Why, for those who read the task later; it stands in the task's events.
-    #[arg(long, value_name = "TEXT")]
-    reason: String,
+    #[command(flatten)]
+    why: RequiredReason,
 
     /// Retry although the earlier attempt may already have had effects.
     #[arg(long)]
@@ -42,12 +41,13 @@ pub(crate) struct RetryArgs {
 
 pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let [task_id] = &args.task_ids[..] else {
-        return many(&relay, args, console).await;
+    let task_ids = args.tasks.find_because(&relay, &args.why).await?;
+    let [task_id] = &task_ids[..] else {
+        return many(&relay, args, task_ids, console).await;
     };
     let request = RetryTaskRequest {
         task_id: task_id.clone(),
-        reason: args.reason,
+        reason: args.why.reason,
         allow_unsafe: args.allow_unsafe,
     };
     let response = relay.operator().retry_task(request).await?.into_inner();
@@ -70,7 +70,12 @@ pub(crate) async fn run(args: RetryArgs, console: &Console) -> Result<Exit, CliE
     Ok(Exit::Done)
 }
 
-async fn many(relay: &Relay, args: RetryArgs, console: &Console) -> Result<Exit, CliError> {
+async fn many(
+    relay: &Relay,
+    args: RetryArgs,
+    task_ids: Vec<String>,
+    console: &Console,
+) -> Result<Exit, CliError> {
     if args.wait {
         return Err(CliError::usage(
             "--wait waits for one task, and several were given",
@@ -79,8 +84,8 @@ async fn many(relay: &Relay, args: RetryArgs, console: &Console) -> Result<Exit,
     }
     let request = BulkForceRequest {
         verb: ForceVerb::Retry.into(),
-        task_ids: args.task_ids,
-        reason: args.reason,
+        task_ids,
+        reason: args.why.reason,
         allow_unsafe: args.allow_unsafe,
     };
     force::rows(relay, request, args.json, console).await

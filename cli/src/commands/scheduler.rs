@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{PauseChange, SchedulerStatusRequest, SchedulerStatusResponse};
 use clap::Args;
 
+use crate::args::JsonArg;
 use crate::client::Relay;
 use crate::clock;
 use crate::console::Console;
@@ -15,9 +16,8 @@ use crate::{duration, task_view};
 
 #[derive(Args, Debug)]
 pub(crate) struct SchedulerArgs {
-    /// Print the answer as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 
     #[command(flatten)]
     relay: RelayArgs,
@@ -31,7 +31,7 @@ pub(crate) async fn run(args: SchedulerArgs, console: &Console) -> Result<Exit, 
         .scheduler_status(request)
         .await?
         .into_inner();
-    if args.json {
+    if args.json.json {
         console.json(&to_json(&status))?;
         return Ok(Exit::Done);
     }

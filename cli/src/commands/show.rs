@@ -4,6 +4,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{GetTaskRequest, InspectRequest};
 use clap::Args;
 
+use crate::args::TaskArg;
 use crate::client::Relay;
 use crate::clock;
 use crate::commands::inbox;
@@ -18,9 +19,8 @@ use crate::inspect::{self, Insight};
 
 #[derive(Args, Debug)]
 pub(crate) struct ShowArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// Print the task as one JSON object, with its whole specification.
     #[arg(long)]
@@ -32,8 +32,9 @@ pub(crate) struct ShowArgs {
 
 pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find(&relay).await?;
     let request = GetTaskRequest {
-        task_id: args.task_id.clone(),
+        task_id: task_id.clone(),
         include_spec: true,
     };
     let task = relay
@@ -47,7 +48,7 @@ pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliEr
         console.json(&to_json(&task))?;
         return Ok(Exit::Done);
     }
-    let insight = insight(&relay, args.task_id).await;
+    let insight = insight(&relay, task_id).await;
     let (now_ms, style) = (clock::wall_ms(), console.data_style());
     for line in inspect::lines(&task, &insight, now_ms, style) {
         console.line(&line)?;

@@ -13,6 +13,7 @@ use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 use crate::sanitize::one_line;
 use crate::submission;
 use crate::table::Table;
@@ -70,8 +71,9 @@ pub(crate) struct TasksArgs {
     relay: RelayArgs,
 }
 
-pub(crate) async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
+pub(crate) async fn run(mut args: TasksArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    args.daemon = ids::daemon(&relay, &args.daemon).await?;
     let now = clock::wall_ms();
     let (json, limit) = (args.json, args.limit);
     let wanted = request(args, now);
@@ -88,7 +90,10 @@ pub(crate) async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliE
         if task.waits_for() == WaitsFor::Daemon && looks > 0 {
             looks -= 1;
             let why = waiting::why_stranded(&relay, &task.task_id).await;
-            row[5] = why.unwrap_or_else(|| std::mem::take(&mut row[5]));
+            row[5] = match why {
+                Some(why) => format!("{why}; {}", row[5]),
+                None => std::mem::take(&mut row[5]),
+            };
         }
         table.row(row);
     }
@@ -101,7 +106,7 @@ pub(crate) async fn run(args: TasksArgs, console: &Console) -> Result<Exit, CliE
         return Ok(Exit::Done);
     }
     for line in table.lines() {
-        console.line(&line)?;
+        console.line(&console.cut(line))?;
     }
     if response.skipped > 0 {
         console.note(&format!(
@@ -161,10 +166,14 @@ async fn list(
 fn row(task: &Task, now_ms: u64) -> [String; 6] {
     // Work that is held after an import is held for long: the list says so.
     let held = task_view::waits(task, now_ms).filter(|_| task.waits_for() == WaitsFor::Inheritance);
-    let about = match (held.or_else(|| task_view::why(task)), task.goal.as_str()) {
-        (Some(why), _) => why,
-        (None, "") => one_line(&inspect::pairs(&task.labels)),
-        (None, goal) => one_line(goal),
+    let submitted = || match task_view::about(task) {
+        nothing if nothing.is_empty() => one_line(&inspect::pairs(&task.labels)),
+        about => about,
+    };
+    let why = held.or_else(|| task_view::why(task));
+    let about = match why {
+        Some(why) => format!("{why}; {}", submitted()),
+        None => submitted(),
     };
     [
         one_line(&task.task_id),

@@ -19,6 +19,7 @@ use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
+use crate::ids;
 use crate::sanitize::one_line;
 use crate::table::Table;
 use crate::{duration, task_view};
@@ -93,7 +94,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct RevokeArgs {
-    /// Id of the token, as `baton token list` shows it.
+    /// Id of the token, as `baton token list` shows it, or as much of it as no other has.
     #[arg(value_name = "TOKEN_ID")]
     token_id: String,
 
@@ -248,7 +249,7 @@ fn row(token: &Token, now_ms: u64) -> [String; 6] {
 async fn revoke(args: RevokeArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = RevokeTokenRequest {
-        token_id: args.token_id,
+        token_id: ids::token(&relay, &args.token_id).await?,
     };
     let response = relay.operator().revoke_token(request).await?.into_inner();
     if let (true, Some(token)) = (args.json, &response.token) {

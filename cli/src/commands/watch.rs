@@ -5,6 +5,7 @@ use baton_proto::v1::{OutputCut, Task, TaskEvent, TaskEventKind, TaskState, Watc
 use baton_proto::{ShortName, v1::CutReason};
 use clap::Args;
 
+use crate::args::TaskArg;
 use crate::client::Relay;
 use crate::commands::inbox;
 use crate::console::{Console, OutputSink};
@@ -19,9 +20,8 @@ use crate::task_view::{self, Progress};
 
 #[derive(Args, Debug)]
 pub(crate) struct WatchArgs {
-    /// Id of the task.
-    #[arg(value_name = "TASK")]
-    task_id: String,
+    #[command(flatten)]
+    task: TaskArg,
 
     /// Only show events after this revision of the task.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -41,8 +41,9 @@ pub(crate) struct WatchArgs {
 
 pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
+    let task_id = args.task.find(&relay).await?;
     let request = WatchTaskRequest {
-        task_id: args.task_id.clone(),
+        task_id: task_id.clone(),
         from_revision: args.from_revision,
         history_only: args.history,
     };
@@ -51,7 +52,7 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
     loop {
         let step = tokio::select! {
             step = follow.next() => step?,
-            () = interrupt.pressed() => return Ok(detached(&args.task_id, console)),
+            () = interrupt.pressed() => return Ok(detached(&task_id, console)),
         };
         match &step {
             Step::Event(event) if args.json => console.json(&to_json(&**event))?,
@@ -65,7 +66,7 @@ pub(crate) async fn run(args: WatchArgs, console: &Console) -> Result<Exit, CliE
             Step::CaughtUp(_) | Step::Output(_) => {}
             Step::Ended if args.history => return Ok(Exit::Done),
             Step::Ended => {
-                let task = follow::get(&relay, &args.task_id).await?;
+                let task = follow::get(&relay, &task_id).await?;
                 return Ok(Exit::of_task(task.state()).unwrap_or(Exit::Done));
             }
         }
@@ -218,7 +219,16 @@ async fn say_how_to_answer(
 ) -> Result<(), CliError> {
     let task = &event.task_id;
     let asked = event.kind() == TaskEventKind::InputAsked;
-    if asked && !inbox::list(relay, task, false).await?.is_empty() {
+    if !asked {
+        return Ok(());
+    }
+    let open = match inbox::list(relay, task, false).await {
+        Ok(open) => !open.is_empty(),
+        // The task is followed on; that it asked is known.
+        Err(error) if error.is_transient() => true,
+        Err(error) => return Err(error),
+    };
+    if open {
         console.note(&format!(
             "it asks something; see it with: baton inbox --task {task}"
         ));

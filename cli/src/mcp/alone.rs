@@ -1,5 +1,5 @@
 //! A server that stands alone: asks the relay with a token, and holds at most one task. One loop owns what it holds and
-//! answers one call after the other; the lease is renewed beside it.
+//! answers one call after the other; the lease is renewed beside it. What becomes of it at the end is in `leaving`.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use baton_proto::to_json;
 use baton_proto::v1::{
     AgentBlockRequest, AgentCancelRequest, AgentCheckpointRequest, AgentCompleteRequest,
     AgentFailRequest, AgentGrant, AgentProgressRequest, AgentReleaseRequest, ArtifactReceipt,
-    ClaimRequest, GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
+    BlockDraft, ClaimRequest, GetBlockedRequest, GetTaskRequest, PickUpRequest, StartRequest,
 };
 use baton_proto::verbs::Call;
 use baton_proto::worker::FinishOutcome;
@@ -17,51 +17,96 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
-use super::answer::{Answer, PRECONDITION, Refusal};
+use super::answer::{Answer, PRECONDITION, Refusal, stopping};
 use super::fields::Args;
-use super::inputs;
 use super::lease::{self, Lease};
 use super::line::Line;
+use super::requests;
 use super::server::Asked;
+use super::session::Session;
 use crate::discovery::RelayArgs;
 
 pub(super) struct Alone {
-    line: Line,
-    clock: Clock,
+    pub(super) line: Line,
+    pub(super) clock: Clock,
     /// Beneath it required files are looked for.
     root: Option<PathBuf>,
-    held: watch::Sender<Option<Lease>>,
+    pub(super) held: watch::Sender<Option<Lease>>,
+    pub(super) session: Session,
+    /// Of the call that is answered now.
+    pub(super) call_id: String,
+    /// The last call, where nobody knows whether the relay heard it: the same call again is that one.
+    unanswered: Option<(Call, Args, String)>,
+    /// The call that is answered now is one of before.
+    repeats: bool,
 }
 
 impl Alone {
-    pub(super) fn new(args: RelayArgs, root: Option<PathBuf>, clock: Clock) -> Self {
+    pub(super) fn new(
+        args: RelayArgs,
+        root: Option<PathBuf>,
+        clock: Clock,
+        session: Session,
+    ) -> Self {
         Self {
             line: Line::new(args),
             clock,
             root,
             held: watch::Sender::new(None),
+            session,
+            call_id: fresh_id(),
+            unanswered: None,
+            repeats: false,
         }
     }
 
-    /// Until nobody can call any more. What is held then goes back.
-    pub(super) async fn serve(mut self, mut calls: mpsc::Receiver<Asked>) {
+    /// Until the session is over and what was held is seen to, or until there is no more time for that.
+    pub(super) async fn serve(mut self, calls: mpsc::Receiver<Asked>) {
         let renewing = self.held.clone();
         let (line, clock) = (self.line.clone(), self.clock.clone());
+        let session = self.session.clone();
         let answering = async {
-            while let Some(asked) = calls.recv().await {
-                let answer = self.answer(asked.call, &asked.args).await;
-                // Whoever asked may have gone.
-                let _ = asked.reply.send(answer);
-            }
-            self.give_back("the agent's session ended").await;
+            self.answer_all(calls).await;
+            self.leave().await;
         };
         tokio::select! {
             () = answering => {}
             () = lease::keep(&renewing, line, &clock) => {}
+            () = session.time_to_leave() => {}
         }
     }
 
-    async fn answer(&mut self, call: Call, args: &Args) -> Answer {
+    /// What was asked before the session's end is still answered: what an agent wrote down last must not be lost.
+    async fn answer_all(&mut self, mut calls: mpsc::Receiver<Asked>) {
+        let session = self.session.clone();
+        loop {
+            let asked = tokio::select! {
+                asked = calls.recv() => asked,
+                () = session.over(), if !calls.is_closed() => {
+                    calls.close();
+                    continue;
+                }
+            };
+            let Some(asked) = asked else { return };
+            let answer = self.answer(asked.call, &asked.args).await;
+            // Whoever asked may have gone.
+            let _ = asked.reply.send(answer);
+        }
+    }
+
+    pub(super) async fn answer(&mut self, call: Call, args: &Args) -> Answer {
+        let before = self.unanswered.take();
+        let before = before.filter(|(same, with, _)| *same == call && with == args);
+        self.repeats = before.is_some();
+        self.call_id = before.map_or_else(fresh_id, |(.., id)| id);
+        let answer = self.answer_under_id(call, args).await;
+        if answer.as_ref().is_err_and(Refusal::is_transient) {
+            self.unanswered = Some((call, args.clone(), self.call_id.clone()));
+        }
+        answer
+    }
+
+    async fn answer_under_id(&mut self, call: Call, args: &Args) -> Answer {
         let answer = match call {
             Call::ListBlocked => self.list_blocked(args).await,
             Call::GetBlocked => self.get_blocked(args).await,
@@ -95,7 +140,7 @@ impl Alone {
     }
 
     async fn list_blocked(&mut self, args: &Args) -> Answer {
-        let request = inputs::list_blocked(args);
+        let request = requests::list_blocked(args);
         let list = self
             .line
             .ask(async |relay| relay.tasks().list_blocked(request.clone()).await);
@@ -132,7 +177,7 @@ impl Alone {
     }
 
     async fn list(&mut self, args: &Args) -> Answer {
-        let request = inputs::list(args);
+        let request = requests::list(args);
         let list = self
             .line
             .ask(async |relay| relay.tasks().list(request.clone()).await);
@@ -141,36 +186,36 @@ impl Alone {
 
     async fn start(&mut self, args: &Args) -> Answer {
         self.check_free()?;
-        let made = || format!("mcp-{}", fresh_id());
+        let made = || format!("mcp-{}", self.call_id);
         let key = args
             .given_text("idempotency_key")
             .filter(|key| !key.is_empty());
         let request = StartRequest {
-            spec: Some(inputs::spec(args)),
+            spec: Some(requests::spec(args)),
             idempotency_key: key.unwrap_or_else(made),
             traceparent: std::env::var("TRACEPARENT").unwrap_or_default(),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let asked_at = self.clock.now();
         let started = self
             .line
             .ask(async |relay| relay.agents().start(request.clone()).await);
         let grant = started.await?.grant;
-        Ok(self.hold(grant, asked_at))
+        self.hold(grant, asked_at)
     }
 
     async fn claim(&mut self, args: &Args) -> Answer {
         self.check_free()?;
         let request = ClaimRequest {
             task_id: args.text("task_id"),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let asked_at = self.clock.now();
         let claimed = self
             .line
             .ask(async |relay| relay.agents().claim(request.clone()).await);
         let grant = claimed.await?.grant;
-        Ok(self.hold(grant, asked_at))
+        self.hold(grant, asked_at)
     }
 
     async fn pick_up(&mut self, args: &Args) -> Answer {
@@ -179,30 +224,38 @@ impl Alone {
             task_id: args.text("task_id"),
             attempt_id: args.text("attempt_id"),
             reason: args.text("reason"),
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let asked_at = self.clock.now();
         let picked = self
             .line
             .ask(async |relay| relay.agents().pick_up(request.clone()).await);
         let grant = picked.await?.grant;
-        Ok(self.hold(grant, asked_at))
+        self.hold(grant, asked_at)
     }
 
-    /// The token stays here: the agent has no use for it.
-    fn hold(&mut self, grant: Option<AgentGrant>, asked_at: baton_daemon::Moment) -> Value {
+    /// The token stays here: the agent has no use for it. A grant that comes when the session is over is told to nobody.
+    fn hold(&mut self, grant: Option<AgentGrant>, asked_at: baton_daemon::Moment) -> Answer {
         let Some(mut grant) = grant else {
-            return json!({"held": false, "next": "nothing can be claimed now; look again later"});
+            let next = "nothing can be claimed now; look again later";
+            return Ok(json!({"held": false, "next": next}));
         };
+        let told = !self.session.is_over();
         self.held
-            .send_replace(Some(Lease::granted(&grant, asked_at)));
+            .send_replace(Some(Lease::granted(&grant, asked_at, told)));
+        if !told {
+            return Err(stopping());
+        }
         grant.token = None;
         let mut held = to_json(&grant);
         held["held"] = true.into();
-        held
+        Ok(held)
     }
 
     fn check_free(&self) -> Result<(), Refusal> {
+        if self.session.is_over() {
+            return Err(stopping());
+        }
         let held = self.held.borrow();
         let Some(lease) = held
             .as_ref()
@@ -228,15 +281,18 @@ impl Alone {
             let next = "leave task_id out, or claim the other task when this one is done";
             return Err(Refusal::new("not_found", "not_held", &what, next));
         }
-        lease.check(self.clock.now())?;
+        // What was said while it stood may have ended it: then the relay knows the call, and answers as it would have.
+        if !self.repeats {
+            lease.check(self.clock.now())?;
+        }
         Ok(lease)
     }
 
     async fn progress(&mut self, args: &Args) -> Answer {
         let request = AgentProgressRequest {
             lease: Some(self.lease(args)?.proof()),
-            update: Some(inputs::progress(args)),
-            request_id: fresh_id(),
+            update: Some(requests::progress(args)),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -247,8 +303,8 @@ impl Alone {
     async fn checkpoint(&mut self, args: &Args) -> Answer {
         let request = AgentCheckpointRequest {
             lease: Some(self.lease(args)?.proof()),
-            checkpoint: Some(inputs::checkpoint(args)),
-            request_id: fresh_id(),
+            checkpoint: Some(requests::checkpoint(args)),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
@@ -257,17 +313,22 @@ impl Alone {
     }
 
     async fn block(&mut self, args: &Args) -> Answer {
+        let lease = self.lease(args)?;
+        let blocked = self.block_for(&lease, requests::block(args)).await?;
+        self.held.send_replace(None);
+        Ok(blocked)
+    }
+
+    pub(super) async fn block_for(&mut self, lease: &Lease, block: BlockDraft) -> Answer {
         let request = AgentBlockRequest {
-            lease: Some(self.lease(args)?.proof()),
-            block: Some(inputs::block(args)),
-            request_id: fresh_id(),
+            lease: Some(lease.proof()),
+            block: Some(block),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
             .ask(async |relay| relay.agents().block(request.clone()).await);
-        let task = told.await?;
-        self.held.send_replace(None);
-        Ok(to_json(&task))
+        Ok(to_json(&told.await?))
     }
 
     async fn release(&mut self, args: &Args) -> Answer {
@@ -277,25 +338,16 @@ impl Alone {
         Ok(released)
     }
 
-    async fn release_for(&mut self, lease: &Lease, reason: String) -> Answer {
+    pub(super) async fn release_for(&mut self, lease: &Lease, reason: String) -> Answer {
         let request = AgentReleaseRequest {
             lease: Some(lease.proof()),
             reason,
-            request_id: fresh_id(),
+            request_id: self.call_id.clone(),
         };
         let told = self
             .line
             .ask(async |relay| relay.agents().release(request.clone()).await);
         Ok(to_json(&told.await?))
-    }
-
-    async fn give_back(&mut self, reason: &str) {
-        let lease = self.held.borrow().clone();
-        let Some(lease) = lease.filter(|lease| lease.check(self.clock.now()).is_ok()) else {
-            return;
-        };
-        // Without it the lease ends by itself.
-        let _ = self.release_for(&lease, reason.to_owned()).await;
     }
 
     /// What is there of the files that the task asks for.
@@ -321,7 +373,7 @@ impl Alone {
 
     async fn complete(&mut self, args: &Args) -> Answer {
         let lease = self.lease(args)?;
-        let finish = inputs::finish(args);
+        let finish = requests::finish(args);
         let ended = match finish.outcome() {
             FinishOutcome::Unspecified | FinishOutcome::Completed => {
                 let request = AgentCompleteRequest {
@@ -330,7 +382,7 @@ impl Alone {
                     result: finish.result.into(),
                     usage: None,
                     summary: finish.summary,
-                    request_id: fresh_id(),
+                    request_id: self.call_id.clone(),
                 };
                 let told = self
                     .line
@@ -345,37 +397,36 @@ impl Alone {
                     user_message: finish.result,
                     retryable_hint: finish.retryable,
                     usage: None,
-                    request_id: fresh_id(),
+                    request_id: self.call_id.clone(),
                 };
                 let told = self
                     .line
                     .ask(async |relay| relay.agents().fail(request.clone()).await);
                 to_json(&told.await?)
             }
-            FinishOutcome::Canceled => {
-                let request = AgentCancelRequest {
-                    lease: Some(lease.proof()),
-                    reason: finish.summary.chars().take(REASON).collect(),
-                    request_id: fresh_id(),
-                };
-                let told = self
-                    .line
-                    .ask(async |relay| relay.agents().cancel(request.clone()).await);
-                to_json(&told.await?)
-            }
+            FinishOutcome::Canceled => self.cancel_for(&lease, finish.summary).await?,
         };
         self.held.send_replace(None);
         Ok(ended)
     }
+
+    pub(super) async fn cancel_for(&mut self, lease: &Lease, reason: String) -> Answer {
+        let request = AgentCancelRequest {
+            lease: Some(lease.proof()),
+            reason,
+            request_id: self.call_id.clone(),
+        };
+        let told = self
+            .line
+            .ask(async |relay| relay.agents().cancel(request.clone()).await);
+        Ok(to_json(&told.await?))
+    }
 }
 
-/// For one call of a tool, however often the line has to ask: the relay does it once.
-fn fresh_id() -> String {
+/// For one call of a tool, however often the line, or the agent, has to ask: the relay does it once.
+pub(super) fn fresh_id() -> String {
     Uuid::now_v7().to_string()
 }
-
-/// Characters of a cancel's reason.
-const REASON: usize = 2048;
 
 fn nothing_held() -> Refusal {
     let next = "call list_blocked_tasks and pick_up_task, claim_task or task_start first";

@@ -147,6 +147,12 @@ impl From<CliError> for Refusal {
     }
 }
 
+/// Whoever asks is told so when the server is on its way out.
+pub(super) fn stopping() -> Refusal {
+    let (what, next) = ("the server is stopping", "start it again");
+    Refusal::new(UNAVAILABLE, "server_stopping", what, next)
+}
+
 fn unreachable(why: &str) -> Refusal {
     let next = "see whether the relay is up, then call again";
     Refusal::new(

@@ -1,41 +1,46 @@
-//! The arguments of each tool, and what they become on the wire.
+//! The arguments of each tool, by the bounds that the relay has too. What they become on the wire is in `requests`.
 
-use baton_proto::ShortName;
-use baton_proto::v1::{
-    BlockDraft, CheckpointDraft, CompletionContract, Evidence, FailedItem, ListBlockedRequest,
-    ListTasksRequest, MissingPolicy, ProgressUpdate, RequiredArtifact, TaskSpec, TaskState,
-};
+use baton_contract::PATHS_MAX;
+use baton_contract::bounds::{self, Size};
+use baton_proto::codes;
 use baton_proto::verbs::Call;
-use baton_proto::worker::{Finish, FinishOutcome};
 
-use super::fields::{Args, Field, Shape, field};
+use super::fields::{Args, Field, Shape, Wrong, check_object, check_text, field};
 
-const ID: Shape = Shape::Words { most: 64 };
-const REASON: Shape = Shape::Words { most: 2048 };
-const NOTE: Shape = Shape::Text { most: 2048 };
-const ITEM: Shape = Shape::Words { most: 1024 };
-const SUMMARY: usize = 8192;
-/// Bytes on the wire; characters here, of which none has more than four.
-const RESULT: usize = 16 * 1024;
+const ID: Shape = Shape::Id;
+const REASON: Shape = Shape::Words(bounds::REASON);
+const NOTE: Shape = Shape::Text(bounds::REASON);
+/// Of whoever takes a task or gives it back.
+const REMARK: Shape = Shape::Maybe(bounds::REASON);
+const ITEM: Shape = Shape::Words(bounds::ITEM);
+const STATE_REF: Shape = Shape::Words(bounds::STATE_REF);
+const RESULT: Size = Size::Bytes(codes::RESULT_BYTES);
+const FAILURE_CODE: Size = Size::Bytes(codes::CODE_BYTES);
+
+const CRITERION: Shape = Shape::Words(bounds::CRITERION);
 
 const EVIDENCE: Shape = Shape::Object(&[
     field(
         "kind",
-        Shape::Words { most: 64 },
+        Shape::Words(bounds::EVIDENCE_KIND),
         "journal, screenshot, contract, task, url, file, or another word.",
     )
     .required(),
-    field("ref", Shape::Words { most: 2048 }, "Where it is.").required(),
-    field("summary", Shape::Text { most: 1024 }, "One line about it."),
+    field("ref", Shape::Words(bounds::EVIDENCE_REF), "Where it is.").required(),
+    field(
+        "summary",
+        Shape::Text(bounds::EVIDENCE_SUMMARY),
+        "One line about it.",
+    ),
 ]);
 const FAILED_ITEM: Shape = Shape::Object(&[
     field("item", ITEM, "What did not work out.").required(),
-    field("reason", Shape::Words { most: 1024 }, "Why.").required(),
+    field("reason", Shape::Words(bounds::ITEM_REASON), "Why.").required(),
 ]);
 const ARTIFACT: Shape = Shape::Object(&[
     field(
         "path",
-        Shape::Words { most: 1024 },
+        Shape::Path,
         "Relative to the working directory, without `..`.",
     )
     .required(),
@@ -43,45 +48,41 @@ const ARTIFACT: Shape = Shape::Object(&[
         "min_size",
         Shape::Number {
             least: 0,
-            most: 1 << 50,
+            most: bounds::FILE_BYTES,
         },
         "Smallest size in bytes.",
     ),
-    field(
-        "sha256",
-        Shape::Text { most: 64 },
-        "Expected SHA-256 in hex.",
-    ),
+    field("sha256", Shape::Sha256, "Expected SHA-256 in hex."),
 ]);
 
 const OWN_TASK: Field = field("task_id", ID, "The task; left out, the one that is held.");
-const CURSOR: Field = field("cursor", NOTE, "Where to go on.");
+const CURSOR: Field = field("cursor", Shape::Text(bounds::CURSOR), "Where to go on.");
 const EVIDENCE_LIST: Field = field(
     "evidence",
     Shape::List {
         of: &EVIDENCE,
-        most: 50,
+        most: bounds::EVIDENCE,
     },
     "References to proof.",
 );
 const STATE_REFS: Field = field(
     "state_refs",
     Shape::List {
-        of: &NOTE,
-        most: 64,
+        of: &STATE_REF,
+        most: bounds::STATE_REFS,
     },
     "Paths of larger state, never its contents.",
 );
 const PAGE_TOKEN: Field = field(
     "page_token",
-    Shape::Text { most: 1024 },
+    Shape::Text(bounds::PAGE_TOKEN),
     "next_page_token of the page before.",
 );
 const PAGE_SIZE: Field = field(
     "page_size",
     Shape::Number {
         least: 1,
-        most: 200,
+        most: bounds::PAGE_MAX as u64,
     },
     "How many at most.",
 );
@@ -102,43 +103,31 @@ pub(super) const OUTCOMES: [&str; 3] = ["completed", "failed", "canceled"];
 const POLICIES: [&str; 3] = ["reject", "fail", "park"];
 
 const START: [Field; 9] = [
-    field(
-        "goal",
-        Shape::Words { most: 4096 },
-        "What is to be reached.",
-    )
-    .required(),
+    field("goal", Shape::Words(bounds::GOAL), "What is to be reached.").required(),
     field(
         "prompt",
-        Shape::Text { most: 256 * 1024 },
+        Shape::Text(bounds::PROMPT),
         "What has to be done in detail; left out, the goal says it.",
     ),
     field(
         "success_criteria",
         Shape::List {
-            of: &ITEM,
-            most: 50,
+            of: &CRITERION,
+            most: bounds::SUCCESS_CRITERIA,
         },
         "How one can tell that it is reached.",
     ),
     field(
         "agent_scope",
-        Shape::Text { most: 256 },
+        Shape::Maybe(bounds::NAME),
         "Agents of this scope may go on with it later; left out, those of this token's.",
     ),
-    field(
-        "labels",
-        Shape::Pairs {
-            most: 64,
-            most_text: 256,
-        },
-        "Notes to find it by.",
-    ),
+    field("labels", Shape::Labels, "Notes to find it by."),
     field(
         "required_artifacts",
         Shape::List {
             of: &ARTIFACT,
-            most: 64,
+            most: PATHS_MAX,
         },
         "Files without which it cannot be completed.",
     ),
@@ -150,14 +139,14 @@ const START: [Field; 9] = [
     field(
         "lease_seconds",
         Shape::Number {
-            least: 5,
-            most: 86_400,
+            least: bounds::LEASE_TTL_MIN_MS / 1_000,
+            most: bounds::LEASE_TTL_MAX_MS / 1_000,
         },
         "How long the lease lasts without a renewal.",
     ),
     field(
         "idempotency_key",
-        Shape::Text { most: 64 },
+        Shape::Maybe(bounds::IDEMPOTENCY_KEY),
         "The same key never makes a second task; left out, every call makes one.",
     ),
 ];
@@ -173,20 +162,20 @@ const PICK_UP: [Field; 3] = [
         ID,
         "The parked attempt that was seen: another one is not picked up.",
     ),
-    field("reason", NOTE, "Why, for those who read the task later."),
+    field("reason", REMARK, "Why, for those who read the task later."),
 ];
 const PROGRESS: [Field; 6] = [
     OWN_TASK,
     field(
         "summary",
-        Shape::Text { most: SUMMARY },
+        Shape::Text(bounds::SUMMARY),
         "Where the work stands; replaces what was said before.",
     ),
     field(
         "completed_items",
         Shape::List {
             of: &ITEM,
-            most: 500,
+            most: bounds::ITEMS,
         },
         "What is done since.",
     ),
@@ -194,13 +183,13 @@ const PROGRESS: [Field; 6] = [
         "failed_items",
         Shape::List {
             of: &FAILED_ITEM,
-            most: 500,
+            most: bounds::ITEMS,
         },
         "What did not work out, and why.",
     ),
     field(
         "cursor",
-        NOTE,
+        Shape::Text(bounds::CURSOR),
         "Where to go on; replaces what was said before.",
     ),
     EVIDENCE_LIST,
@@ -209,7 +198,7 @@ const CHECKPOINT: [Field; 6] = [
     OWN_TASK,
     field(
         "summary",
-        Shape::Words { most: SUMMARY },
+        Shape::Words(bounds::SUMMARY),
         "What was done, for whoever goes on.",
     )
     .required(),
@@ -217,18 +206,19 @@ const CHECKPOINT: [Field; 6] = [
     EVIDENCE_LIST,
     field(
         "agent_session_id",
-        Shape::Text { most: 256 },
+        Shape::Text(bounds::HANDLE),
         "The agent's own id of its conversation, to resume it.",
     ),
     STATE_REFS,
 ];
+/// The reason first: a blank one is wrong whatever it speaks of.
 const BLOCK: [Field; 7] = [
-    OWN_TASK,
     field("reason", REASON, "Why it cannot go on.").required(),
+    OWN_TASK,
     field("resume_hint", NOTE, "What would help."),
     field(
         "summary",
-        Shape::Text { most: SUMMARY },
+        Shape::Text(bounds::SUMMARY),
         "What was done so far, for the checkpoint that is written with it.",
     ),
     CURSOR,
@@ -240,19 +230,19 @@ const COMPLETE: [Field; 6] = [
     field("outcome", Shape::OneOf(&OUTCOMES), "How the task ends.").required(),
     field(
         "summary",
-        Shape::Words { most: 4096 },
-        "What was done; of a failed or canceled task: why.",
+        Shape::Words(bounds::SUMMARY),
+        "What was done; of a failed task: why, in at most 4096 characters; of a canceled one: why, in at most 2048.",
     )
     .required(),
     field(
         "result",
-        Shape::Text { most: RESULT },
-        "The final text or JSON; of a failed or canceled task: what users are told.",
+        Shape::Text(RESULT),
+        "The final text or JSON; of a failed task: what users are told, in at most 4096 characters.",
     ),
     field(
         "failure_code",
-        Shape::Text { most: 64 },
-        "Of a failed task: a word from the registry; left out, agent_reported.",
+        Shape::Name(FAILURE_CODE),
+        "Of a failed task: a word of your own for why; left out, agent_reported.",
     ),
     field(
         "retryable",
@@ -266,21 +256,18 @@ const LIST: [Field; 5] = [
         "states",
         Shape::List {
             of: &STATE,
-            most: 9,
+            most: bounds::FILTER_STATES,
         },
         "Any of these; left out, all.",
     ),
     field(
         "agent",
-        Shape::Text { most: 256 },
+        Shape::Text(bounds::NAME),
         "Only tasks of this agent.",
     ),
     field(
         "labels",
-        Shape::Pairs {
-            most: 64,
-            most_text: 256,
-        },
+        Shape::Labels,
         "Only tasks with all of these notes.",
     ),
     PAGE_SIZE,
@@ -289,7 +276,7 @@ const LIST: [Field; 5] = [
 const LIST_BLOCKED: [Field; 3] = [
     field(
         "agent_scope",
-        Shape::Text { most: 256 },
+        Shape::Maybe(bounds::NAME),
         "Only tasks of this scope.",
     ),
     PAGE_SIZE,
@@ -298,7 +285,7 @@ const LIST_BLOCKED: [Field; 3] = [
 const GET_BLOCKED: [Field; 1] = [field("task_id", ID, "The task.").required()];
 const RELEASE: [Field; 2] = [
     OWN_TASK,
-    field("reason", NOTE, "Why, for those who read the task later."),
+    field("reason", REMARK, "Why, for those who read the task later."),
 ];
 
 /// What a tool takes.
@@ -319,131 +306,26 @@ pub(super) fn fields_of(call: Call) -> &'static [Field] {
     }
 }
 
-fn evidence(args: &Args) -> Vec<Evidence> {
-    let entries = args.objects("evidence").map(|entry| Evidence {
-        kind: entry.text("kind"),
-        r#ref: entry.text("ref"),
-        summary: entry.text("summary"),
-    });
-    entries.collect()
-}
-
-pub(super) fn progress(args: &Args) -> ProgressUpdate {
-    let failed = args.objects("failed_items").map(|entry| FailedItem {
-        item: entry.text("item"),
-        reason: entry.text("reason"),
-    });
-    ProgressUpdate {
-        summary: args.given_text("summary"),
-        completed_items: args.texts("completed_items"),
-        failed_items: failed.collect(),
-        cursor: args.given_text("cursor"),
-        evidence: evidence(args),
+/// What a tool is given, against its fields and against each other: what stands for a failure's words is a failure's length.
+pub(super) fn check(call: Call, args: &Args) -> Result<(), Wrong> {
+    check_object(fields_of(call), &args.0, "")?;
+    match (call, args.text("outcome").as_str()) {
+        (Call::Complete, "failed") => {
+            check_text(&args.text("summary"), bounds::MESSAGE, "summary")?;
+            check_text(&args.text("result"), bounds::MESSAGE, "result")
+        }
+        (Call::Complete, "canceled") => {
+            check_text(&args.text("summary"), bounds::REASON, "summary")
+        }
+        _other => Ok(()),
     }
 }
-
-pub(super) fn checkpoint(args: &Args) -> CheckpointDraft {
-    CheckpointDraft {
-        summary: args.text("summary"),
-        cursor: args.text("cursor"),
-        evidence: evidence(args),
-        agent_session_id: args.text("agent_session_id"),
-        state_refs: args.texts("state_refs"),
-    }
-}
-
-pub(super) fn block(args: &Args) -> BlockDraft {
-    BlockDraft {
-        reason: args.text("reason"),
-        resume_hint: args.text("resume_hint"),
-        checkpoint: Some(checkpoint(args)),
-    }
-}
-
-pub(super) fn finish(args: &Args) -> Finish {
-    let outcome = match args.text("outcome").as_str() {
-        "failed" => FinishOutcome::Failed,
-        "canceled" => FinishOutcome::Canceled,
-        _ => FinishOutcome::Completed,
-    };
-    Finish {
-        outcome: outcome.into(),
-        summary: args.text("summary"),
-        result: args.text("result"),
-        failure_code: args.text("failure_code"),
-        retryable: args.flag("retryable"),
-    }
-}
-
-pub(super) fn list(args: &Args) -> ListTasksRequest {
-    let states = args.texts("states");
-    let states = states
-        .iter()
-        .filter_map(|word| TaskState::from_short_name(word).ok());
-    ListTasksRequest {
-        states: states.map(i32::from).collect(),
-        agent: args.text("agent"),
-        labels: args.pairs("labels").collect(),
-        page_size: page_size(args),
-        page_token: args.text("page_token"),
-        ..ListTasksRequest::default()
-    }
-}
-
-pub(super) fn list_blocked(args: &Args) -> ListBlockedRequest {
-    ListBlockedRequest {
-        agent_scope: args.text("agent_scope"),
-        page_size: page_size(args),
-        page_token: args.text("page_token"),
-        ..ListBlockedRequest::default()
-    }
-}
-
-fn page_size(args: &Args) -> u32 {
-    let size = args.number("page_size").unwrap_or_default();
-    u32::try_from(size).unwrap_or(u32::MAX)
-}
-
-/// A task that is held by whoever submits it.
-pub(super) fn spec(args: &Args) -> TaskSpec {
-    let goal = args.text("goal");
-    let prompt = args
-        .given_text("prompt")
-        .filter(|prompt| !prompt.trim().is_empty());
-    let artifacts = args
-        .objects("required_artifacts")
-        .map(|entry| RequiredArtifact {
-            path: entry.text("path"),
-            min_size: entry.number("min_size"),
-            sha256: entry.text("sha256"),
-        });
-    let artifacts: Vec<RequiredArtifact> = artifacts.collect();
-    let policy = MissingPolicy::from_short_name(&args.text("missing_policy"));
-    let contract = CompletionContract {
-        missing_policy: policy.unwrap_or(MissingPolicy::Unspecified).into(),
-        required_artifacts: artifacts,
-    };
-    TaskSpec {
-        agent: AGENT.to_owned(),
-        prompt: prompt.unwrap_or_else(|| goal.clone()),
-        goal,
-        success_criteria: args.texts("success_criteria"),
-        agent_scope: args.text("agent_scope"),
-        agent_held: true,
-        labels: args.pairs("labels").collect(),
-        lease_ttl_ms: args.number("lease_seconds").map(|seconds| seconds * 1000),
-        contract: (!contract.required_artifacts.is_empty()).then_some(contract),
-        ..TaskSpec::default()
-    }
-}
-
-/// What a task says of its agent when that holds it itself.
-const AGENT: &str = "mcp";
 
 #[cfg(test)]
 mod tests {
+    use baton_proto::ShortName;
+    use baton_proto::v1::{MissingPolicy, TaskState};
     use baton_proto::verbs::tools;
-    use serde_json::{Value, json};
 
     use super::*;
 
@@ -468,27 +350,5 @@ mod tests {
         for word in POLICIES {
             assert!(MissingPolicy::from_short_name(word).is_ok(), "{word}");
         }
-    }
-
-    #[test]
-    fn arguments_reach_their_fields() {
-        let Value::Object(given) = json!({
-            "reason": "no key", "resume_hint": "a key", "summary": "half", "cursor": "7",
-            "evidence": [{"kind": "url", "ref": "http://x"}], "state_refs": ["a/b"],
-        }) else {
-            unreachable!()
-        };
-        let block = block(&Args(given));
-        let checkpoint = block.checkpoint.unwrap();
-        assert_eq!(
-            (block.reason.as_str(), block.resume_hint.as_str()),
-            ("no key", "a key")
-        );
-        assert_eq!(
-            (checkpoint.summary.as_str(), checkpoint.cursor.as_str()),
-            ("half", "7")
-        );
-        assert_eq!(checkpoint.evidence[0].r#ref, "http://x");
-        assert_eq!(checkpoint.state_refs, ["a/b"]);
     }
 }

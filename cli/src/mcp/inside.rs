@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::answer::{Answer, PRECONDITION, Refusal, UNAVAILABLE};
 use super::fields::Args;
-use super::inputs;
+use super::requests;
 use super::server::Asked;
 
 /// Before each further try: a daemon that is replaced is back within seconds.
@@ -63,7 +63,7 @@ async fn answer(place: &Place, call: Call, args: &Args) -> Answer {
             tell(
                 place,
                 args,
-                tool_call::Verb::Progress(inputs::progress(args)),
+                tool_call::Verb::Progress(requests::progress(args)),
             )
             .await
         }
@@ -71,12 +71,12 @@ async fn answer(place: &Place, call: Call, args: &Args) -> Answer {
             tell(
                 place,
                 args,
-                tool_call::Verb::Checkpoint(inputs::checkpoint(args)),
+                tool_call::Verb::Checkpoint(requests::checkpoint(args)),
             )
             .await
         }
         Call::Block => {
-            let told = tell(place, args, tool_call::Verb::Block(inputs::block(args))).await;
+            let told = tell(place, args, tool_call::Verb::Block(requests::block(args))).await;
             told.map(|told| {
                 with_next(
                     told,
@@ -85,7 +85,7 @@ async fn answer(place: &Place, call: Call, args: &Args) -> Answer {
             })
         }
         Call::Complete => {
-            let told = tell(place, args, tool_call::Verb::Finish(inputs::finish(args))).await;
+            let told = tell(place, args, tool_call::Verb::Finish(requests::finish(args))).await;
             told.map(|told| {
                 with_next(
                     told,

@@ -8,10 +8,12 @@ use baton_proto::v1::{AgentGrant, AgentLease, CompletionContract, LeaseToken, Re
 use tokio::sync::watch;
 
 use super::answer::{PRECONDITION, Refusal};
-use super::line::Line;
+use super::line::{Line, PATIENCE};
 
 /// When the relay names no interval.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// Renewals that fit into what is left of a lease.
+const TRIES: u32 = 3;
 /// Before a renewal that failed is tried again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
@@ -22,6 +24,8 @@ pub(super) struct Lease {
     pub(super) attempt_id: String,
     token: LeaseToken,
     pub(super) contract: Option<CompletionContract>,
+    /// The agent knows that it holds it, so it may have begun.
+    pub(super) told: bool,
     /// Nothing may be done under it from here on.
     limit: Moment,
     renew_at: Moment,
@@ -34,13 +38,14 @@ pub(super) struct Lease {
 
 impl Lease {
     /// `asked_at` is when the call left that was answered with the grant.
-    pub(super) fn granted(grant: &AgentGrant, asked_at: Moment) -> Self {
+    pub(super) fn granted(grant: &AgentGrant, asked_at: Moment, told: bool) -> Self {
         let attempt = grant.r#ref.clone().unwrap_or_default();
         let every = Some(Duration::from_millis(grant.renew_ms)).filter(|every| !every.is_zero());
         let every = every.unwrap_or(RENEW_EVERY);
         let spec = grant.task.as_ref().and_then(|task| task.spec.as_ref());
         Self {
             contract: spec.and_then(|spec| spec.contract.clone()),
+            told,
             task_id: attempt.task_id,
             attempt_id: attempt.attempt_id,
             token: grant.token.clone().unwrap_or_default(),
@@ -80,6 +85,12 @@ impl Lease {
         self.cancel_requested |= cancel_requested;
     }
 
+    /// For one try at a renewal: a request that a wire swallows must not cost the lease.
+    fn patience(&self, now: Moment) -> Duration {
+        let left = now.until(self.limit) / TRIES;
+        left.clamp(TRY_AGAIN, PATIENCE)
+    }
+
     fn is_over(&self, now: Moment) -> bool {
         self.check(now).is_err()
     }
@@ -105,7 +116,10 @@ pub(super) async fn keep(held: &watch::Sender<Option<Lease>>, mut line: Line, cl
         let request = RenewRequest {
             lease: Some(lease.proof()),
         };
-        let renewal = line.ask(async |relay| relay.agents().renew(request.clone()).await);
+        let patience = lease.patience(asked_at);
+        let renewal = line.ask_within(patience, async |relay| {
+            relay.agents().renew(request.clone()).await
+        });
         let answer = renewal.await;
         held.send_if_modified(|held| {
             let same = held
@@ -158,7 +172,7 @@ mod tests {
             renew_ms: 10_000,
             ..AgentGrant::default()
         };
-        Lease::granted(&grant, Moment::from_millis(1_000))
+        Lease::granted(&grant, Moment::from_millis(1_000), true)
     }
 
     #[test]
@@ -177,6 +191,17 @@ mod tests {
         let mut lease = lease();
         lease.renewed(Moment::from_millis(900), Duration::from_secs(1), false);
         assert!(lease.check(Moment::from_millis(30_999)).is_ok());
+    }
+
+    #[test]
+    fn a_renewal_waits_for_no_longer_than_the_lease_allows() {
+        let mut lease = lease();
+        let at = |ms| Moment::from_millis(ms);
+        assert_eq!(lease.patience(at(1_000)), Duration::from_secs(10));
+        assert_eq!(lease.patience(at(25_000)), Duration::from_secs(2));
+        assert_eq!(lease.patience(at(30_900)), TRY_AGAIN);
+        lease.renewed(at(1_000), Duration::from_secs(86_400), false);
+        assert_eq!(lease.patience(at(1_000)), PATIENCE);
     }
 
     #[test]

@@ -16,7 +16,7 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(1500),
 ];
 /// For one try.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 pub(super) struct Line {
@@ -34,10 +34,19 @@ impl Line {
         &mut self,
         question: impl AsyncFn(&Relay) -> Result<Response<T>, Status>,
     ) -> Result<T, Refusal> {
+        self.ask_within(PATIENCE, question).await
+    }
+
+    /// The same for what cannot wait so long.
+    pub(super) async fn ask_within<T>(
+        &mut self,
+        patience: Duration,
+        question: impl AsyncFn(&Relay) -> Result<Response<T>, Status>,
+    ) -> Result<T, Refusal> {
         let mut pauses = PAUSES.into_iter();
         let mut may_read_token_again = true;
         loop {
-            let refusal = match self.ask_once(&question).await {
+            let refusal = match self.ask_once(patience, &question).await {
                 Ok(answer) => return Ok(answer),
                 Err(refusal) => refusal,
             };
@@ -57,6 +66,7 @@ impl Line {
 
     async fn ask_once<T>(
         &mut self,
+        patience: Duration,
         question: &impl AsyncFn(&Relay) -> Result<Response<T>, Status>,
     ) -> Result<T, Refusal> {
         let relay = match self.relay.take() {
@@ -64,7 +74,7 @@ impl Line {
             None => Relay::discover(&self.args).await?,
         };
         let relay = self.relay.insert(relay);
-        let asked = tokio::time::timeout(PATIENCE, question(relay)).await;
+        let asked = tokio::time::timeout(patience, question(relay)).await;
         let late = |_| {
             let next = "see whether the relay is up, then call again";
             Refusal::new(

@@ -4,12 +4,17 @@
 
 mod alone;
 mod answer;
+#[cfg(test)]
+mod bounds_agree;
 mod fields;
 mod inputs;
 mod inside;
 mod lease;
+mod leaving;
 mod line;
+mod requests;
 mod server;
+mod session;
 
 use std::path::PathBuf;
 
@@ -19,43 +24,59 @@ use tokio::sync::mpsc;
 
 use alone::Alone;
 use server::{Asked, Server, Standing};
+use session::Session;
 
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 
-/// Serves until the client closes its end.
+/// Serves until the client closes its end, or a signal says so. Only who holds something has to hear signals.
 pub(crate) async fn serve(
     relay: RelayArgs,
     root: Option<PathBuf>,
     clock: &Clock,
 ) -> Result<(), CliError> {
     if let Some(place) = tools::find() {
-        return run(Standing::Inside, |calls| inside::serve(place, calls)).await;
+        let session = Session::without_signals();
+        return run(Standing::Inside, session, |calls| {
+            inside::serve(place, calls)
+        })
+        .await;
     }
     // Whether the relay is there shows when it is asked; a token that is missing will not come by itself.
     if let Err(error) = relay.token() {
-        return run(Standing::Unconfigured(error.to_string()), nobody).await;
+        let session = Session::without_signals();
+        return run(Standing::Unconfigured(error.to_string()), session, nobody).await;
     }
-    let alone = Alone::new(relay, root, clock.clone());
-    run(Standing::Alone, |calls| alone.serve(calls)).await
+    let session = Session::until_signals()?;
+    let alone = Alone::new(relay, root, clock.clone(), session.clone());
+    run(Standing::Alone, session, |calls| alone.serve(calls)).await
 }
 
 async fn run<F: Future<Output = ()>>(
     standing: Standing,
+    session: Session,
     answering: impl FnOnce(mpsc::Receiver<Asked>) -> F,
 ) -> Result<(), CliError> {
     let (server, calls) = Server::new(standing);
     let talking = async move {
-        let failed = |error: &dyn std::fmt::Display| {
-            CliError::local("speak the Model Context Protocol", error)
+        let talked = tokio::select! {
+            talked = talk(server) => talked,
+            () = session.told_to_stop() => Ok(()),
         };
-        let running = server.serve(rmcp::transport::stdio()).await;
-        let running = running.map_err(|error| failed(&error))?;
-        running.waiting().await.map_err(|error| failed(&error))?;
-        Ok(())
+        session.end();
+        talked
     };
     // The server's end drops the calls, and with them whoever answers comes to its end.
     tokio::join!(talking, answering(calls)).0
+}
+
+async fn talk(server: Server) -> Result<(), CliError> {
+    let failed =
+        |error: &dyn std::fmt::Display| CliError::local("speak the Model Context Protocol", error);
+    let running = server.serve(rmcp::transport::stdio()).await;
+    let running = running.map_err(|error| failed(&error))?;
+    running.waiting().await.map_err(|error| failed(&error))?;
+    Ok(())
 }
 
 async fn nobody(mut calls: mpsc::Receiver<Asked>) {

@@ -12,9 +12,9 @@ use rmcp::model::{
 use rmcp::service::RequestContext;
 use tokio::sync::{mpsc, oneshot};
 
-use super::answer::{Answer, Refusal, UNAVAILABLE, result};
-use super::fields::{Args, check_object, object_schema};
-use super::inputs::fields_of;
+use super::answer::{Answer, result, stopping};
+use super::fields::{Args, object_schema};
+use super::inputs::{self, fields_of};
 
 /// Calls that wait for their turn. Full: the next waits.
 pub(super) const CALLS: usize = 16;
@@ -51,19 +51,11 @@ impl Server {
     }
 
     async fn answer(&self, call: Call, args: Args) -> Answer {
-        check_object(fields_of(call), &args.0, "")?;
-        let gone = || {
-            Refusal::new(
-                UNAVAILABLE,
-                "server_stopping",
-                "the server is stopping",
-                "start it again",
-            )
-        };
+        inputs::check(call, &args)?;
         let (reply, answer) = oneshot::channel();
         let asked = Asked { call, args, reply };
-        self.asked.send(asked).await.map_err(|_| gone())?;
-        answer.await.map_err(|_| gone())?
+        self.asked.send(asked).await.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
     }
 }
 

@@ -6,26 +6,28 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use baton_contract::bounds;
+
 use crate::id::{TaskId, TenantId};
 use crate::record::{Evidence, FailedItem, ProgressRecord};
 use crate::secrets;
 use crate::time::Wall;
 
-pub const SUMMARY_CHARS: usize = 8192;
-pub const CURSOR_CHARS: usize = 2048;
-pub const ITEM_CHARS: usize = 1024;
+pub const SUMMARY_CHARS: usize = bounds::SUMMARY.most();
+pub const CURSOR_CHARS: usize = bounds::CURSOR.most();
+pub const ITEM_CHARS: usize = bounds::ITEM.most();
 /// Why an item failed.
-pub const REASON_CHARS: usize = 1024;
-pub const EVIDENCE_KIND_CHARS: usize = 64;
-pub const EVIDENCE_REF_CHARS: usize = 2048;
-pub const EVIDENCE_CHARS: usize = 1024;
+pub const REASON_CHARS: usize = bounds::ITEM_REASON.most();
+pub const EVIDENCE_KIND_CHARS: usize = bounds::EVIDENCE_KIND.most();
+pub const EVIDENCE_REF_CHARS: usize = bounds::EVIDENCE_REF.most();
+pub const EVIDENCE_CHARS: usize = bounds::EVIDENCE_SUMMARY.most();
 /// Why a task was blocked, and what would help.
-pub const BLOCK_CHARS: usize = 2048;
-pub const ITEMS: usize = 500;
-pub const EVIDENCE: usize = 50;
-pub const STATE_REFS: usize = 64;
-pub const STATE_REF_CHARS: usize = 1024;
-const AGENT_SESSION_BYTES: usize = 256;
+pub const BLOCK_CHARS: usize = bounds::REASON.most();
+pub const ITEMS: usize = bounds::ITEMS;
+pub const EVIDENCE: usize = bounds::EVIDENCE;
+pub const STATE_REFS: usize = bounds::STATE_REFS;
+pub const STATE_REF_CHARS: usize = bounds::STATE_REF.most();
+const AGENT_SESSION_BYTES: usize = bounds::HANDLE.most();
 /// Of a checkpoint, the newest within this many bytes together.
 const CHECKPOINT_EVIDENCE_BYTES: usize = 48 * 1024;
 const STATE_REFS_BYTES: usize = 32 * 1024;

@@ -54,7 +54,6 @@ pub mod retry;
 pub mod roster;
 mod rules;
 mod scheduler;
-pub mod secrets;
 mod sessions;
 pub mod spec;
 mod submit;
@@ -70,3 +69,5 @@ mod tests;
 
 pub use crate::core::{Core, Recovered};
 pub use crate::finished::Shelf;
+/// What must not be kept of words about work.
+pub use baton_secrets as secrets;

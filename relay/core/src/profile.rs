@@ -10,7 +10,7 @@ use crate::spec::{Profile, RequestedProfile, TaskSpec, TurnKind};
 
 /// The lease ttl of a task that asked for none.
 pub const LEASE_TTL_MS: u64 = 30_000;
-pub const LEASE_TTL_MIN_MS: u64 = 5_000;
+pub use baton_contract::bounds::LEASE_TTL_MIN_MS;
 
 const HOUR_MS: u64 = 3_600_000;
 /// The whole of a turn that only fetches or names something.

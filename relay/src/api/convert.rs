@@ -8,6 +8,7 @@ use baton_core::record::{
     Artifact, AttemptRecord, Attention, CancelRecord, End, Exit, Lease, OpenTool, PausesRecord,
     Pending, Receipt, SchedulerRecord, State, TaskRecord, TaskState, TimerKind, Usage, Workspace,
 };
+use baton_core::secrets;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
 use baton_proto::{TraceParent, v1};
@@ -77,7 +78,22 @@ pub(super) fn task(spec: &TaskSpec, record: &TaskRecord, config: &Config, view: 
         retry_stop: record.retry_stop.as_deref().unwrap_or_default().to_owned(),
         tenant: record.tenant.to_string(),
         waits_until: record.retry.as_ref().map(|retry| timestamp(retry.at)),
+        about: about(spec),
     }
+}
+
+/// Characters of a task's line in a list.
+const ABOUT: usize = 120;
+
+/// A prompt may be long and a line is not, so its beginning is enough to look at.
+fn about(spec: &TaskSpec) -> String {
+    let words = match spec.argv.as_slice() {
+        [] => spec.prompt.chars().take(4 * ABOUT).collect(),
+        argv => argv.join(" ").chars().take(4 * ABOUT).collect::<String>(),
+    };
+    let clean = secrets::without(&words);
+    let line: Vec<&str> = clean.split_whitespace().collect();
+    line.join(" ").chars().take(ABOUT).collect()
 }
 
 /// What is held after an import, or whose tenant is paused, looks queued in its own record; the scheduler's record knows

@@ -291,7 +291,7 @@ fn check_draft(draft: &v1::CheckpointDraft) -> Checked<()> {
     let field = "checkpoint.state_refs";
     validate::count(field, draft.state_refs.len(), limits::STATE_REFS)?;
     for path in &draft.state_refs {
-        validate::not_blank(field, path, limits::ARTIFACT_PATH)?;
+        validate::not_blank(field, path, limits::STATE_REF)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! Each check names the field in the proto's spelling and fails with its own machine code. Nothing is corrected
 //! silently, and nothing here reads state, so a bad request cannot leave a trace.
 
-use baton_contract::{PathFault, check_path};
+use baton_contract::{PathFault, bounds, check_path};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -133,11 +133,9 @@ pub fn enumeration<E: TryFrom<i32>>(field: &str, number: i32) -> Checked<E> {
 /// Lower case, digits, `-`, `_` and `.`, beginning with a letter or digit: safe in keys, paths and shells.
 pub fn name(field: &str, value: &str, limit: Size) -> Checked<()> {
     not_blank(field, value, limit)?;
-    let body = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_.".contains(&b);
-    let first = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let good = value.bytes().next().is_some_and(first) && value.bytes().all(body);
     let rule = "use a-z, 0-9, '-', '_' and '.', beginning with a letter or digit";
-    good.then_some(())
+    bounds::is_name(value)
+        .then_some(())
         .ok_or_else(|| invalid(field, Why::MalformedName { rule }))
 }
 
@@ -161,11 +159,10 @@ pub fn labels(field: &str, given: BTreeMap<String, String>) -> Checked<BTreeMap<
 
 fn label(field: &str, key: &str, value: &str) -> Checked<()> {
     let bad = |rule| Err(invalid(field, Why::BadLabel { rule }));
-    let body = |b: u8| b.is_ascii_alphanumeric() || b"-_./".contains(&b);
-    if key.is_empty() || key.len() > limits::LABEL_KEY || !key.bytes().all(body) {
+    if !bounds::is_label_key(key) {
         return bad("a key has 1 to 63 of A-Z, a-z, 0-9, '-', '_', '.' and '/'");
     }
-    if value.len() > limits::LABEL_VALUE || value.chars().any(char::is_control) {
+    if !bounds::is_label_value(value) {
         return bad("a value has at most 256 bytes and no control characters");
     }
     Ok(())
@@ -221,9 +218,8 @@ pub fn artifact_path(field: &str, path: &str) -> Checked<()> {
 }
 
 pub fn sha256_hex(field: &str, text: &str) -> Checked<()> {
-    let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
-    let good = text.len() == 64 && text.bytes().all(hex);
-    good.then_some(())
+    bounds::is_sha256_hex(text)
+        .then_some(())
         .ok_or_else(|| invalid(field, Why::BadDigest))
 }
 

@@ -137,6 +137,36 @@ mod tests {
         assert_eq!(listed, published);
     }
 
+    /// Calls that the same roles may make, in one row.
+    fn documented() -> String {
+        let mut groups: Vec<(&[Role], Vec<String>)> = Vec::new();
+        for (path, roles) in TABLE {
+            let call = path.trim_start_matches("/baton.v1.").replace('/', ".");
+            match groups.iter_mut().find(|(known, _)| known == roles) {
+                Some((_, calls)) => calls.push(call),
+                None => groups.push((roles, vec![call])),
+            }
+        }
+        let names = Role::ALL.map(Role::as_str).join(" | ");
+        let mut table = format!(
+            "| calls | {names} |\n|---|{}\n",
+            "---|".repeat(Role::ALL.len())
+        );
+        for (roles, calls) in groups {
+            let may = Role::ALL.map(|role| if roles.contains(&role) { "yes" } else { "-" });
+            table += &format!("| {} | {} |\n", calls.join(", "), may.join(" | "));
+        }
+        table
+    }
+
+    #[test]
+    fn the_operators_book_has_this_very_table() {
+        let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating.md");
+        let book = std::fs::read_to_string(book).unwrap();
+        let table = documented();
+        assert!(book.contains(&table), "docs/operating.md lacks:\n{table}");
+    }
+
     #[test]
     fn roles_stay_apart() {
         let may = |role: Role| -> BTreeSet<&str> {

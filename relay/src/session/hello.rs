@@ -16,7 +16,7 @@ const SLOTS_MAX: u32 = 4096;
 const LABELS_MAX: usize = 64;
 const WORDS_MAX: usize = 64;
 /// What tasks may ask for, a daemon may have.
-const WORD_BYTES_MAX: usize = crate::api::limits::LABEL_VALUE;
+const WORD_BYTES_MAX: usize = baton_contract::bounds::LABEL_VALUE.most();
 /// More than there are slots: an attempt that has ended is listed until its end is acknowledged.
 const ACTIVE_MAX: usize = 2 * SLOTS_MAX as usize;
 const PROTOCOL: u32 = 1;

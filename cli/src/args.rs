@@ -1,0 +1,78 @@
+//! Arguments that many commands take, told once: which task, why, and as JSON.
+
+use clap::Args;
+
+use crate::client::Relay;
+use crate::errors::CliError;
+use crate::ids;
+
+/// One task.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TaskArg {
+    /// Id of the task, or as much of its beginning as no other task has.
+    #[arg(value_name = "TASK")]
+    task_id: String,
+}
+
+impl TaskArg {
+    /// Its whole id.
+    pub(crate) async fn find(&self, relay: &Relay) -> Result<String, CliError> {
+        ids::task(relay, &self.task_id).await
+    }
+
+    /// The same for a verb that needs a reason.
+    pub(crate) async fn find_because(
+        &self,
+        relay: &Relay,
+        why: &RequiredReason,
+    ) -> Result<String, CliError> {
+        ids::task_because(relay, &self.task_id, &why.reason).await
+    }
+}
+
+/// Several of them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TasksArg {
+    /// Ids of tasks, or as much of each as no other task has: one, or up to 50.
+    #[arg(value_name = "TASK", required = true)]
+    task_ids: Vec<String>,
+}
+
+impl TasksArg {
+    pub(crate) async fn find_because(
+        &self,
+        relay: &Relay,
+        why: &RequiredReason,
+    ) -> Result<Vec<String>, CliError> {
+        ids::tasks_because(relay, &self.task_ids, &why.reason).await
+    }
+}
+
+/// A reason that may be left out.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Reason {
+    /// Why, for those who read the task later.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) reason: String,
+}
+
+/// One that may not.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RequiredReason {
+    /// Why, for those who read the task later; it stands in the task's events.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: String,
+}
+
+/// For programs.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct JsonArg {
+    /// Print the answer as one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
