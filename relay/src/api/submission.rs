@@ -372,6 +372,9 @@ fn required(sent: v1::RequiredArtifact) -> Checked<RequiredArtifact> {
     if !sent.sha256.is_empty() {
         validate::sha256_hex("spec.contract.required_artifacts.sha256", &sent.sha256)?;
     }
+    let field = "spec.contract.required_artifacts.min_size";
+    let min_size = sent.min_size.unwrap_or(0);
+    validate::in_range(field, min_size, &(0..=bounds::FILE_BYTES))?;
     Ok(RequiredArtifact {
         path: sent.path,
         min_size: sent.min_size,
