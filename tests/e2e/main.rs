@@ -19,6 +19,7 @@ mod deadlines;
 mod disk_full;
 mod export;
 mod fencing;
+mod flooding;
 mod forcing;
 mod forgetting;
 mod goals;

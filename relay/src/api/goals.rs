@@ -53,7 +53,8 @@ impl Api {
             known: None,
             finished: None,
         };
-        let task = self.progressed(add).await?;
+        let said = self.dispatcher.request_word(add, who.token).await;
+        let task = self.progressed(said).await?;
         Ok(v1::UpdateProgressResponse { task: Some(task) })
     }
 
@@ -80,16 +81,15 @@ impl Api {
             known: None,
             finished: None,
         };
-        let task = self.progressed(block).await?;
+        let task = self
+            .progressed(self.dispatcher.request(block).await)
+            .await?;
         Ok(v1::BlockTaskResponse { task: Some(task) })
     }
 
-    /// Asks for a change of one task's goal and shows the task after it.
-    async fn progressed(
-        &self,
-        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
-    ) -> Result<v1::Task, Fault> {
-        match self.dispatcher.request(ask).await {
+    /// Shows the task after a change of its goal.
+    async fn progressed(&self, said: Result<Reply, Refusal>) -> Result<v1::Task, Fault> {
+        match said {
             Ok(Reply::Progressed { record, progress }) => {
                 let mut task = self.shown(&record).await?;
                 task.progress = Some(goal::progress(&progress, record.checkpoints));

@@ -77,6 +77,7 @@ pub(super) async fn greet(
         .await
         .map_err(|_| LinkFault::Stopping)?;
     let acks = shell.output.ack_feed();
+    let window = shell.dispatcher.window();
     Ok(Session {
         id,
         daemon,
@@ -88,6 +89,7 @@ pub(super) async fn greet(
         pending: std::collections::VecDeque::new(),
         stuck_since: None,
         held: Held::default(),
+        window,
         listed,
         early: Some(Vec::new()),
         acks,

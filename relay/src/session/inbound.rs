@@ -140,7 +140,7 @@ impl Session {
             Some(offset) if offset > self.durable_offset(re.attempt) => {
                 self.settle(frame, offset).await
             }
-            Some(_) | None => self.forward(Input::Frame(frame)).await,
+            Some(_) | None => self.forward_frame(frame).await,
         }
     }
 
@@ -162,7 +162,7 @@ impl Session {
             // The core refuses it, the daemon brings all that it has again, and what is missing then will never come.
             result.output_missing = missing;
             self.held.replays(attempt);
-            return self.forward(Input::Frame(frame)).await;
+            return self.forward_frame(frame).await;
         }
         if missing > 0 && (!self.held.is_all(attempt) || missing > CUT_BYTES_MAX) {
             return Err(Ended::Goodbye(
@@ -176,7 +176,7 @@ impl Session {
             let output = &self.shell.output;
             let cut = output.append_cut(attempt.0, stored, offset, reason).await;
             if self.appended(frame.re, stored, cut)?.is_none() {
-                return self.forward(Input::Frame(frame)).await;
+                return self.forward_frame(frame).await;
             }
         }
         let output = self.shell.output.clone();
@@ -192,7 +192,7 @@ impl Session {
         settled: Result<Settled, tokio::task::JoinError>,
     ) -> Result<(), Ended> {
         match settled {
-            Ok((frame, true)) => self.forward(Input::Frame(frame)).await,
+            Ok((frame, true)) => self.forward_frame(frame).await,
             // Not acknowledged, so the daemon keeps it and brings it again.
             Ok((_, false)) | Err(_) => Err(Ended::Goodbye(
                 v1::GoodbyeCode::Busy,
