@@ -8,8 +8,8 @@ use std::sync::Arc;
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    CheckpointRecord, DaemonRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
-    ProgressRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, ForgottenRecord, IdempotencyRecord,
+    PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -266,6 +266,12 @@ impl Reader {
     pub(crate) fn forgotten(&self) -> Option<ForgottenRecord> {
         let (key, bytes) = self.bytes(&records::forgotten_key())?;
         self.readable(&key, records::decode_forgotten(&bytes))
+    }
+
+    /// What operators did to daemons.
+    pub(crate) fn daemon_changes(&self) -> Option<DaemonChangesRecord> {
+        let (key, bytes) = self.bytes(&records::daemon_changes_key())?;
+        self.readable(&key, records::decode_daemon_changes(&bytes))
     }
 
     /// A daemon that has connected with a credential of this scope.

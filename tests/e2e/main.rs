@@ -17,6 +17,7 @@ mod damage;
 mod damaged_exports;
 mod deadlines;
 mod disk_full;
+mod draining;
 mod export;
 mod fencing;
 mod flooding;

@@ -16,17 +16,12 @@ pub(crate) struct DrainArgs {
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Why, for those who look at the daemon later.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    reason: String,
+    /// Why; `baton daemons` shows it with who said so. Only --undo goes without.
+    #[arg(long, value_name = "TEXT", required_unless_present = "undo")]
+    reason: Option<String>,
 
     /// Offer work to the daemon again.
-    #[arg(long, conflicts_with = "reason")]
+    #[arg(long)]
     undo: bool,
 
     /// Print the daemon as one JSON object.
@@ -74,7 +69,7 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
 async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = DrainDaemonRequest {
         daemon: args.daemon,
-        reason: args.reason,
+        reason: args.reason.unwrap_or_default(),
         deadline_ms: None,
     };
     Ok(relay
@@ -88,6 +83,7 @@ async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliErro
 async fn undrain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = UndrainDaemonRequest {
         daemon: args.daemon,
+        reason: args.reason.unwrap_or_default(),
     };
     Ok(relay
         .fleet()

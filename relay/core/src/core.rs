@@ -19,8 +19,8 @@ use crate::open::Open;
 use crate::parked::{ParkedTasks, Wanted};
 use crate::queue::Queue;
 use crate::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord, SchedulerRecord,
-    State, TaskRecord, TimelineEvent,
+    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    PausesRecord, SchedulerRecord, State, TaskRecord, TimelineEvent,
 };
 use crate::reject::Rejection;
 use crate::roster::Roster;
@@ -37,6 +37,7 @@ pub struct Recovered {
     pub scheduler: SchedulerRecord,
     pub pauses: PausesRecord,
     pub forgotten: ForgottenRecord,
+    pub daemon_changes: DaemonChangesRecord,
     pub fences: Vec<FenceRecord>,
     /// Of live tasks; the store is asked for the others.
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
@@ -63,6 +64,7 @@ pub struct Core {
     pub(crate) scheduler: SchedulerRecord,
     pub(crate) pauses: PausesRecord,
     pub(crate) forgotten: ForgottenRecord,
+    pub(crate) daemon_changes: DaemonChangesRecord,
     /// How often operators have spoken of late.
     pub(crate) forced: ForceLimit,
     /// Nothing is leased for now; what is leased goes on.
@@ -289,31 +291,12 @@ impl Core {
             Input::SchedulerStatus { request, scope } => {
                 self.scheduler_status(request, &scope, turn);
             }
-            Input::DisconnectDaemon {
-                request,
-                scope,
-                daemon,
-            } => self.disconnect(request, &scope, daemon, turn),
             Input::ReleaseInherited {
                 request,
                 by,
                 reason,
             } => self.release_inherited(request, by, reason, turn),
-            Input::DrainDaemon {
-                request,
-                scope,
-                daemon,
-                by,
-                reason,
-            } => {
-                self.drain(request, &scope, daemon, by, reason, turn);
-            }
-            Input::UndrainDaemon {
-                request,
-                scope,
-                daemon,
-                by: _,
-            } => self.undrain(request, &scope, daemon, turn),
+            Input::OperateDaemon(operate) => self.operate_daemon(*operate, turn),
             Input::ForgetDaemon {
                 request,
                 scope,

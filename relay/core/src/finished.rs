@@ -129,10 +129,8 @@ impl Core {
             Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
@@ -196,12 +194,10 @@ impl Input {
             | Input::Answer { .. }
             | Input::Resume { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
             | Input::ListParked { .. }
@@ -242,10 +238,8 @@ impl Input {
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }

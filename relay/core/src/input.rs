@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::fleet::OperateDaemon;
 use crate::force::Operate;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
@@ -129,26 +130,8 @@ pub enum Input {
         by: Actor,
         reason: Arc<str>,
     },
-    /// The daemon keeps what it runs and gets nothing new. `scope` is the caller's: a tenant drains only its own daemons.
-    DrainDaemon {
-        request: RequestId,
-        scope: TenantScope,
-        daemon: DaemonId,
-        by: Actor,
-        reason: Arc<str>,
-    },
-    UndrainDaemon {
-        request: RequestId,
-        scope: TenantScope,
-        daemon: DaemonId,
-        by: Actor,
-    },
-    /// Closes a daemon's stream. It dials again, and its attempts go on under their leases.
-    DisconnectDaemon {
-        request: RequestId,
-        scope: TenantScope,
-        daemon: DaemonId,
-    },
+    /// An operator's word on one daemon.
+    OperateDaemon(Box<OperateDaemon>),
     /// The daemon is gone for good: nothing of it stays on record but this word. Refused while it could come back to what
     /// it holds.
     ForgetDaemon {

@@ -22,6 +22,7 @@ mod ends;
 mod expiry;
 pub mod fences;
 mod finished;
+pub mod fleet;
 pub mod force;
 mod force_limit;
 mod frame;

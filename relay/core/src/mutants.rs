@@ -95,6 +95,7 @@ mod active {
         AwaitedRemoved = "a finished task is removed while its result may still come",
         FencedRemoved = "a finished task is removed while its processes may run",
         DrainForgotten = "a daemon is forgotten, and with it that it is drained",
+        DrainUnaudited = "what an operator does to a daemon is not on record",
         LateAnswerTaken = "an input that is closed takes an answer",
         AnswerReplaced = "a second answer replaces the first",
         RuleUnheard = "a rule of the task does not answer",

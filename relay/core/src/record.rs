@@ -22,7 +22,9 @@ pub use attempt::{
     AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, CallMark, DaemonHolder, HeardCall,
     Holder, Lease, OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
 };
-pub use audit::{Audit, Operation, PauseChange};
+pub use audit::{
+    Audit, DaemonChange, DaemonChangesRecord, DaemonOperation, Operation, PauseChange, Standing,
+};
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{

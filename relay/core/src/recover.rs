@@ -81,6 +81,7 @@ impl Core {
             scheduler: recovered.scheduler.clone(),
             pauses: recovered.pauses.clone(),
             forgotten: recovered.forgotten.clone(),
+            daemon_changes: recovered.daemon_changes.clone(),
             started: now.at,
             earlier_ms: recovered.scheduler.uptime_ms,
             dispatch_held: false,

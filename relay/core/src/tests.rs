@@ -12,6 +12,7 @@ mod contracts;
 mod deadlines;
 mod diagnoses;
 mod fencing;
+mod fleet;
 mod forcing;
 mod forgetting;
 mod found;

@@ -89,6 +89,7 @@ pub(crate) fn write(before: &State, write: &Write) {
         Write::DropCheckpoint { task, number, .. } => goals::pushed_out(before, *task, *number),
         Write::PutIdempotency { .. }
         | Write::PutForgotten(_)
+        | Write::PutDaemonChanges(_)
         | Write::PutPauses(_)
         | Write::DropDaemon(_)
         | Write::PutDaemon(_)

@@ -7,8 +7,8 @@ use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    AttemptRecord, CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
-    PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
+    AttemptRecord, CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord,
+    ForgottenRecord, IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -27,6 +27,7 @@ pub(crate) struct State {
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
     forgotten: ForgottenRecord,
+    daemon_changes: DaemonChangesRecord,
     pub(crate) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(crate) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(crate) pauses: PausesRecord,
@@ -120,6 +121,7 @@ impl State {
                 self.checkpoints.remove(&(*task, *number));
             }
             Write::PutForgotten(record) => self.forgotten = record.clone(),
+            Write::PutDaemonChanges(record) => self.daemon_changes = record.clone(),
             Write::PutPauses(record) => self.pauses = record.clone(),
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
@@ -133,6 +135,7 @@ impl State {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            daemon_changes: self.daemon_changes.clone(),
             pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             ..Recovered::default()

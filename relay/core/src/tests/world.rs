@@ -3,6 +3,7 @@
 
 mod agents;
 mod bodies;
+mod fleet;
 mod goals;
 mod says;
 mod store;
@@ -22,6 +23,7 @@ use crate::{Core, Recovered};
 
 pub(super) use agents::{Hand, agent, complete, fail, for_agents};
 pub(super) use bodies::{actor, canceled, completed, errored, gone, spec};
+pub(super) use fleet::on_daemon;
 use store::Store;
 
 /// Ids and secrets that rise by one: every run of a test is the same.

@@ -8,8 +8,8 @@ use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
 use crate::record::{
-    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
-    ProgressRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord,
+    IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::spec::TaskSpec;
 
@@ -23,6 +23,7 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenRecord,
+    pub(in crate::tests) daemon_changes: DaemonChangesRecord,
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(in crate::tests) pauses: PausesRecord,
@@ -38,6 +39,7 @@ impl Store {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            daemon_changes: self.daemon_changes.clone(),
             pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             idempotency: self
@@ -139,6 +141,7 @@ impl Store {
                 assert!(self.checkpoints.remove(&(task, number)).is_some());
             }
             Write::PutForgotten(record) => self.forgotten = record,
+            Write::PutDaemonChanges(record) => self.daemon_changes = record,
             Write::PutPauses(record) => self.pauses = record,
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
