@@ -33,7 +33,9 @@ pub use fleet::{
 };
 pub use goal::{CheckpointKind, CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume};
 pub use pauses::{PausesRecord, TenantPause};
-pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
+pub use timeline::{
+    AUDITS_MAX, EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind,
+};
 
 use crate::id::{AttemptId, CheckpointId, DaemonId, TaskId, TenantId};
 use crate::time::Wall;
