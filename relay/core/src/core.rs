@@ -380,6 +380,8 @@ impl Core {
             self.forget(&live);
             return record;
         }
+        let inherited = self.scheduler.hold_of(live.id()).is_some();
+        self.open.note(&live.spec, &record, inherited);
         debug_assert!(is_timed(&live), "waits for ever: {:?}", live.record());
         match live.next_due() {
             Some(at) => self.deadlines.arm(live.id(), at),
@@ -408,7 +410,7 @@ impl Core {
         if let Some(key) = &live.spec.idempotency_key {
             self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
         }
-        self.open.remove(&live.spec);
+        self.open.remove(&live.spec.tenant, task);
     }
 
     pub(crate) fn scene(&self, live: &Live, now: Now, observed: Option<Wall>) -> Scene<'_> {

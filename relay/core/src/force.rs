@@ -212,7 +212,6 @@ impl Core {
     fn retry(&mut self, live: &mut Live, by: Arc<str>, reason: Arc<str>, turn: &mut Turn<'_>) {
         if live.is_reopened() {
             self.fence_inherited(live, turn.now);
-            self.open.add(&live.spec);
         }
         live.note(EventKind::RetryAsked, Some(reason));
         self.send_on(live, by, turn);

@@ -106,7 +106,6 @@ impl Core {
         };
         let timers = self.restore_timers(newest, &spec, &record, turn.now);
         let mut live = Box::new(Live::new(spec, record, timers));
-        self.open.add(&live.spec);
         self.fence_inherited(&live, turn.now);
         live.retry_at = live
             .record()

@@ -57,7 +57,6 @@ impl Core {
                 record,
             });
         }
-        self.open.add(&spec);
         let record = new_record(submit.task, &spec, turn.now.wall, turn.mint);
         let mut live = Box::new(Live::new(spec, Arc::new(record), TimerSet::default()));
         live.note(EventKind::Submitted, None);

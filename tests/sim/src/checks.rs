@@ -33,6 +33,10 @@ impl World {
             "S13: the core and its records disagree on what is open"
         );
         assert!(live <= self.options.max_open, "S13: {live} open tasks");
+        assert!(
+            core.counts_are_true(),
+            "S13: the counts of open tasks are not a recount"
+        );
         let forgotten = core.waits_for_ever();
         assert!(forgotten.is_none(), "L1: no timer guards {forgotten:?}");
     }

@@ -181,6 +181,7 @@ impl World {
 
     /// What must hold after each turn: at most one leased attempt per task and conversation, and numbers that rise.
     fn check(&self) {
+        assert!(self.core.counts_are_true(), "the counts are not a recount");
         let mut talks = BTreeSet::new();
         for (id, record) in &self.store.live {
             let leased = record
