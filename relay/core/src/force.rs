@@ -154,7 +154,8 @@ impl Core {
             Verb::ForceRelease { attempt } => {
                 is_meant(live, *attempt)?;
                 if live.is_newest_leased() {
-                    Ok(())
+                    // Another attempt follows it.
+                    has_room(live)
                 } else {
                     Err(Rejection::NotHeld)
                 }

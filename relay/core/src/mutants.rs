@@ -113,6 +113,7 @@ mod active {
         KeyIgnored = "the same idempotency key makes another task",
         ConflictIgnored = "an idempotency key is taken for something else",
         ForceTakenForReceipt = "an operator's word counts as proof of death",
+        ForceReleaseCounted = "an attempt that an operator takes away counts as an offer",
         ForceLimitIgnored = "operators' verbs are not limited",
         OverrideUnrecorded = "a contract that was overridden is not on record",
         TenantPauseIgnored = "a paused tenant's work is dispatched",
