@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::id::{TaskId, TenantId, TenantScope};
-use crate::record::{State, TaskRecord, TaskState};
+use crate::record::{AttemptRecord, InputRecord, Resume, State, TaskRecord, TaskState};
 use crate::spec::{PermissionRule, RequiredArtifact, TaskSpec};
 use crate::time::Wall;
 
-/// What a task takes besides the words that were submitted.
+/// What a task takes besides words that can be long.
 const RECORD_BYTES: u64 = 4 * 1024;
 
 /// Kept up to date where tasks are put back, so that nobody has to walk all of them to know how many there are.
@@ -23,7 +23,9 @@ pub(crate) struct Open {
 #[derive(Debug)]
 struct Counted {
     stands: Stands,
-    bytes: u64,
+    /// What was submitted, which stays, and what was said since.
+    submitted: u64,
+    said: u64,
 }
 
 /// How one task stands, as far as it is counted.
@@ -63,26 +65,33 @@ impl Open {
     pub(crate) fn note(&mut self, spec: &TaskSpec, record: &TaskRecord, inherited: bool) {
         let (task, stands) = (record.task, Stands::of(record, inherited));
         let known = self.tasks.get(&task);
-        if known.is_some_and(|known| known.stands == stands) {
+        let said = words(record);
+        if known.is_some_and(|known| known.stands == stands && known.said == said) {
             return;
         }
-        let bytes = known.map_or_else(|| weight(spec), |known| known.bytes);
+        let submitted = known.map_or_else(|| weight(spec), |known| known.submitted);
         self.remove(&spec.tenant, task);
         let tenant = self.tenants.entry(spec.tenant.clone()).or_default();
         tenant.counts.change(&stands, |count, by| *count += by);
         tenant
             .waiting
             .extend(stands.queued.map(|since| (since, task)));
-        self.bytes += bytes;
-        self.tasks.insert(task, Counted { stands, bytes });
+        self.bytes += submitted + said;
+        let counted = Counted {
+            stands,
+            submitted,
+            said,
+        };
+        self.tasks.insert(task, counted);
     }
 
     /// It has ended. One that was never noted changes nothing.
     pub(crate) fn remove(&mut self, tenant: &TenantId, task: TaskId) {
-        let Some(Counted { stands, bytes }) = self.tasks.remove(&task) else {
+        let Some(counted) = self.tasks.remove(&task) else {
             return;
         };
-        self.bytes -= bytes;
+        let stands = counted.stands;
+        self.bytes -= counted.submitted + counted.said;
         let Some(of_tenant) = self.tenants.get_mut(tenant) else {
             return;
         };
@@ -119,6 +128,12 @@ impl Open {
     /// Whether one more fits.
     pub(crate) fn has_room_for(&self, spec: &TaskSpec, most_bytes: u64) -> bool {
         self.bytes + weight(spec) <= most_bytes
+    }
+
+    /// Whether what somebody has to say when a task goes on fits. Short words always do: their room is the record's.
+    pub(crate) fn has_room_to_say(&self, resume: &Resume, most_bytes: u64) -> bool {
+        let said = resume_words(resume);
+        said <= RECORD_BYTES || self.bytes + said <= most_bytes
     }
 
     pub(crate) fn is_inherited(&self, task: TaskId) -> bool {
@@ -190,7 +205,7 @@ impl Counts {
     }
 }
 
-/// Bytes of what can be long. Fixed at submit, so what was added is what is taken away.
+/// Bytes of what was submitted and can be long.
 fn weight(spec: &TaskSpec) -> u64 {
     let words = |list: &[String]| list.iter().map(String::len).sum::<usize>();
     let pairs = |map: &BTreeMap<String, String>| {
@@ -222,13 +237,41 @@ fn weight(spec: &TaskSpec) -> u64 {
     RECORD_BYTES + bytes as u64
 }
 
+/// Bytes of what was said of a task since, and is kept while it is open: what it waits for, what people answered and told
+/// it, what it ended with.
+fn words(record: &TaskRecord) -> u64 {
+    let attention = record.attention.as_ref().map_or(0, |attention| {
+        attention.reason.len() + attention.hint.as_ref().map_or(0, |hint| hint.len())
+    });
+    attention as u64 + record.attempts.iter().map(attempt_words).sum::<u64>()
+}
+
+fn attempt_words(attempt: &AttemptRecord) -> u64 {
+    let input = |input: &InputRecord| {
+        let answer = input.state.answer();
+        input.payload.len() + answer.map_or(0, |answer| answer.payload.len())
+    };
+    let inputs: usize = attempt.inputs.iter().map(input).sum();
+    let result = attempt.result.as_ref().map_or(0, |result| result.len());
+    let resume = attempt.resume.as_deref().map_or(0, resume_words);
+    (inputs + result) as u64 + resume
+}
+
+fn resume_words(resume: &Resume) -> u64 {
+    let answers = resume.answers.iter();
+    let answers: usize = answers
+        .map(|(question, answer)| question.len() + answer.len())
+        .sum();
+    (resume.reason.len() + resume.instructions.len() + answers) as u64
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::id::AttemptId;
-    use crate::record::{AttemptRecord, Pause};
+    use crate::record::{Attention, AttentionCause, Pause};
     use crate::samples::{task_record, task_spec, tenant};
     use crate::spec::{CompletionContract, MissingPolicy, PermissionEffect};
 
@@ -294,6 +337,39 @@ mod tests {
         assert!(open.agrees_with(&Open::default()) && open.tasks.is_empty());
     }
 
+    #[test]
+    fn what_people_say_weighs_while_the_task_is_open() {
+        let mut open = Open::default();
+        let (spec, mut said) = (task_spec(), record(1));
+        open.note(&spec, &said, false);
+        let before = open.bytes;
+        let resume = Resume {
+            instructions: "x".repeat(50_000).into(),
+            answers: vec![("which?".into(), "y".repeat(10_000).into())],
+            ..Resume::default()
+        };
+        assert!(open.has_room_to_say(&resume, before + 60_006));
+        assert!(!open.has_room_to_say(&resume, before + 60_005));
+        assert!(
+            open.has_room_to_say(&Resume::default(), 0),
+            "short ones fit"
+        );
+        said.attempts[0].resume = Some(Box::new(resume));
+        said.attention = Some(Attention {
+            cause: AttentionCause::Blocked,
+            reason: "z".repeat(2_000).into(),
+            hint: None,
+            checkpoint: None,
+            since: Wall(0),
+        });
+        open.note(&spec, &said, false);
+        assert_eq!(open.bytes, before + 62_006);
+        said.attempts[0].resume = None;
+        said.attention = None;
+        open.note(&spec, &said, false);
+        assert_eq!(open.bytes, before);
+    }
+
     /// A task moves, or ends.
     #[derive(Clone, Debug)]
     enum Move {
@@ -331,6 +407,7 @@ mod tests {
                         let mut moved = record(n);
                         moved.state = state;
                         moved.paused = paused.then(|| Pause { by: "".into(), reason: "".into(), since: Wall(0) });
+                        moved.attempts[0].result = Some(vec![0; 100 * since as usize].into());
                         moved.attempts[0].times.queued = Some(Wall(since));
                         if state != TaskState::Queued {
                             moved.attempts[0].state = State::Streaming;
