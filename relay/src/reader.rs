@@ -12,7 +12,7 @@ use baton_core::record::{
     PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
-use baton_core::{Recovered, Shelf};
+use baton_core::{Recovered, Shelf, Stored, Unreadable};
 
 use crate::bodies::{Bodies, BodyHash};
 use crate::look_ups::LookUps;
@@ -383,7 +383,7 @@ impl Reader {
                 return false;
             };
             if let Some(key) = spec.idempotency_key.clone()
-                && let Some(known) = self.idempotency(tenant, &key)
+                && let Ok(Some(known)) = self.idempotency(tenant, &key)
             {
                 recovered.idempotency.push((tenant.clone(), key, known));
             }
@@ -424,6 +424,21 @@ impl Reader {
         self.look_ups.record();
         let bytes = self.readable(key, self.store.get(key)).flatten()?;
         Some((key.clone(), bytes))
+    }
+
+    /// The same where damage must not pass for nothing.
+    fn stored<T, E: std::fmt::Display>(
+        &self,
+        key: &Key,
+        decode: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> Stored<T> {
+        self.look_ups.record();
+        let read = self.readable(key, self.store.get(key)).ok_or(Unreadable)?;
+        let Some(bytes) = read else {
+            return Ok(None);
+        };
+        let decoded = self.readable(key, decode(&bytes)).ok_or(Unreadable)?;
+        Ok(Some(decoded))
     }
 
     fn readable<T, E: std::fmt::Display>(&self, key: &Key, read: Result<T, E>) -> Option<T> {
@@ -468,7 +483,7 @@ impl Shelf for Reader {
         let key = spec.and_then(|spec| spec.idempotency_key);
         let is_its_own = |key: &String| {
             let known = self.idempotency(tenant, key);
-            known.is_some_and(|known| known.task == task)
+            matches!(known, Ok(Some(known)) if known.task == task)
         };
         Some(Removable {
             record,
@@ -477,13 +492,13 @@ impl Shelf for Reader {
         })
     }
 
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>> {
-        let (key, bytes) = self.bytes(&records::progress_key(tenant, task))?;
-        self.readable(&key, records::decode_progress(&bytes))
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+        let key = records::progress_key(tenant, task);
+        self.stored(&key, records::decode_progress)
     }
 
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
-        let (key, bytes) = self.bytes(&records::idempotency_key(tenant, key))?;
-        self.readable(&key, records::decode_idempotency(&bytes))
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> Stored<IdempotencyRecord> {
+        let key = records::idempotency_key(tenant, key);
+        self.stored(&key, records::decode_idempotency)
     }
 }

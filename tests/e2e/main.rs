@@ -15,6 +15,7 @@ mod contracts;
 mod conversations;
 mod damage;
 mod damaged_exports;
+mod damaged_words;
 mod deadlines;
 mod disk_full;
 mod draining;

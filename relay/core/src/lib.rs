@@ -69,4 +69,4 @@ mod samples;
 mod tests;
 
 pub use crate::core::{Core, Recovered};
-pub use crate::finished::Shelf;
+pub use crate::finished::{Shelf, Stored, Unreadable};

@@ -71,6 +71,8 @@ pub enum Rejection {
     NotBegun,
     /// Something may have happened already, and nobody said that this is fine.
     UnsafeRetry,
+    /// What is stored of it is damaged, and nothing is written over it.
+    Unreadable,
 }
 
 impl Rejection {
@@ -122,6 +124,7 @@ impl Rejection {
             Rejection::NotOpen => "not_open",
             Rejection::NotBegun => "not_begun",
             Rejection::UnsafeRetry => "unsafe_retry",
+            Rejection::Unreadable => "unreadable_record",
         }
     }
 
@@ -203,6 +206,9 @@ impl Rejection {
                 "the task waits and nobody has worked on it; cancel it if it is not needed"
             }
             Rejection::UnsafeRetry => "the last attempt may have had effects",
+            Rejection::Unreadable => {
+                "what is stored of it is damaged, so nothing is written over it"
+            }
         }
     }
 }

@@ -143,6 +143,7 @@ impl From<Rejection> for Fault {
             Rejection::UnknownAttempt => Fault::NotFound(Thing::Attempt),
             Rejection::UnknownInput => Fault::NotFound(Thing::Input),
             Rejection::UnknownDaemon => Fault::NotFound(Thing::Daemon),
+            Rejection::Unreadable => Fault::Unreadable,
             other => Fault::Refused(other),
         }
     }

@@ -50,7 +50,7 @@ impl Api {
             tenant,
             task,
             update: Box::new(update),
-            known: None,
+            known: Ok(None),
             finished: None,
         };
         let said = self.dispatcher.request_word(add, who.token).await;
@@ -78,7 +78,7 @@ impl Api {
             task,
             by,
             block: Box::new(block),
-            known: None,
+            known: Ok(None),
             finished: None,
         };
         let task = self
@@ -95,6 +95,8 @@ impl Api {
                 task.progress = Some(goal::progress(&progress, record.checkpoints));
                 Ok(task)
             }
+            // What is stored of its progress cannot be read, and it is blocked all the same.
+            Ok(Reply::Task(record)) => self.shown(&record).await,
             other => Err(unexpected(other)),
         }
     }
@@ -210,7 +212,7 @@ impl Api {
         }
         let (tenant, newest) = (who.tenant.clone(), record.checkpoints);
         let read = move |reader: &Reader| {
-            let progress = reader.progress(&tenant, task);
+            let progress = reader.progress(&tenant, task).ok().flatten();
             (progress, reader.checkpoint(&tenant, task, newest))
         };
         let (progress, checkpoint) = self.read(read).await?;
@@ -265,14 +267,17 @@ impl Api {
         let (tenant, task) = (record.tenant.clone(), record.task);
         let progress = self
             .read(move |reader| reader.progress(&tenant, task))
-            .await?;
+            .await?
+            .ok()
+            .flatten();
         Ok(progress.map(|progress| goal::progress(&progress, record.checkpoints)))
     }
 }
 
 fn with_progress(found: Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>, reader: &Reader) -> Vec<Parked> {
     let row = |(record, spec): (Arc<TaskRecord>, Arc<TaskSpec>)| {
-        let progress = reader.progress(&record.tenant, record.task);
+        // What cannot be read is counted, and the rest of the row is as good.
+        let progress = reader.progress(&record.tenant, record.task).ok().flatten();
         (record, spec, progress)
     };
     found.into_iter().map(row).collect()

@@ -259,7 +259,7 @@ impl Api {
                 proof: lease.proof,
                 mark: lease.mark,
                 verb,
-                known: None,
+                known: Ok(None),
                 finished: None,
             }))
         };

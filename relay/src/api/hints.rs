@@ -180,6 +180,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::NotHeld | Rejection::NotOpen | Rejection::NotBegun => {
             "`baton inspect TASK` says how it stands and what can be done"
         }
+        Rejection::Unreadable => hint(&Fault::Unreadable),
         Rejection::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
     }
 }

@@ -134,7 +134,7 @@ impl Session {
             body,
             workspace,
             finished: None,
-            known: None,
+            known: Ok(None),
         });
         match final_offset {
             Some(offset) if offset > self.durable_offset(re.attempt) => {

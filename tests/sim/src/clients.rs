@@ -161,7 +161,7 @@ impl World {
                 task,
                 spec,
                 digest,
-                prior: None,
+                prior: Ok(None),
             })
         })
     }

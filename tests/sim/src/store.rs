@@ -11,7 +11,7 @@ use baton_core::record::{
     ForgottenRecord, IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
-use baton_core::{Recovered, Shelf};
+use baton_core::{Recovered, Shelf, Stored};
 
 use crate::checks;
 
@@ -172,7 +172,7 @@ impl Shelf for State {
         let Finished { record, spec } = self.finished(tenant, task)?;
         let is_its_own = |key: &String| {
             let known = self.idempotency(tenant, key);
-            known.is_some_and(|known| known.task == task)
+            matches!(known, Ok(Some(known)) if known.task == task)
         };
         Some(Removable {
             record,
@@ -181,13 +181,13 @@ impl Shelf for State {
         })
     }
 
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>> {
-        let known = self.progress.get(&task)?;
-        (known.tenant == *tenant).then(|| Arc::clone(known))
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+        let known = self.progress.get(&task);
+        Ok(known.filter(|known| known.tenant == *tenant).cloned())
     }
 
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
-        self.keys.get(&(tenant.clone(), key.to_owned())).cloned()
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> Stored<IdempotencyRecord> {
+        Ok(self.keys.get(&(tenant.clone(), key.to_owned())).cloned())
     }
 }
 

@@ -82,7 +82,7 @@ impl Bench {
             task: TaskId(Uuid::from_u128(500)),
             spec: Arc::new(spec()),
             digest: [1; 32],
-            prior: None,
+            prior: Ok(None),
         });
         let effects = core.handle(submit, now, &mut mint);
         let dispatch = dispatch_in(effects).expect("the daemon has room");
@@ -134,7 +134,7 @@ impl Bench {
             body,
             workspace,
             finished: None,
-            known: None,
+            known: Ok(None),
         };
         let input = Input::Frame(Box::new(frame));
         let effects = self.core.handle(input, self.now, &mut self.mint);

@@ -1,9 +1,8 @@
 //! What was written, as a store would keep it; it refuses what a store must never be asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::Recovered;
 use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
@@ -12,6 +11,7 @@ use crate::record::{
     IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::spec::TaskSpec;
+use crate::{Recovered, Stored, Unreadable};
 
 #[derive(Default)]
 pub(in crate::tests) struct Store {
@@ -23,6 +23,8 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenRecord,
+    /// Tasks whose stored progress means nothing.
+    pub(in crate::tests) damaged: BTreeSet<TaskId>,
     pub(in crate::tests) daemon_changes: DaemonChangesRecord,
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
@@ -30,6 +32,14 @@ pub(in crate::tests) struct Store {
 }
 
 impl Store {
+    /// What the shell would say of its progress.
+    pub(in crate::tests) fn known(&self, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+        if self.damaged.contains(&task) {
+            return Err(Unreadable);
+        }
+        Ok(self.progress.get(&task).cloned())
+    }
+
     /// What a boot would find.
     pub(super) fn recovered(&self) -> Recovered {
         let task =
