@@ -25,7 +25,6 @@ async fn update(client: &Client, task_id: &str, item: &str) -> Result<(), Status
             completed_items: vec![item.to_owned()],
             ..ProgressUpdate::default()
         }),
-        ..UpdateProgressRequest::default()
     };
     let updated = within("an update", client.tasks().update_progress(request)).await;
     updated.map(drop)

@@ -423,7 +423,6 @@ async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be
                 cursor: Some(n.to_string()),
                 ..ProgressUpdate::default()
             }),
-            ..UpdateProgressRequest::default()
         };
         let updated = within("an update", client.tasks().update_progress(update)).await;
         updated.expect("progress of an open task is taken");

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
@@ -159,7 +159,7 @@ impl Stranger {
             return Poll::Ready(());
         }
         self.leaving = Leaving::Now;
-        self.until.as_mut().reset(Instant::now() + LAST_WORDS);
+        self.until = Box::pin(tokio::time::sleep(LAST_WORDS));
         self.until.as_mut().poll(cx)
     }
 }

@@ -86,7 +86,6 @@ async fn a_connection_without_a_credential_ends_and_calls_that_go_on_do_not() {
     let cancel = v1::CancelTaskRequest {
         task_id: task.task_id,
         reason: "enough".into(),
-        ..Default::default()
     };
     relay.tasks(&token).cancel(cancel).await.unwrap();
     let rest = async { while watched.message().await.unwrap().is_some() {} };
