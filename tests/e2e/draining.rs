@@ -2,10 +2,28 @@
 
 use baton_proto::v1::{DrainDaemonRequest, Role};
 use baton_tests::{RelayProcess, ScriptedDaemon, code_of, hello, within};
-use serde_json::json;
+use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::BATON;
+
+/// What was done to this daemon, newest first: what, why, before and after.
+async fn changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
+    let asked = ["daemons", "--changes", "--json"];
+    let listed = BATON.run(relay.data(), &asked).await.json();
+    let changes = listed["changes"].as_array().expect("a list").iter();
+    let change = |change: &Value| {
+        assert_eq!(change["daemonId"], id);
+        assert!(!change["by"].as_str().expect("a name").is_empty());
+        json!([
+            change["operation"],
+            change["reason"],
+            change["before"],
+            change["after"]
+        ])
+    };
+    changes.map(change).collect()
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
@@ -34,25 +52,7 @@ async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
     drop(daemon);
     relay.terminate().await;
     relay.revive().await;
-    let listed = BATON
-        .run(relay.data(), &["daemons", "--changes", "--json"])
-        .await;
-    let listed = listed.json();
-    let changes: Vec<_> = listed["changes"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .map(|change| {
-            assert_eq!(change["daemonId"], id.as_str());
-            assert!(!change["by"].as_str().expect("a name").is_empty());
-            json!([
-                change["operation"],
-                change["reason"],
-                change["before"],
-                change["after"]
-            ])
-        })
-        .collect();
+    let changes = changes(&relay, &id).await;
     let stands =
         |drained: bool, connected: bool| json!({"drained": drained, "connected": connected});
     assert_eq!(

@@ -430,7 +430,7 @@ async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be
     one_audit(
         client,
         &task,
-        "pause attempt=queued->queued task=queued->queued",
+        "pause attempt=queued->queued task=queued->pending",
         "wait for the key",
     )
     .await;
