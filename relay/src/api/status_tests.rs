@@ -1,3 +1,5 @@
+//! Every fault has a machine code of its own that PROTOCOL.md lists, and tells what to do.
+
 use std::collections::BTreeMap;
 
 use super::super::limits::Size;
