@@ -458,7 +458,7 @@ pub(crate) fn too_long(stderr_tail: &str, closing: Closing) -> Body {
         failure_code: baton_proto::codes::OUTPUT_INVALID.to_owned(),
         message: format!("{message}; see the daemon's log"),
         user_message: message.to_owned(),
-        stderr_tail: redact(stderr_tail),
+        stderr_tail: baton_secrets::without(stderr_tail).into_owned(),
         workspace,
         ..TaskError::default()
     })

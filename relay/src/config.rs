@@ -122,6 +122,8 @@ pub struct NetworkLimits {
     pub live_streams_per_token: usize,
     pub unary_timeout: Duration,
     pub handshake_timeout: Duration,
+    /// From accepting a connection to the first call with a credential; then it ends as soon as no call is under way.
+    pub stranger_timeout: Duration,
     pub keepalive_interval: Duration,
     pub keepalive_timeout: Duration,
     pub stream_window: u32,
@@ -138,6 +140,7 @@ impl Default for NetworkLimits {
             live_streams_per_token: 1_024,
             unary_timeout: Duration::from_secs(30),
             handshake_timeout: Duration::from_secs(10),
+            stranger_timeout: Duration::from_secs(30),
             keepalive_interval: Duration::from_secs(15),
             keepalive_timeout: Duration::from_secs(10),
             stream_window: 256 * 1024,

@@ -15,6 +15,8 @@ mod private_dir;
 pub mod reader;
 mod records;
 mod retention;
+#[cfg(test)]
+mod samples;
 mod sealer;
 pub mod server;
 pub mod session;

@@ -3,13 +3,14 @@
 //! A read sees the newest value, durable or not; `settle` waits until everything read so far is durable, so that no
 //! answer tells of something a crash could take back.
 
+mod shelf;
+
 use std::sync::Arc;
 
 use baton_core::id::{DaemonId, TaskId, TenantId, TenantScope};
-use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    CheckpointRecord, DaemonRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
-    ProgressRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, ForgottenRecord, PausesRecord,
+    SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use baton_core::{Recovered, Shelf};
@@ -285,6 +286,12 @@ impl Reader {
         self.readable(&key, records::decode_forgotten(&bytes))
     }
 
+    /// What operators did to daemons.
+    pub(crate) fn daemon_changes(&self) -> Option<DaemonChangesRecord> {
+        let (key, bytes) = self.bytes(&records::daemon_changes_key())?;
+        self.readable(&key, records::decode_daemon_changes(&bytes))
+    }
+
     /// A daemon that has connected with a credential of this scope.
     pub(crate) fn daemon(
         &self,
@@ -412,7 +419,7 @@ impl Reader {
                 return false;
             };
             if let Some(key) = spec.idempotency_key.clone()
-                && let Some(known) = self.idempotency(tenant, &key)
+                && let Ok(Some(known)) = self.idempotency(tenant, &key)
             {
                 recovered.idempotency.push((tenant.clone(), key, known));
             }
@@ -464,58 +471,5 @@ impl Reader {
             self.unreadables.record(key);
         };
         read.inspect_err(passed_over).ok()
-    }
-}
-
-/// What the core asks for of tasks that it does not hold.
-impl Shelf for Reader {
-    /// A task as an input that names a finished one carries it.
-    fn finished(&self, tenant: &TenantId, task: TaskId) -> Option<Finished> {
-        let (spec, record) = self.newest_task(tenant, task)?;
-        let finished = record.state.is_terminal();
-        finished.then_some(Finished { record, spec })
-    }
-
-    /// The same for a daemon, whose frames do not name the tenant: it is its credential's, or any of them.
-    fn finished_within(&self, scope: &TenantScope, task: TaskId) -> Option<Finished> {
-        match scope {
-            TenantScope::One(tenant) => self.finished(tenant, task),
-            TenantScope::All => {
-                let tenants = self.tenants();
-                tenants
-                    .iter()
-                    .find_map(|tenant| self.finished(tenant, task))
-            }
-        }
-    }
-
-    /// A finished task with what it has under other keys; its prompt is not read.
-    fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable> {
-        let (key, bytes) = self.bytes(&records::done_key(tenant, task))?;
-        let record = self.readable(&key, records::decode_task(&bytes))?;
-        let stored = self.bytes(&records::spec_key(tenant, task));
-        let spec =
-            stored.and_then(|(key, bytes)| self.readable(&key, records::decode_spec(&bytes)));
-        let (spec, body) = spec.unzip();
-        let key = spec.and_then(|spec| spec.idempotency_key);
-        let is_its_own = |key: &String| {
-            let known = self.idempotency(tenant, key);
-            known.is_some_and(|known| known.task == task)
-        };
-        Some(Removable {
-            record,
-            idempotency_key: key.filter(is_its_own),
-            body: body.flatten().map(|hash| hash.0),
-        })
-    }
-
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>> {
-        let (key, bytes) = self.bytes(&records::progress_key(tenant, task))?;
-        self.readable(&key, records::decode_progress(&bytes))
-    }
-
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
-        let (key, bytes) = self.bytes(&records::idempotency_key(tenant, key))?;
-        self.readable(&key, records::decode_idempotency(&bytes))
     }
 }

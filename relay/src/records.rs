@@ -13,8 +13,8 @@ use baton_core::effects::Write;
 use baton_core::goal::CHECKPOINTS_KEPT;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::record::{
-    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
-    ProgressRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord,
+    IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
 use serde::de::DeserializeOwned;
@@ -29,6 +29,7 @@ const SHARED: &str = "*";
 const FENCE_PREFIX: &str = "fence/";
 const SCHEDULER: &str = "scheduler";
 const FORGOTTEN: &str = "forgotten-daemons";
+const DAEMON_CHANGES: &str = "daemon-changes";
 const PAUSES: &str = "pauses";
 
 /// A stored value that this version cannot read.
@@ -125,6 +126,9 @@ pub(crate) fn changes(write: &Write, into: &mut Vec<Change>) {
             into.extend(body.map(|hash| Change::Delete(body_key(BodyHash(hash), *task))));
         }
         Write::PutForgotten(record) => into.push(Change::Put(forgotten_key(), encode(record))),
+        Write::PutDaemonChanges(record) => {
+            into.push(Change::Put(daemon_changes_key(), encode(record)));
+        }
         Write::PutPauses(record) => into.push(Change::Put(pauses_key(), encode(record))),
         Write::DropDaemon(record) => {
             into.push(Change::Delete(daemon_key(&record.scope, record.daemon)));
@@ -207,6 +211,8 @@ pub(crate) fn decode_control(
         into.scheduler = decode_scheduler(bytes)?;
     } else if name == FORGOTTEN {
         into.forgotten = decode_forgotten(bytes)?;
+    } else if name == DAEMON_CHANGES {
+        into.daemon_changes = decode_daemon_changes(bytes)?;
     } else if name == PAUSES {
         into.pauses = decode_pauses(bytes)?;
     } else if name.starts_with(FENCE_PREFIX) {
@@ -243,6 +249,10 @@ pub(crate) fn decode_scheduler(bytes: &[u8]) -> Result<SchedulerRecord, Undecoda
 
 pub(crate) fn decode_forgotten(bytes: &[u8]) -> Result<ForgottenRecord, Undecodable> {
     decode("list of forgotten daemons", bytes)
+}
+
+pub(crate) fn decode_daemon_changes(bytes: &[u8]) -> Result<DaemonChangesRecord, Undecodable> {
+    decode("list of what was done to daemons", bytes)
 }
 
 pub(crate) fn decode_idempotency(bytes: &[u8]) -> Result<IdempotencyRecord, Undecodable> {
@@ -345,6 +355,13 @@ pub(crate) fn forgotten_key() -> Key {
     Key::Control {
         tenant: None,
         name: text(FORGOTTEN),
+    }
+}
+
+pub(crate) fn daemon_changes_key() -> Key {
+    Key::Control {
+        tenant: None,
+        name: text(DAEMON_CHANGES),
     }
 }
 

@@ -94,7 +94,7 @@ pub struct Tail {
 /// What a watcher shows next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Revisions `from..=to` are no longer in the timeline and will not come.
+    /// Revisions `from..=to` are no longer in the timeline and will not come, but for what operators did.
     pub missed: Option<(u64, u64)>,
     pub events: Vec<Arc<TimelineEvent>>,
     pub record: Arc<TaskRecord>,

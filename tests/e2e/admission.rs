@@ -167,6 +167,7 @@ async fn a_drained_daemon_keeps_its_work_and_gets_nothing_new_until_it_is_undrai
 
     let undrain = UndrainDaemonRequest {
         daemon: daemon.hello.daemon_id.clone(),
+        ..UndrainDaemonRequest::default()
     };
     within("an undrain", fleet.undrain_daemon(undrain))
         .await

@@ -3,9 +3,9 @@
 
 use baton_proto::v1::{
     AgentBlockRequest, AgentFailRequest, AgentLease, BlockDraft, BlockTaskRequest,
-    BulkForceRequest, CompleteTaskRequest, ForceFailRequest, ForceReleaseRequest, ForceVerb,
-    ForgetDaemonRequest, PauseRequest, ReleaseInheritedRequest, ResumeTaskRequest,
-    RetryTaskRequest, Role, pause_request,
+    BulkForceRequest, CompleteTaskRequest, DisconnectDaemonRequest, DrainDaemonRequest,
+    ForceFailRequest, ForceReleaseRequest, ForceVerb, ForgetDaemonRequest, PauseRequest,
+    ReleaseInheritedRequest, ResumeTaskRequest, RetryTaskRequest, Role, pause_request,
 };
 use baton_proto::verbs::{self, VERBS};
 use baton_tests::{Agent, Client, Relay, Tools, for_agent, for_scope, within};
@@ -63,6 +63,8 @@ fn rpcs() -> Vec<&'static str> {
     let verbs = VERBS.iter().filter(|verb| verb.needs_reason);
     let others = [
         "Agents.Fail",
+        "Fleet.DisconnectDaemon",
+        "Fleet.DrainDaemon",
         "Fleet.ForgetDaemon",
         "Operator.ReleaseInherited",
     ];
@@ -171,6 +173,19 @@ async fn ask(asked: &Asked, rpc: &str, reason: &str) -> Result<(), Status> {
                 let request = ReleaseInheritedRequest { reason };
                 operator.release_inherited(request).await.map(drop)
             }
+            "Fleet.DisconnectDaemon" => {
+                let daemon = task_id;
+                let request = DisconnectDaemonRequest { daemon, reason };
+                fleet.disconnect_daemon(request).await.map(drop)
+            }
+            "Fleet.DrainDaemon" => {
+                let request = DrainDaemonRequest {
+                    daemon: task_id,
+                    reason,
+                    ..DrainDaemonRequest::default()
+                };
+                fleet.drain_daemon(request).await.map(drop)
+            }
             "Fleet.ForgetDaemon" => {
                 let daemon = task_id;
                 let request = ForgetDaemonRequest { daemon, reason };
@@ -228,7 +243,7 @@ async fn a_command_with_a_blank_reason_looks_nothing_up() {
     let commands: Vec<&str> = of_verbs.filter_map(|verb| verb.command).collect();
     assert_eq!(commands.len(), 7, "{commands:?}");
     for id in [UNKNOWN, &foreign] {
-        for command in commands.iter().chain([&"forget"]) {
+        for command in commands.iter().chain(&["forget", "drain", "disconnect"]) {
             for reason in BLANK {
                 let before = looked(&relay);
                 let said = run(&[command, id, "--reason", reason]).await;

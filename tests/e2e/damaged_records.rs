@@ -12,7 +12,7 @@ use crate::BATON;
 const AGENT: &str = "damage";
 
 /// Changes a stopped relay's store behind its back.
-fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
+pub(super) fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
     let config = StoreConfig::new(data.join("store"), Uuid::now_v7());
     let mut opened = Store::open(config).expect("the store opens");
     let changes = changes(&opened.store);
@@ -20,7 +20,7 @@ fn tamper(data: &Path, changes: impl FnOnce(&Store) -> Vec<Change>) {
     opened.journal.close().expect("the store closes");
 }
 
-fn tenant() -> KeyText {
+pub(super) fn tenant() -> KeyText {
     KeyText::new("default").expect("a good name")
 }
 

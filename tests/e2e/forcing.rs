@@ -1,9 +1,10 @@
 //! Operators' verbs over real executables: each survives kill -9 once it is acknowledged, is on record with who and why, and
 //! two attempts of one task never run side by side.
 
+use baton_proto::v1::watch_task_response::Item;
 use baton_proto::v1::{
-    AttemptState, BulkForceRequest, ForceVerb, PauseRequest, Role, Task, TaskEvent, TaskEventKind,
-    TaskState, pause_request,
+    AttemptState, BulkForceRequest, ForceVerb, PauseRequest, ProgressUpdate, Role, Task, TaskEvent,
+    TaskEventKind, TaskState, UpdateProgressRequest, pause_request,
 };
 use baton_tests::{
     Client, DaemonProcess, Relay, RelayProcess, Said, ScriptedDaemon, Watch, code_of, command,
@@ -38,7 +39,7 @@ async fn audits(client: &Client, task_id: &str) -> Vec<TaskEvent> {
         .into_inner();
     let mut found = Vec::new();
     while let Some(message) = within("history", stream.message()).await.expect("a stream") {
-        if let Some(baton_proto::v1::watch_task_response::Item::Event(event)) = message.item
+        if let Some(Item::Event(event)) = message.item
             && event.kind() == TaskEventKind::Forced
         {
             found.push(event);
@@ -382,4 +383,65 @@ async fn a_tenants_operator_pauses_its_own_tenant_only_and_reads_no_other() {
     request.metadata_mut().insert("baton-tenant", theirs);
     let refused = within("a list", ours.tasks().list(request)).await;
     assert_eq!(code_of(&refused.expect_err("foreign")), "foreign_tenant");
+}
+
+/// First and last revision of each item: an event, or events that are gone.
+async fn covered(client: &Client, task_id: &str) -> Vec<(u64, u64)> {
+    let request = baton_proto::v1::WatchTaskRequest {
+        task_id: task_id.to_owned(),
+        from_revision: 0,
+        history_only: true,
+    };
+    let opened = within("a watch", client.tasks().watch(request)).await;
+    let mut stream = opened.expect("it can be watched").into_inner();
+    let mut items = Vec::new();
+    while let Some(message) = within("history", stream.message()).await.expect("a stream") {
+        items.extend(match message.item {
+            Some(Item::Event(event)) => Some((event.revision, event.revision)),
+            Some(Item::HistoryCut(cut)) => Some((cut.from_revision, cut.to_revision)),
+            Some(Item::CaughtUp(_) | Item::Lagged(_)) | None => None,
+        });
+    }
+    items
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_operator_did_stays_in_a_long_history_and_the_rest_is_said_to_be_gone() {
+    let relay = Relay::start().await;
+    let client = relay.admin();
+    let task = client.submit(for_agent("nobody")).await;
+    let pause = PauseRequest {
+        target: Some(pause_request::Target::TaskId(task.task_id.clone())),
+        reason: "wait for the key".to_owned(),
+    };
+    let paused = within("a pause", client.operator().pause(pause)).await;
+    paused.expect("it can be paused");
+    for n in 0..300 {
+        let update = UpdateProgressRequest {
+            task_id: task.task_id.clone(),
+            update: Some(ProgressUpdate {
+                cursor: Some(n.to_string()),
+                ..ProgressUpdate::default()
+            }),
+        };
+        let updated = within("an update", client.tasks().update_progress(update)).await;
+        updated.expect("progress of an open task is taken");
+    }
+    one_audit(
+        client,
+        &task,
+        "pause attempt=queued->queued task=queued->pending",
+        "wait for the key",
+    )
+    .await;
+    let items = covered(client, &task.task_id).await;
+    let newest = client.get(&task.task_id).await.revision;
+    let mut next = 1;
+    for (from, to) in &items {
+        assert_eq!(*from, next, "{items:?}");
+        next = to + 1;
+    }
+    assert_eq!(next, newest + 1);
+    let cuts = items.iter().filter(|(from, to)| from < to).count();
+    assert_eq!(cuts, 2, "before and behind the pause: {items:?}");
 }

@@ -1,8 +1,8 @@
 //! `baton daemons`: the fleet.
 
 use baton_proto::v1::{
-    AgentInfo, AttemptState, Daemon, DaemonLoad, HeldAttempt, LifecyclePhase, ListDaemonsRequest,
-    ListDaemonsResponse,
+    AgentInfo, AttemptState, Daemon, DaemonLoad, DaemonOperation, DaemonStanding, HeldAttempt,
+    LifecyclePhase, ListDaemonsRequest, ListDaemonsResponse,
 };
 use baton_proto::{ShortName, short_name_of, to_json};
 use clap::Args;
@@ -23,6 +23,10 @@ pub(crate) struct DaemonsArgs {
     #[arg(long)]
     forgotten: bool,
 
+    /// Show what operators did to daemons instead (drain, disconnect), with who, why, before and after.
+    #[arg(long, conflicts_with = "forgotten")]
+    changes: bool,
+
     /// Print one JSON object with the list in `daemons`.
     #[arg(long)]
     json: bool,
@@ -33,13 +37,16 @@ pub(crate) struct DaemonsArgs {
 
 pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
-    let listed = list(&relay, args.forgotten).await?;
+    let listed = list(&relay, &args).await?;
     if args.json {
         console.json(&to_json(&listed))?;
         return Ok(Exit::Done);
     }
     if args.forgotten {
         return show_forgotten(&listed, console);
+    }
+    if args.changes {
+        return show_changes(&listed, console);
     }
     let daemons = listed.daemons;
     let now = clock::wall_ms();
@@ -56,7 +63,28 @@ pub(crate) async fn run(args: DaemonsArgs, console: &Console) -> Result<Exit, Cl
     for line in table.lines() {
         console.line(&line)?;
     }
+    show_drains(&daemons, now, console)?;
     show_attempts(&daemons, console)
+}
+
+/// Who drained which, and why.
+fn show_drains(daemons: &[Daemon], now: u64, console: &Console) -> Result<(), CliError> {
+    let mut table = Table::new(["DRAINED", "SINCE", "BY", "REASON"]);
+    for daemon in daemons.iter().filter(|one| one.drained_at.is_some()) {
+        table.row([
+            one_line(&daemon.name),
+            task_view::age(daemon.drained_at.as_ref(), now),
+            one_line(&daemon.drained_by),
+            one_line(&daemon.drain_reason),
+        ]);
+    }
+    if !table.is_empty() {
+        console.line("")?;
+        for line in table.lines() {
+            console.line(&line)?;
+        }
+    }
+    Ok(())
 }
 
 /// What each attempt is doing.
@@ -116,11 +144,43 @@ fn show_forgotten(listed: &ListDaemonsResponse, console: &Console) -> Result<Exi
     Ok(Exit::Done)
 }
 
+fn show_changes(listed: &ListDaemonsResponse, console: &Console) -> Result<Exit, CliError> {
+    let now = clock::wall_ms();
+    let mut table = Table::new(["NAME", "DONE", "WHEN", "CHANGE", "BY", "ID", "REASON"]);
+    for one in &listed.changes {
+        table.row([
+            one_line(&one.name),
+            short_name_of::<DaemonOperation>(one.operation),
+            task_view::age(one.changed_at.as_ref(), now),
+            format!("{} -> {}", standing(one.before), standing(one.after)),
+            one_line(&one.by),
+            one_line(&one.daemon_id),
+            one_line(&one.reason),
+        ]);
+    }
+    if table.is_empty() {
+        console.note("no operator has drained or disconnected a daemon");
+        return Ok(Exit::Done);
+    }
+    for line in table.lines() {
+        console.line(&line)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn standing(standing: Option<DaemonStanding>) -> String {
+    let DaemonStanding { drained, connected } = standing.unwrap_or_default();
+    let connected = if connected { "connected" } else { "away" };
+    let drained = if drained { ", drained" } else { "" };
+    format!("{connected}{drained}")
+}
+
 /// All pages as one.
-async fn list(relay: &Relay, include_forgotten: bool) -> Result<ListDaemonsResponse, CliError> {
+async fn list(relay: &Relay, args: &DaemonsArgs) -> Result<ListDaemonsResponse, CliError> {
     let mut request = ListDaemonsRequest {
         page_size: 200,
-        include_forgotten,
+        include_forgotten: args.forgotten,
+        include_changes: args.changes,
         ..ListDaemonsRequest::default()
     };
     let mut all = ListDaemonsResponse::default();
@@ -132,6 +192,7 @@ async fn list(relay: &Relay, include_forgotten: bool) -> Result<ListDaemonsRespo
             .into_inner();
         all.daemons.extend(page.daemons);
         all.forgotten = page.forgotten;
+        all.changes = page.changes;
         if page.next_page_token.is_empty() {
             return Ok(all);
         }

@@ -18,13 +18,8 @@ pub(crate) struct DisconnectArgs {
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Why, for the relay's log.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
+    /// Why, for those who ask later; `baton daemons --changes` shows it.
+    #[arg(long, value_name = "TEXT")]
     reason: String,
 
     #[command(flatten)]
@@ -46,7 +41,7 @@ pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit,
     } else if answer.was_connected {
         console.line("disconnected")?;
         console
-            .note("it connects again by itself; to give it no more work, use: baton drain DAEMON");
+            .note("it connects again by itself; to give it no more work, use: baton drain DAEMON --reason TEXT");
     } else {
         console.line("was not connected")?;
     }

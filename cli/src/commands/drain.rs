@@ -18,17 +18,12 @@ pub(crate) struct DrainArgs {
     #[arg(value_name = "DAEMON")]
     daemon: String,
 
-    /// Why, for those who look at the daemon later.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    reason: String,
+    /// Why; `baton daemons` shows it with who said so. Only --undo goes without.
+    #[arg(long, value_name = "TEXT", required_unless_present = "undo")]
+    reason: Option<String>,
 
     /// Offer work to the daemon again.
-    #[arg(long, conflicts_with = "reason")]
+    #[arg(long)]
     undo: bool,
 
     #[command(flatten)]
@@ -75,7 +70,7 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
 async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = DrainDaemonRequest {
         daemon: ids::daemon(relay, &args.daemon).await?,
-        reason: args.reason,
+        reason: args.reason.unwrap_or_default(),
         deadline_ms: None,
     };
     Ok(relay
@@ -89,6 +84,7 @@ async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliErro
 async fn undrain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
     let request = UndrainDaemonRequest {
         daemon: ids::daemon(relay, &args.daemon).await?,
+        reason: args.reason.unwrap_or_default(),
     };
     Ok(relay
         .fleet()

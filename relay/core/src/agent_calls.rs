@@ -13,7 +13,7 @@ use crate::core::{Core, Turn};
 use crate::effects::{After, Reply};
 use crate::frame::{event_of, note_delivered, note_unmet, proves};
 use crate::goal::GoalWord;
-use crate::handoff::{Park, Said, add_progress};
+use crate::handoff::{Park, Said, add_progress, progressed};
 use crate::id::Incarnation;
 use crate::input::{CanceledBody, Completed, Finished, FrameBody, HeldCall, HeldVerb, Termination};
 use crate::live::{Live, wall_of};
@@ -73,10 +73,7 @@ impl Core {
             Ok(Answer::Said(said)) => {
                 let reply = match said.checkpoint {
                     Some(checkpoint) => Reply::Checkpointed { record, checkpoint },
-                    None => Reply::Progressed {
-                        record,
-                        progress: said.progress,
-                    },
+                    None => progressed(record, said.progress),
                 };
                 turn.reply(request, After::Task(task), reply);
             }
@@ -167,7 +164,8 @@ impl Core {
                 completed.termination = stopped();
                 let answer = self.say_held(live, FrameBody::Completed(completed), turn)?;
                 if let Some(update) = last_words {
-                    add_progress(live, update.into_parts().0, call.known, turn);
+                    // The result counts, whatever became of the words.
+                    let _added = add_progress(live, update.into_parts().0, call.known, turn);
                 }
                 Ok(answer)
             }

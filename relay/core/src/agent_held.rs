@@ -29,8 +29,10 @@ pub(crate) struct Caller {
 impl Core {
     /// Submit and claim in one write: nobody ever sees the task waiting.
     pub(crate) fn start(&mut self, submit: Submit, caller: Caller, turn: &mut Turn<'_>) {
-        if let Some(prior) = self.prior(&submit) {
-            return self.start_again(&submit, &prior, caller, turn);
+        match self.prior(&submit) {
+            Ok(Some(prior)) => return self.start_again(&submit, &prior, caller, turn),
+            Ok(None) => {}
+            Err(code) => return turn.refuse(submit.request, code),
         }
         let may = self.admit(&submit.spec);
         if let Err(code) = may.and_then(|()| self.check_start(&submit, turn.now.at)) {

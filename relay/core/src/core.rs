@@ -20,8 +20,8 @@ use crate::open::Open;
 use crate::parked::{ParkedTasks, Wanted};
 use crate::queue::Queue;
 use crate::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord, SchedulerRecord,
-    State, TaskRecord, TimelineEvent,
+    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    PausesRecord, SchedulerRecord, State, TaskRecord, TimelineEvent,
 };
 use crate::reject::Rejection;
 use crate::roster::Roster;
@@ -38,6 +38,7 @@ pub struct Recovered {
     pub scheduler: SchedulerRecord,
     pub pauses: PausesRecord,
     pub forgotten: ForgottenRecord,
+    pub daemon_changes: DaemonChangesRecord,
     pub fences: Vec<FenceRecord>,
     /// Of live tasks; the store is asked for the others.
     pub idempotency: Vec<(TenantId, String, IdempotencyRecord)>,
@@ -66,6 +67,7 @@ pub struct Core {
     pub(crate) scheduler: SchedulerRecord,
     pub(crate) pauses: PausesRecord,
     pub(crate) forgotten: ForgottenRecord,
+    pub(crate) daemon_changes: DaemonChangesRecord,
     /// How often operators have spoken of late.
     pub(crate) forced: ForceLimit,
     /// Nothing is leased for now; what is leased goes on.
@@ -292,31 +294,12 @@ impl Core {
             Input::SchedulerStatus { request, scope } => {
                 self.scheduler_status(request, &scope, turn);
             }
-            Input::DisconnectDaemon {
-                request,
-                scope,
-                daemon,
-            } => self.disconnect(request, &scope, daemon, turn),
             Input::ReleaseInherited {
                 request,
                 by,
                 reason,
             } => self.release_inherited(request, by, reason, turn),
-            Input::DrainDaemon {
-                request,
-                scope,
-                daemon,
-                by,
-                reason,
-            } => {
-                self.drain(request, &scope, daemon, by, reason, turn);
-            }
-            Input::UndrainDaemon {
-                request,
-                scope,
-                daemon,
-                by: _,
-            } => self.undrain(request, &scope, daemon, turn),
+            Input::OperateDaemon(operate) => self.operate_daemon(*operate, turn),
             Input::ForgetDaemon {
                 request,
                 scope,
@@ -400,6 +383,8 @@ impl Core {
             self.forget(&live);
             return record;
         }
+        let inherited = self.scheduler.hold_of(live.id()).is_some();
+        self.open.note(&live.spec, &record, inherited);
         debug_assert!(is_timed(&live), "waits for ever: {:?}", live.record());
         match live.next_due() {
             Some(at) => self.deadlines.arm(live.id(), at),
@@ -428,7 +413,7 @@ impl Core {
         if let Some(key) = &live.spec.idempotency_key {
             self.keys.remove(&(live.spec.tenant.clone(), key.clone()));
         }
-        self.open.remove(&live.spec);
+        self.open.remove(&live.spec.tenant, task);
     }
 
     pub(crate) fn scene(&self, live: &Live, now: Now, observed: Option<Wall>) -> Scene<'_> {

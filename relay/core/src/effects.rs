@@ -8,9 +8,9 @@ use crate::contract::Unmet;
 use crate::id::{AttemptId, DaemonId, InputId, RequestId, SessionId, TaskId, TenantId};
 use crate::input::LeaseToken;
 use crate::record::{
-    CheckpointKind, CheckpointRecord, DaemonRecord, Decision, FenceRecord, ForgottenRecord,
-    IdempotencyRecord, InputKind, PausesRecord, ProgressRecord, Resume, SchedulerRecord,
-    TaskRecord, TimelineEvent, TimerKind,
+    CheckpointKind, CheckpointRecord, DaemonChangesRecord, DaemonRecord, Decision, FenceRecord,
+    ForgottenRecord, IdempotencyRecord, InputKind, PausesRecord, ProgressRecord, Resume,
+    SchedulerRecord, TaskRecord, TimelineEvent, TimerKind,
 };
 use crate::reject::Rejection;
 use crate::spec::{TaskSpec, TurnKind};
@@ -70,6 +70,7 @@ pub enum Write {
     /// Retention: a daemon that stayed away.
     DropDaemon(Arc<DaemonRecord>),
     PutForgotten(ForgottenRecord),
+    PutDaemonChanges(DaemonChangesRecord),
     PutPauses(PausesRecord),
 }
 
@@ -94,6 +95,7 @@ impl Write {
             | Write::RemoveTask { .. }
             | Write::DropDaemon(_)
             | Write::PutForgotten(_)
+            | Write::PutDaemonChanges(_)
             | Write::PutPauses(_) => false,
         }
     }
@@ -114,6 +116,7 @@ impl Write {
             Write::PutDaemon(_)
             | Write::PutScheduler(_)
             | Write::PutForgotten(_)
+            | Write::PutDaemonChanges(_)
             | Write::PutPauses(_)
             | Write::DropFence(_)
             | Write::DropDaemon(_) => None,

@@ -155,7 +155,8 @@ impl Core {
         let now = turn.now.at;
         let session = self.session_of(live);
         let attempt = live.newest();
-        let (id, receipt) = (attempt.id, receipt_of(attempt));
+        let receipt = attempt.state.receipt().unwrap_or(Receipt::Unconfirmed);
+        let id = attempt.id;
         let token = attempt.agent().map(|agent| agent.token);
         self.attempts.remove(&id);
         if let Some(token) = token {
@@ -300,22 +301,6 @@ fn is_pending_cleanup(attempt: &AttemptRecord) -> bool {
 
 pub(crate) fn holder_of(attempt: &AttemptRecord) -> Option<DaemonId> {
     attempt.daemon().map(|holder| holder.daemon)
-}
-
-fn receipt_of(attempt: &AttemptRecord) -> Receipt {
-    match &attempt.state {
-        State::Ended(end) => end.receipt,
-        State::Parked(parked) => parked.receipt,
-        State::Queued
-        | State::Offered
-        | State::Accepted
-        | State::Starting
-        | State::Prompted
-        | State::Streaming
-        | State::ToolRunning
-        | State::WaitingInput
-        | State::CleaningUp { .. } => Receipt::Unconfirmed,
-    }
 }
 
 pub(crate) fn confirm_cancel(live: &mut Live, receipt: Receipt, now: Wall) {

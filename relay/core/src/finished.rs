@@ -8,6 +8,13 @@ use crate::id::{TaskId, TenantId, TenantScope};
 use crate::input::{Finished, Frame, FrameBody, Input, Prior, Removable, Submit};
 use crate::record::{IdempotencyRecord, ProgressRecord};
 
+/// It is there and means nothing: damage that must not pass for nothing, or it would be written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreadable;
+
+/// What the store has of something, if it has it.
+pub type Stored<T> = Result<Option<T>, Unreadable>;
+
 /// What is stored of tasks that the core does not hold.
 pub trait Shelf {
     /// `None` also where the task is not finished.
@@ -18,10 +25,10 @@ pub trait Shelf {
 
     fn removable(&self, tenant: &TenantId, task: TaskId) -> Option<Removable>;
 
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord>;
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> Stored<IdempotencyRecord>;
 
     /// Of a live task; the newest, durable or not.
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>>;
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Stored<Arc<ProgressRecord>>;
 }
 
 impl Core {
@@ -129,10 +136,8 @@ impl Core {
             Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
@@ -161,16 +166,20 @@ impl Core {
         }
     }
 
-    fn stored_prior(&self, submit: &Submit, shelf: &impl Shelf) -> Option<Prior> {
+    fn stored_prior(&self, submit: &Submit, shelf: &impl Shelf) -> Stored<Prior> {
         let tenant = &submit.spec.tenant;
-        let key = submit.spec.idempotency_key.as_deref()?;
-        let known = shelf.idempotency(tenant, key)?;
+        let Some(key) = submit.spec.idempotency_key.as_deref() else {
+            return Ok(None);
+        };
+        let Some(known) = shelf.idempotency(tenant, key)? else {
+            return Ok(None);
+        };
         let over = (!self.is_live(known.task)).then(|| shelf.finished(tenant, known.task));
-        Some(Prior {
+        Ok(Some(Prior {
             task: known.task,
             digest: known.digest,
             finished: over.flatten().map(|finished| finished.record),
-        })
+        }))
     }
 }
 
@@ -196,12 +205,10 @@ impl Input {
             | Input::Answer { .. }
             | Input::Resume { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }
             | Input::ListParked { .. }
@@ -242,10 +249,8 @@ impl Input {
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }
             | Input::Inspect { .. }

@@ -154,7 +154,8 @@ impl Core {
             Verb::ForceRelease { attempt } => {
                 is_meant(live, *attempt)?;
                 if live.is_newest_leased() {
-                    Ok(())
+                    // Another attempt follows it.
+                    has_room(live)
                 } else {
                     Err(Rejection::NotHeld)
                 }
@@ -212,7 +213,6 @@ impl Core {
     fn retry(&mut self, live: &mut Live, by: Arc<str>, reason: Arc<str>, turn: &mut Turn<'_>) {
         if live.is_reopened() {
             self.fence_inherited(live, turn.now);
-            self.open.add(&live.spec);
         }
         live.note(EventKind::RetryAsked, Some(reason));
         self.send_on(live, by, turn);

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::id::{TaskId, TenantId, TenantScope, TokenId};
+use crate::id::{DaemonId, TaskId, TenantId, TenantScope, TokenId};
 use crate::reject::Rejection;
 use crate::time::Moment;
 
@@ -17,6 +17,7 @@ const WINDOW_MS: u64 = 60_000;
 pub(crate) enum Target {
     Task(TaskId),
     Tenant(TenantId),
+    Daemon(DaemonId),
     Scheduler,
 }
 

@@ -12,23 +12,26 @@ use crate::attempt::{Event, Outcome};
 use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply, Write};
+use crate::finished::{Stored, Unreadable};
 use crate::goal::{BlockDraft, CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{AttemptId, CheckpointId, RequestId, TaskId, TenantId};
 use crate::input::{Actor, Finished, Sign, Termination};
 use crate::live::Live;
 use crate::record::{
     AttemptRecord, Attention, CheckpointKind, CheckpointRecord, EventKind, ParkCause,
-    ProgressRecord, Resume, State,
+    ProgressRecord, Resume, State, TaskRecord,
 };
 use crate::reject::Rejection;
 
-/// What is stored of a task's progress; none before the first word of it.
-pub(crate) type Known = Option<Arc<ProgressRecord>>;
+/// What is stored of a task's progress; none before the first word of it. Where it cannot be read nothing is written over it:
+/// progress is refused, and milestones and blocks, which nobody could say again, leave it as it is.
+pub(crate) type Known = Stored<Arc<ProgressRecord>>;
 
 /// What became of such a word.
 #[derive(Clone, Debug)]
 pub(crate) struct Said {
-    pub(crate) progress: Arc<ProgressRecord>,
+    /// None where it cannot be read.
+    pub(crate) progress: Option<Arc<ProgressRecord>>,
     pub(crate) checkpoint: Option<Arc<CheckpointRecord>>,
 }
 
@@ -65,10 +68,15 @@ impl Core {
             return turn.refuse(request, missing(tenant, finished));
         };
         let (update, _) = update.into_parts();
-        let progress = add_progress(&mut live, update, known, turn);
+        let added = add_progress(&mut live, update, known, turn);
         let record = self.keep(live, turn);
-        let reply = Reply::Progressed { record, progress };
-        turn.reply(request, After::Task(task), reply);
+        match added {
+            Ok(progress) => {
+                let reply = Reply::Progressed { record, progress };
+                turn.reply(request, After::Task(task), reply);
+            }
+            Err(code) => turn.refuse(request, code),
+        }
     }
 
     /// A person parks it. What is stored last of all is the record, so a crash before it leaves the task as it was.
@@ -93,8 +101,7 @@ impl Core {
         let record = self.keep(live, turn);
         match outcome {
             Ok(Said { progress, .. }) => {
-                let reply = Reply::Progressed { record, progress };
-                turn.reply(request, After::Task(task), reply);
+                turn.reply(request, After::Task(task), progressed(record, progress));
             }
             Err(code) => turn.refuse(request, code),
         }
@@ -116,7 +123,7 @@ impl Core {
         let by = holder_name(live);
         let said = match word {
             GoalWord::Progress(update) => Said {
-                progress: add_progress(live, update.into_parts().0, known, turn),
+                progress: Some(add_progress(live, update.into_parts().0, known, turn)?),
                 checkpoint: None,
             },
             GoalWord::Checkpoint(draft) => add_checkpoint(
@@ -156,12 +163,13 @@ impl Core {
         check_park(live)?;
         let said = match park.checkpoint.filter(|_| !mutant!(BlockUnwritten)) {
             Some((mut draft, redacted)) => {
-                stand_where_it_stood(&mut draft, known.as_deref(), &park.reason);
+                let stood = known.as_ref().ok().and_then(Option::as_deref);
+                stand_where_it_stood(&mut draft, stood, &park.reason);
                 let (draft, kind) = ((draft, redacted), CheckpointKind::Blocked);
                 add_checkpoint(live, draft, kind, park.by, known, turn)
             }
             None => Said {
-                progress: progress_of(live, known),
+                progress: progress_of(live, known).ok(),
                 checkpoint: None,
             },
         };
@@ -202,7 +210,16 @@ impl Core {
         let Some(mut live) = self.take(tenant, task) else {
             return turn.refuse(request, missing(tenant, finished));
         };
-        if let Err(code) = self.check_resume(&live, seen) {
+        let fits = self
+            .open
+            .has_room_to_say(&resume, self.config.max_open_bytes);
+        let may = self.check_resume(&live, seen);
+        let room = if fits {
+            Ok(())
+        } else {
+            Err(Rejection::QueueFull)
+        };
+        if let Err(code) = may.and(room) {
             self.keep(live, turn);
             return turn.refuse(request, code);
         }
@@ -327,10 +344,19 @@ pub(crate) fn holder_name(live: &Live) -> Arc<str> {
     holder.map_or_else(|| "".into(), |holder| Arc::clone(holder.name()))
 }
 
-fn progress_of(live: &Live, known: Known) -> Arc<ProgressRecord> {
-    let (tenant, task) = (live.spec.tenant.clone(), live.id());
+fn progress_of(live: &Live, known: Known) -> Result<Arc<ProgressRecord>, Rejection> {
+    let known = known.map_err(|Unreadable| Rejection::Unreadable)?;
     let known = known.filter(|_| !mutant!(ProgressForgotten));
-    known.unwrap_or_else(|| Arc::new(ProgressRecord::empty(tenant, task)))
+    let empty = || ProgressRecord::empty(live.spec.tenant.clone(), live.id());
+    Ok(known.unwrap_or_else(|| Arc::new(empty())))
+}
+
+/// The task with its progress, where that can be read.
+pub(crate) fn progressed(record: Arc<TaskRecord>, progress: Option<Arc<ProgressRecord>>) -> Reply {
+    match progress {
+        Some(progress) => Reply::Progressed { record, progress },
+        None => Reply::Task(record),
+    }
 }
 
 pub(crate) fn add_progress(
@@ -338,13 +364,13 @@ pub(crate) fn add_progress(
     update: ProgressUpdate,
     known: Known,
     turn: &mut Turn<'_>,
-) -> Arc<ProgressRecord> {
-    let mut progress = progress_of(live, known);
+) -> Result<Arc<ProgressRecord>, Rejection> {
+    let mut progress = progress_of(live, known)?;
     Arc::make_mut(&mut progress).add(update, turn.now.wall);
     let message = Some(Arc::clone(&progress.summary)).filter(|summary| !summary.is_empty());
     turn.write(Write::PutProgress(Arc::clone(&progress)));
     live.note(EventKind::Progress, message);
-    progress
+    Ok(progress)
 }
 
 /// A block says why it stops. Where the work stands is what was said of it before, unless the block says that as well: the
@@ -375,8 +401,11 @@ fn add_checkpoint(
     known: Known,
     turn: &mut Turn<'_>,
 ) -> Said {
-    let mut progress = progress_of(live, known);
-    Arc::make_mut(&mut progress).add(draft.as_progress(), turn.now.wall);
+    let mut progress = progress_of(live, known).ok();
+    if let Some(progress) = &mut progress {
+        Arc::make_mut(progress).add(draft.as_progress(), turn.now.wall);
+    }
+    let count = |of: fn(&ProgressRecord) -> u64| progress.as_deref().map_or(0, of);
     let (newest, record) = (live.newest(), live.record());
     let checkpoint = Arc::new(CheckpointRecord {
         id: CheckpointId(turn.mint.id()),
@@ -386,8 +415,8 @@ fn add_checkpoint(
         attempt: newest.id,
         attempt_number: newest.number,
         kind,
-        completed_count: progress.completed_count(),
-        failed_count: progress.failed_count(),
+        completed_count: count(ProgressRecord::completed_count),
+        failed_count: count(ProgressRecord::failed_count),
         after_revision: record.checkpointed,
         to_revision: record.revision,
         agent_session_id: draft
@@ -401,7 +430,9 @@ fn add_checkpoint(
         created: turn.now.wall,
         by,
     });
-    turn.write(Write::PutProgress(Arc::clone(&progress)));
+    if let Some(progress) = &progress {
+        turn.write(Write::PutProgress(Arc::clone(progress)));
+    }
     note_checkpoint(live, &checkpoint, turn);
     Said {
         progress,

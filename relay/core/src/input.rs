@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::finished::Stored;
+use crate::fleet::OperateDaemon;
 use crate::force::Operate;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
@@ -83,7 +85,7 @@ pub enum Input {
         tenant: TenantId,
         task: TaskId,
         update: Box<Clean<ProgressUpdate>>,
-        known: Option<Arc<ProgressRecord>>,
+        known: Stored<Arc<ProgressRecord>>,
         finished: Option<Finished>,
     },
     /// Parks an open task; what runs is told to stop.
@@ -93,7 +95,7 @@ pub enum Input {
         task: TaskId,
         by: Actor,
         block: Box<Clean<BlockDraft>>,
-        known: Option<Arc<ProgressRecord>>,
+        known: Stored<Arc<ProgressRecord>>,
         finished: Option<Finished>,
     },
     /// Sends a parked task on. `attempt` is the one that the caller saw.
@@ -129,26 +131,8 @@ pub enum Input {
         by: Actor,
         reason: Arc<str>,
     },
-    /// The daemon keeps what it runs and gets nothing new. `scope` is the caller's: a tenant drains only its own daemons.
-    DrainDaemon {
-        request: RequestId,
-        scope: TenantScope,
-        daemon: DaemonId,
-        by: Actor,
-        reason: Arc<str>,
-    },
-    UndrainDaemon {
-        request: RequestId,
-        scope: TenantScope,
-        daemon: DaemonId,
-        by: Actor,
-    },
-    /// Closes a daemon's stream. It dials again, and its attempts go on under their leases.
-    DisconnectDaemon {
-        request: RequestId,
-        scope: TenantScope,
-        daemon: DaemonId,
-    },
+    /// An operator's word on one daemon.
+    OperateDaemon(Box<OperateDaemon>),
     /// The daemon is gone for good: nothing of it stays on record but this word. Refused while it could come back to what
     /// it holds.
     ForgetDaemon {
@@ -261,7 +245,7 @@ pub struct HeldCall {
     pub mark: Option<CallMark>,
     pub verb: HeldVerb,
     /// What is stored of the task's progress.
-    pub known: Option<Arc<ProgressRecord>>,
+    pub known: Stored<Arc<ProgressRecord>>,
     pub finished: Option<Finished>,
 }
 
@@ -306,7 +290,7 @@ pub struct Submit {
     /// SHA-256 of the submission as sent; compared where an idempotency key repeats.
     pub digest: [u8; 32],
     /// What the store knows of this idempotency key.
-    pub prior: Option<Prior>,
+    pub prior: Stored<Prior>,
 }
 
 #[derive(Debug)]
@@ -436,7 +420,7 @@ pub struct Frame {
     pub workspace: Option<Box<Workspace>>,
     pub finished: Option<Finished>,
     /// What is stored of its task's progress, where the body adds to it.
-    pub known: Option<Arc<ProgressRecord>>,
+    pub known: Stored<Arc<ProgressRecord>>,
 }
 
 #[derive(Clone, Debug)]

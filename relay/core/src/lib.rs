@@ -23,6 +23,7 @@ mod ends;
 mod expiry;
 pub mod fences;
 mod finished;
+pub mod fleet;
 pub mod force;
 mod force_limit;
 mod frame;
@@ -68,6 +69,6 @@ mod samples;
 mod tests;
 
 pub use crate::core::{Core, Recovered};
-pub use crate::finished::Shelf;
+pub use crate::finished::{Shelf, Stored, Unreadable};
 /// What must not be kept of words about work.
 pub use baton_secrets as secrets;

@@ -1,4 +1,4 @@
-//! What operators do to daemons, and how they look at what is in no record. Verbs on tasks are in `force.rs`.
+//! How operators look at what is in no record. Their verbs on tasks are in `force.rs`, those on daemons in `fleet.rs`.
 
 use std::sync::Arc;
 
@@ -6,15 +6,13 @@ use crate::conversation::ConversationKey;
 use crate::core::{Core, Turn};
 use crate::diagnose::{self, Diagnosis, Facts};
 use crate::effects::{
-    After, CloseReason, Connected, DaemonView, DeadlineView, Downstream, HeldView, Paused, Reply,
-    TaskView, WaitsFor, Write,
+    After, Connected, DaemonView, DeadlineView, HeldView, Paused, Reply, TaskView, WaitsFor,
 };
 use crate::fences::{Fence, Guard};
 use crate::heartbeats::renew_every_ms;
 use crate::id::{AttemptId, DaemonId, RequestId, TaskId, TenantId, TenantScope};
-use crate::input::Actor;
 use crate::live::{Live, wall_of};
-use crate::record::{DrainMark, FailureCode, Pause, State};
+use crate::record::{FailureCode, Pause, State};
 use crate::reject::Rejection;
 use crate::requirements::{Need, Requirements};
 use crate::roster::{Daemon, Presence};
@@ -25,101 +23,6 @@ use crate::timers::{Armed, TimerKey};
 const NAMED_AT_MOST: usize = 3;
 
 impl Core {
-    pub(crate) fn drain(
-        &mut self,
-        request: RequestId,
-        scope: &TenantScope,
-        daemon: DaemonId,
-        by: Actor,
-        reason: Arc<str>,
-        turn: &mut Turn<'_>,
-    ) {
-        if !self.may_run(scope, daemon) {
-            return turn.refuse(request, Rejection::UnknownDaemon);
-        }
-        self.mark_drained(
-            daemon,
-            Some(DrainMark {
-                by: by.name,
-                reason,
-                since: turn.now.wall,
-            }),
-            turn,
-        );
-        if let Some(session) = self.roster.session_of(daemon) {
-            turn.tell(
-                After::Everything,
-                session,
-                Downstream::Drain { withdrawn: false },
-            );
-        }
-        self.reply_daemon(request, daemon, turn);
-    }
-
-    pub(crate) fn undrain(
-        &mut self,
-        request: RequestId,
-        scope: &TenantScope,
-        daemon: DaemonId,
-        turn: &mut Turn<'_>,
-    ) {
-        if !self.may_run(scope, daemon) {
-            return turn.refuse(request, Rejection::UnknownDaemon);
-        }
-        self.mark_drained(daemon, None, turn);
-        // The daemon was told to rest, and says so in its heartbeats until it is told otherwise.
-        if let Some(session) = self.roster.session_of(daemon) {
-            turn.tell(
-                After::Everything,
-                session,
-                Downstream::Drain { withdrawn: true },
-            );
-        }
-        self.reply_daemon(request, daemon, turn);
-    }
-
-    /// Its attempts go on under their leases; it comes back by itself.
-    pub(crate) fn disconnect(
-        &mut self,
-        request: RequestId,
-        scope: &TenantScope,
-        daemon: DaemonId,
-        turn: &mut Turn<'_>,
-    ) {
-        if !self.may_run(scope, daemon) {
-            return turn.refuse(request, Rejection::UnknownDaemon);
-        }
-        if let Some(session) = self.roster.session_of(daemon) {
-            self.hang_up(session, CloseReason::Disconnected, turn);
-        }
-        self.reply_daemon(request, daemon, turn);
-    }
-
-    /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
-    pub(crate) fn may_run(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
-        let record = self.daemons.get(&daemon);
-        record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
-    }
-
-    fn mark_drained(&mut self, daemon: DaemonId, mark: Option<DrainMark>, turn: &mut Turn<'_>) {
-        let Some(record) = self.daemons.get_mut(&daemon) else {
-            return;
-        };
-        if record.drained.is_some() == mark.is_some() {
-            return;
-        }
-        self.roster.set_drained(daemon, mark.is_some(), turn.now.at);
-        Arc::make_mut(record).drained = mark;
-        turn.write(Write::PutDaemon(Arc::clone(record)));
-    }
-
-    fn reply_daemon(&mut self, request: RequestId, daemon: DaemonId, turn: &mut Turn<'_>) {
-        match self.daemon_view(daemon, turn.now) {
-            Some(view) => turn.reply(request, After::Everything, Reply::Daemon(Box::new(view))),
-            None => turn.refuse(request, Rejection::UnknownDaemon),
-        }
-    }
-
     /// A tenant sees the daemons that work for it.
     pub(crate) fn list_daemons(
         &self,

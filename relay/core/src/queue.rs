@@ -82,12 +82,6 @@ pub struct Candidate {
     place: Place,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
-    Relay,
-    Tenant,
-}
-
 #[derive(Debug)]
 struct Entry {
     place: Place,
@@ -135,35 +129,17 @@ pub struct Queue {
     passed: BTreeSet<TaskId>,
     /// Classes that no daemon could take when they were last tried.
     stuck: BTreeSet<ClassId>,
-    per_tenant: BTreeMap<TenantId, usize>,
     next_seq: u64,
     next_class: u64,
 }
 
 impl Queue {
-    /// Whether one more may come in. Work that was admitted before (a retry) does not ask.
-    pub fn check_room(
-        &self,
-        tenant: &TenantId,
-        most: usize,
-        most_of_one: usize,
-    ) -> Result<(), Full> {
-        if self.entries.len() >= most {
-            Err(Full::Relay)
-        } else if self.len_of(tenant) >= most_of_one {
-            Err(Full::Tenant)
-        } else {
-            Ok(())
-        }
-    }
-
     /// Puts it at the end of its line. A task that already waits keeps its place.
     pub fn push(&mut self, waiting: Waiting) {
         if self.entries.contains_key(&waiting.task) {
             return;
         }
         let tenant = waiting.requirements.tenant.clone();
-        *self.per_tenant.entry(tenant.clone()).or_default() += 1;
         let class = self.class_for(waiting.requirements);
         self.next_seq += 1;
         let place = Place {
@@ -196,13 +172,6 @@ impl Queue {
         let Some(entry) = self.entries.remove(&task) else {
             return false;
         };
-        let tenant = &entry.place.tenant;
-        if let Some(count) = self.per_tenant.get_mut(tenant) {
-            *count -= 1;
-            if *count == 0 {
-                self.per_tenant.remove(tenant);
-            }
-        }
         self.leave_class(entry.place.class);
         if let Some(key) = entry.conversation {
             if let Some(turns) = self.conversations.get_mut(&key) {
@@ -355,10 +324,6 @@ impl Queue {
 
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
-    }
-
-    pub fn len_of(&self, tenant: &TenantId) -> usize {
-        self.per_tenant.get(tenant).copied().unwrap_or(0)
     }
 
     fn standing(&self, task: TaskId) -> Option<Standing> {

@@ -22,7 +22,9 @@ pub use attempt::{
     AgentHolder, Artifact, AttemptRecord, AttemptState, Budget, CallMark, DaemonHolder, HeardCall,
     Holder, Lease, OpenTool, ParkCause, Parked, Pending, StageTimes, State, Usage, Workspace,
 };
-pub use audit::{Audit, Operation, PauseChange};
+pub use audit::{
+    Audit, DaemonChange, DaemonChangesRecord, DaemonOperation, Operation, PauseChange, Standing,
+};
 pub use code::{FailureCode, RejectCode};
 pub use end::{End, EndState, EndedBy, Exit, Receipt};
 pub use fleet::{
@@ -31,7 +33,9 @@ pub use fleet::{
 };
 pub use goal::{CheckpointKind, CheckpointRecord, Evidence, FailedItem, ProgressRecord, Resume};
 pub use pauses::{PausesRecord, TenantPause};
-pub use timeline::{EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind};
+pub use timeline::{
+    AUDITS_MAX, EventKind, Phase, TIMELINE_MAX, Timeline, TimelineEvent, TimerKind,
+};
 
 use crate::id::{AttemptId, CheckpointId, DaemonId, TaskId, TenantId};
 use crate::time::Wall;

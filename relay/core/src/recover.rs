@@ -89,6 +89,7 @@ impl Core {
             scheduler: recovered.scheduler.clone(),
             pauses: recovered.pauses.clone(),
             forgotten: recovered.forgotten.clone(),
+            daemon_changes: recovered.daemon_changes.clone(),
             started: now.at,
             earlier_ms: earlier_ms(recovered),
             dispatch_held: false,
@@ -113,7 +114,6 @@ impl Core {
         };
         let timers = self.restore_timers(newest, &spec, &record, turn.now);
         let mut live = Box::new(Live::new(spec, record, timers));
-        self.open.add(&live.spec);
         self.fence_inherited(&live, turn.now);
         live.retry_at = live
             .record()

@@ -72,6 +72,8 @@ pub enum Rejection {
     NotBegun,
     /// Something may have happened already, and nobody said that this is fine.
     UnsafeRetry,
+    /// What is stored of it is damaged, and nothing is written over it.
+    Unreadable,
 }
 
 impl Rejection {
@@ -124,6 +126,7 @@ impl Rejection {
             Rejection::NotOpen => "not_open",
             Rejection::NotBegun => "not_begun",
             Rejection::UnsafeRetry => "unsafe_retry",
+            Rejection::Unreadable => "unreadable_record",
         }
     }
 
@@ -208,6 +211,9 @@ impl Rejection {
                 "the task waits and nobody has worked on it; cancel it if it is not needed"
             }
             Rejection::UnsafeRetry => "the last attempt may have had effects",
+            Rejection::Unreadable => {
+                "what is stored of it is damaged, so nothing is written over it"
+            }
         }
     }
 }

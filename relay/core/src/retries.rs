@@ -21,7 +21,12 @@ impl Core {
             return;
         };
         match self.judge(live, &outcome, turn) {
-            Verdict::RetryAfter { .. } if outcome == retry::Outcome::Released => {
+            Verdict::RetryAfter { .. }
+                if matches!(
+                    outcome,
+                    retry::Outcome::Released | retry::Outcome::TakenAway
+                ) =>
+            {
                 self.requeue(live, turn)
             }
             Verdict::RetryAfter { .. } if outcome == retry::Outcome::Refused => {
@@ -128,6 +133,7 @@ fn outcome_of(attempt: &AttemptRecord, end: &End) -> Option<retry::Outcome> {
     };
     match (end.state, end.failure_code.clone()) {
         (EndState::Released, _) if end.is_free_refusal() => Some(retry::Outcome::Refused),
+        (EndState::Released, _) if end.by == EndedBy::Operator => Some(retry::Outcome::TakenAway),
         (EndState::Released, _) => Some(retry::Outcome::Released),
         (EndState::Failed, Some(FailureCode::ResumeFailed))
             if retry_safe && !attempt.fresh || mutant!(FallsBackForEver) =>

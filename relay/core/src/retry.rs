@@ -41,6 +41,8 @@ pub enum Outcome {
     Released,
     /// Not taken, because of the machine: as if it had not been offered.
     Refused,
+    /// An operator took it away from its holder: as if it had not been offered, either.
+    TakenAway,
     /// The conversation to go on with is gone, and nothing was done yet: a fresh one begins at once.
     ResumeFailed,
 }
@@ -92,7 +94,7 @@ pub fn decide(
 ) -> Verdict {
     let repeated = count(outcome, counters);
     let verdict = match outcome {
-        Outcome::Released | Outcome::Refused | Outcome::ResumeFailed => {
+        Outcome::Released | Outcome::TakenAway | Outcome::Refused | Outcome::ResumeFailed => {
             Verdict::RetryAfter { ms: 0 }
         }
         Outcome::Failed {
@@ -223,7 +225,8 @@ fn count(outcome: &Outcome, counters: &mut Counters) -> bool {
             counters.losses += u32::from(mutant!(ReleaseIsLoss));
             false
         }
-        Outcome::Refused => {
+        Outcome::TakenAway if mutant!(ForceReleaseCounted) => false,
+        Outcome::Refused | Outcome::TakenAway => {
             counters.dispatches = counters.dispatches.saturating_sub(1);
             false
         }

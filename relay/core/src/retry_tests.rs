@@ -178,6 +178,17 @@ fn released_attempts_count_in_neither_budget_but_twenty_dispatches_end_it() {
 }
 
 #[test]
+fn what_an_operator_takes_away_counts_as_no_offer() {
+    let mut counters = Counters {
+        dispatches: 20,
+        ..Counters::default()
+    };
+    let verdict = decide(&Outcome::TakenAway, &mut counters, &policy(), &config(), 0);
+    assert_eq!((verdict, counters.dispatches), (after(0), 19));
+    assert_eq!((counters.failures, counters.losses), (0, 0));
+}
+
+#[test]
 fn two_daemons_lost_under_a_task_make_it_poison_whatever_the_policy() {
     for when_unsafe in [WhenUnsafe::Park, WhenUnsafe::Retry, WhenUnsafe::Fail] {
         let policy = RetryPolicy {

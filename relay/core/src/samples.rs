@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::id::{Incarnation, RelayEpoch, TenantId};
+use crate::id::{Incarnation, RelayEpoch, TaskId, TenantId};
+use crate::record::{Counters, TaskRecord, TaskState, Timeline, TraceIds};
 use crate::spec::{
     AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
     TaskSpec, TurnKind, WhenUnsafe,
 };
+use crate::time::Wall;
 
 pub(crate) fn config() -> Config {
     Config::new(Incarnation(Uuid::from_u128(1)), RelayEpoch(1))
@@ -17,6 +19,35 @@ pub(crate) fn config() -> Config {
 
 pub(crate) fn tenant(name: &str) -> TenantId {
     TenantId::new(name).unwrap()
+}
+
+/// Of a task that nothing has happened to.
+pub(crate) fn task_record() -> TaskRecord {
+    TaskRecord {
+        tenant: tenant("acme"),
+        task: TaskId(Uuid::from_u128(1)),
+        revision: 1,
+        state: TaskState::Pending,
+        created: Wall(0),
+        updated: Wall(0),
+        ended: None,
+        attempts: Vec::new(),
+        cancel: None,
+        attention: None,
+        retry: None,
+        counters: Counters::default(),
+        paused: None,
+        retry_stop: None,
+        checkpoints: 0,
+        checkpointed: 0,
+        timeline: Timeline::default(),
+        trace: TraceIds {
+            trace_id: [0; 16],
+            root_span: [0; 8],
+            parent_span: None,
+            sampled: false,
+        },
+    }
 }
 
 pub(crate) fn task_spec() -> TaskSpec {

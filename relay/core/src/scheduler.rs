@@ -1,11 +1,10 @@
-//! How much waits and runs, for operators: counts and ages of what the caller may see. Changes nothing.
+//! How much waits and runs, for operators: counts and ages of what the caller may see. Changes nothing, and walks no task:
+//! counts are kept where tasks move (`open.rs`).
 
 use crate::core::{Core, Turn};
 use crate::effects::{After, Reply, SchedulerView};
 use crate::id::{RequestId, TenantScope};
-use crate::live::Live;
-use crate::record::{State, TaskState};
-use crate::time::Wall;
+use crate::open::Open;
 
 impl Core {
     pub(crate) fn scheduler_status(
@@ -14,12 +13,20 @@ impl Core {
         scope: &TenantScope,
         turn: &mut Turn<'_>,
     ) {
-        let mut view = self.standing(scope);
-        for live in self.tasks.values() {
-            if scope.covers(&live.spec.tenant) {
-                self.count_task(&mut view, live, turn.now.wall);
-            }
-        }
+        let (counts, oldest) = self.open.counts(scope);
+        let holds = u64::from(self.scheduler.hold().is_some());
+        let view = SchedulerView {
+            open: counts.open,
+            pending: counts.pending,
+            queued: counts.queued,
+            running: counts.running,
+            needs_attention: counts.needs_attention,
+            paused_tasks: counts.paused,
+            pending_inputs: counts.inputs,
+            inherited: counts.inherited * holds,
+            oldest_queued_ms: oldest.map_or(0, |since| turn.now.wall.0.saturating_sub(since.0)),
+            ..self.standing(scope)
+        };
         turn.reply(request, After::Everything, Reply::Scheduler(Box::new(view)));
     }
 
@@ -53,28 +60,17 @@ impl Core {
         }
     }
 
-    fn count_task(&self, view: &mut SchedulerView, live: &Live, now: Wall) {
-        let (record, newest) = (live.record(), live.newest());
-        view.open += 1;
-        match record.state {
-            TaskState::Pending => view.pending += 1,
-            TaskState::Queued => view.queued += 1,
-            TaskState::Running => view.running += 1,
-            TaskState::NeedsAttention => view.needs_attention += 1,
-            // The core holds open tasks only.
-            TaskState::Completed
-            | TaskState::Failed
-            | TaskState::Canceled
-            | TaskState::TimedOut
-            | TaskState::Lost => {}
+    /// For judges: whether the counts that are kept are those of the tasks that there are.
+    pub fn counts_are_true(&self) -> bool {
+        let mut recount = Open::default();
+        for live in self.tasks.values() {
+            // Once no hold stands it is no longer kept up to date, and not told.
+            let inherited = match self.scheduler.hold() {
+                Some(_) => self.scheduler.hold_of(live.id()).is_some(),
+                None => self.open.is_inherited(live.id()),
+            };
+            recount.note(&live.spec, live.record(), inherited);
         }
-        view.paused_tasks += u64::from(record.paused.is_some());
-        view.inherited += u64::from(self.scheduler.hold_of(live.id()).is_some());
-        let asked = newest.inputs.iter().filter(|i| i.state.is_pending());
-        view.pending_inputs += asked.count() as u64;
-        if let (State::Queued, Some(since)) = (&newest.state, newest.times.queued) {
-            let age_ms = now.0.saturating_sub(since.0);
-            view.oldest_queued_ms = view.oldest_queued_ms.max(age_ms);
-        }
+        self.open.agrees_with(&recount)
     }
 }

@@ -19,8 +19,10 @@ use crate::timers::{Fact, TimerSet};
 
 impl Core {
     pub(crate) fn submit(&mut self, submit: Submit, turn: &mut Turn<'_>) {
-        if let Some(prior) = self.prior(&submit) {
-            return self.submit_again(&submit, &prior, turn);
+        match self.prior(&submit) {
+            Ok(Some(prior)) => return self.submit_again(&submit, &prior, turn),
+            Ok(None) => {}
+            Err(code) => return turn.refuse(submit.request, code),
         }
         if let Err(code) = self.admit(&submit.spec) {
             return turn.refuse(submit.request, code);
@@ -57,7 +59,6 @@ impl Core {
                 record,
             });
         }
-        self.open.add(&spec);
         let record = new_record(submit.task, &spec, turn.now.wall, turn.mint);
         let mut live = Box::new(Live::new(spec, Arc::new(record), TimerSet::default()));
         live.note(EventKind::Submitted, None);
@@ -65,25 +66,26 @@ impl Core {
         live
     }
 
-    /// What is known of this key: live tasks are ours to know, finished ones the store's.
-    pub(crate) fn prior(&self, submit: &Submit) -> Option<Prior> {
-        let key = submit.spec.idempotency_key.as_ref()?;
-        if mutant!(KeyIgnored) {
-            return None;
-        }
+    /// What is known of this key: live tasks are ours to know, finished ones the store's. One that cannot be read may stand for a
+    /// task: another one would be the second.
+    pub(crate) fn prior(&self, submit: &Submit) -> Result<Option<Prior>, Rejection> {
+        let key = submit.spec.idempotency_key.as_ref();
+        let Some(key) = key.filter(|_| !mutant!(KeyIgnored)) else {
+            return Ok(None);
+        };
         if let Some(known) = self.keys.get(&(submit.spec.tenant.clone(), key.clone())) {
-            return Some(Prior {
+            return Ok(Some(Prior {
                 task: known.task,
                 digest: known.digest,
                 finished: None,
-            });
+            }));
         }
-        let prior = submit.prior.as_ref()?;
-        Some(Prior {
+        let stored = submit.prior.as_ref().map_err(|_| Rejection::Unreadable)?;
+        Ok(stored.as_ref().map(|prior| Prior {
             task: prior.task,
             digest: prior.digest,
             finished: prior.finished.clone(),
-        })
+        }))
     }
 
     fn submit_again(&self, submit: &Submit, prior: &Prior, turn: &mut Turn<'_>) {

@@ -75,11 +75,9 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::id::{AttemptId, TaskId};
-    use crate::record::{
-        Attention, AttentionCause, Counters, End, EndedBy, Receipt, Timeline, TraceIds,
-    };
-    use crate::samples::tenant;
+    use crate::id::AttemptId;
+    use crate::record::{Attention, AttentionCause, End, EndedBy, Receipt};
+    use crate::samples::task_record;
     use crate::time::Wall;
 
     fn ended_as(state: EndState) -> State {
@@ -118,29 +116,9 @@ mod tests {
             since: Wall(0),
         };
         TaskRecord {
-            tenant: tenant("acme"),
-            task: TaskId(Uuid::from_u128(1)),
-            revision: 1,
-            state: TaskState::Pending,
-            created: Wall(0),
-            updated: Wall(0),
-            ended: None,
             attempts: (1..).zip(attempts).map(attempt).collect(),
-            cancel: None,
             attention: waits.then_some(attention),
-            retry: None,
-            counters: Counters::default(),
-            paused: None,
-            retry_stop: None,
-            checkpoints: 0,
-            checkpointed: 0,
-            timeline: Timeline::default(),
-            trace: TraceIds {
-                trace_id: [0; 16],
-                root_span: [0; 8],
-                parent_span: None,
-                sampled: false,
-            },
+            ..task_record()
         }
     }
 

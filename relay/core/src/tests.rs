@@ -13,6 +13,7 @@ mod damage;
 mod deadlines;
 mod diagnoses;
 mod fencing;
+mod fleet;
 mod forcing;
 mod forgetting;
 mod found;

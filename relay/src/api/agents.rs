@@ -226,7 +226,8 @@ impl Api {
         let known = self
             .read(move |reader| reader.idempotency(&tenant, &key))
             .await;
-        let task = known.ok().flatten().map(|known| known.task);
+        let known = known.ok().and_then(Result::ok).flatten();
+        let task = known.map(|known| known.task);
         self.taken_by(who, task).await
     }
 

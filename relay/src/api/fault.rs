@@ -65,6 +65,8 @@ pub(crate) enum Fault {
     Undecodable,
     #[error("the relay handles as many calls as it may")]
     Overloaded,
+    #[error("so many updates of this token wait to be stored that no more are taken")]
+    TooManyUpdates,
     #[error("{limit} streams are open, which is as many as may be")]
     TooManyStreams { limit: usize },
     /// The low-space mark; see `space`.
@@ -141,6 +143,7 @@ impl From<Rejection> for Fault {
             Rejection::UnknownAttempt => Fault::NotFound(Thing::Attempt),
             Rejection::UnknownInput => Fault::NotFound(Thing::Input),
             Rejection::UnknownDaemon => Fault::NotFound(Thing::Daemon),
+            Rejection::Unreadable => Fault::Unreadable,
             other => Fault::Refused(other),
         }
     }
@@ -153,6 +156,7 @@ impl From<Refusal> for Fault {
             Refusal::Stopping => Fault::Stopping,
             Refusal::Unknown => Fault::OutcomeUnknown,
             Refusal::DiskFull => Fault::DiskFull,
+            Refusal::Crowded => Fault::TooManyUpdates,
             Refusal::Body(error) => {
                 tracing::error!(%error, "a long body could not be stored");
                 Fault::Internal

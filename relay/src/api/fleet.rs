@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use baton_core::effects::{DaemonView, HeldView, Reply};
+use baton_core::fleet::OperateDaemon;
 use baton_core::id::{DaemonId, TenantScope};
 use baton_core::input::{Input, MachineLoad};
-use baton_core::record::{AgentRecord, Forgotten};
+use baton_core::record::{AgentRecord, DaemonChange, DaemonOperation, Forgotten, Standing};
 use baton_core::time::Wall;
 use baton_proto::v1::fleet_server::Fleet;
 use baton_proto::{ShortName, v1};
@@ -107,6 +108,11 @@ impl Api {
             } else {
                 Vec::new()
             },
+            changes: if request.include_changes {
+                self.changes_of(&who)
+            } else {
+                Vec::new()
+            },
         })
     }
 
@@ -157,23 +163,16 @@ impl Api {
         who: Principal,
         request: v1::DrainDaemonRequest,
     ) -> Result<v1::DrainDaemonResponse, Fault> {
-        let reason = optional_reason(request.reason)?.unwrap_or_else(|| Arc::from("drained"));
+        let reason = required_reason(&request.reason)?;
         if request.deadline_ms.is_some() {
             return Err(Fault::NotBuilt {
                 what: "DrainDaemon.deadline_ms",
             });
         }
-        let daemon = self.daemon_view(&who, &request.daemon).await?.record.daemon;
-        let (scope, by) = (drains(&who), actor(&who));
-        let ask = move |request| Input::DrainDaemon {
-            request,
-            scope,
-            daemon,
-            by,
-            reason,
-        };
+        let view = self.daemon_view(&who, &request.daemon).await?;
+        let drained = self.daemon_operated(&who, &view, DaemonOperation::Drain, reason);
         Ok(v1::DrainDaemonResponse {
-            daemon: Some(self.daemon_after(ask).await?),
+            daemon: Some(drained.await?),
         })
     }
 
@@ -182,16 +181,11 @@ impl Api {
         who: Principal,
         request: v1::UndrainDaemonRequest,
     ) -> Result<v1::UndrainDaemonResponse, Fault> {
-        let daemon = self.daemon_view(&who, &request.daemon).await?.record.daemon;
-        let (scope, by) = (drains(&who), actor(&who));
-        let ask = move |request| Input::UndrainDaemon {
-            request,
-            scope,
-            daemon,
-            by,
-        };
+        let reason = optional_reason(request.reason)?.unwrap_or_default();
+        let view = self.daemon_view(&who, &request.daemon).await?;
+        let undrained = self.daemon_operated(&who, &view, DaemonOperation::Undrain, reason);
         Ok(v1::UndrainDaemonResponse {
-            daemon: Some(self.daemon_after(ask).await?),
+            daemon: Some(undrained.await?),
         })
     }
 
@@ -200,19 +194,35 @@ impl Api {
         who: Principal,
         request: v1::DisconnectDaemonRequest,
     ) -> Result<v1::DisconnectDaemonResponse, Fault> {
-        let reason = optional_reason(request.reason)?.unwrap_or_default();
+        let reason = required_reason(&request.reason)?;
         let view = self.daemon_view(&who, &request.daemon).await?;
-        let (daemon, scope) = (view.record.daemon, drains(&who));
-        tracing::info!(daemon_id = %daemon, by = %who.name, %reason, "a daemon is to be disconnected");
-        let ask = move |request| Input::DisconnectDaemon {
-            request,
-            scope,
-            daemon,
-        };
+        let disconnected = self.daemon_operated(&who, &view, DaemonOperation::Disconnect, reason);
         Ok(v1::DisconnectDaemonResponse {
-            daemon: Some(self.daemon_after(ask).await?),
+            daemon: Some(disconnected.await?),
             was_connected: view.connected.is_some(),
         })
+    }
+
+    async fn daemon_operated(
+        &self,
+        who: &Principal,
+        view: &DaemonView,
+        operation: DaemonOperation,
+        reason: Arc<str>,
+    ) -> Result<v1::Daemon, Fault> {
+        let (daemon, scope, by) = (view.record.daemon, drains(who), actor(who));
+        tracing::info!(daemon_id = %daemon, by = %by.name, %reason, ?operation, "an operator's word on a daemon");
+        let ask = move |request| {
+            Input::OperateDaemon(Box::new(OperateDaemon {
+                request,
+                scope,
+                daemon,
+                by,
+                reason,
+                operation,
+            }))
+        };
+        self.daemon_after(ask).await
     }
 
     async fn forget(
@@ -239,15 +249,17 @@ impl Api {
     /// Daemons of the caller that operators had forgotten, newest first.
     fn forgotten_of(&self, who: &Principal) -> Vec<v1::ForgottenDaemon> {
         let record = self.reader.forgotten().unwrap_or_default();
-        let theirs = record
-            .daemons
-            .into_iter()
-            .rev()
-            .filter(|one| match &who.scope {
-                TenantScope::All => true,
-                TenantScope::One(tenant) => one.scope.covers(tenant),
-            });
-        theirs.map(|one| forgotten(&one)).collect()
+        let newest_first = record.daemons.iter().rev();
+        let theirs = newest_first.filter(|one| is_theirs(who, &one.scope));
+        theirs.map(forgotten).collect()
+    }
+
+    /// What was done to daemons of the caller, newest first.
+    fn changes_of(&self, who: &Principal) -> Vec<v1::DaemonChange> {
+        let record = self.reader.daemon_changes().unwrap_or_default();
+        let newest_first = record.changes.iter().rev();
+        let theirs = newest_first.filter(|one| is_theirs(who, &one.scope));
+        theirs.map(change).collect()
     }
 
     async fn daemon_after(
@@ -264,6 +276,13 @@ impl Api {
 /// A tenant's operator drains its own daemons; the core refuses the shared ones.
 fn drains(who: &Principal) -> TenantScope {
     who.scope.clone()
+}
+
+fn is_theirs(who: &Principal, scope: &TenantScope) -> bool {
+    match &who.scope {
+        TenantScope::All => true,
+        TenantScope::One(tenant) => scope.covers(tenant),
+    }
 }
 
 /// Lists are by name, then id.
@@ -295,8 +314,32 @@ fn forgotten(one: &Forgotten) -> v1::ForgottenDaemon {
     }
 }
 
+fn change(one: &DaemonChange) -> v1::DaemonChange {
+    let standing = |one: Standing| v1::DaemonStanding {
+        drained: one.drained,
+        connected: one.connected,
+    };
+    let operation = match one.operation {
+        DaemonOperation::Drain => v1::DaemonOperation::Drain,
+        DaemonOperation::Undrain => v1::DaemonOperation::Undrain,
+        DaemonOperation::Disconnect => v1::DaemonOperation::Disconnect,
+    };
+    v1::DaemonChange {
+        daemon_id: one.daemon.to_string(),
+        name: one.name.to_string(),
+        tenant: tokens::shown_scope(&one.scope),
+        operation: operation.into(),
+        before: Some(standing(one.before)),
+        after: Some(standing(one.after)),
+        changed_at: Some(timestamp(one.at)),
+        by: one.by.to_string(),
+        reason: one.reason.to_string(),
+    }
+}
+
 fn daemon(view: &DaemonView) -> v1::Daemon {
     let record = &view.record;
+    let mark = record.drained.as_ref();
     v1::Daemon {
         daemon_id: record.daemon.to_string(),
         name: record.name.to_string(),
@@ -324,11 +367,9 @@ fn daemon(view: &DaemonView) -> v1::Daemon {
         created_at: Some(timestamp(record.first_seen)),
         boot_id: record.boot_id.to_string(),
         consecutive_failures: view.failures,
-        drain_reason: record
-            .drained
-            .as_ref()
-            .map(|d| d.reason.to_string())
-            .unwrap_or_default(),
+        drain_reason: mark.map_or_else(String::new, |mark| mark.reason.to_string()),
+        drained_by: mark.map_or_else(String::new, |mark| mark.by.to_string()),
+        drained_at: mark.map(|mark| timestamp(mark.since)),
         tenant: tokens::shown_scope(&record.scope),
         workspaces: record.workspaces.clone(),
         ..v1::Daemon::default()

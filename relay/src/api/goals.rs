@@ -50,10 +50,11 @@ impl Api {
             tenant,
             task,
             update: Box::new(update),
-            known: None,
+            known: Ok(None),
             finished: None,
         };
-        let task = self.progressed(add).await?;
+        let said = self.dispatcher.request_word(add, who.token).await;
+        let task = self.progressed(said).await?;
         Ok(v1::UpdateProgressResponse { task: Some(task) })
     }
 
@@ -77,24 +78,25 @@ impl Api {
             task,
             by,
             block: Box::new(block),
-            known: None,
+            known: Ok(None),
             finished: None,
         };
-        let task = self.progressed(block).await?;
+        let task = self
+            .progressed(self.dispatcher.request(block).await)
+            .await?;
         Ok(v1::BlockTaskResponse { task: Some(task) })
     }
 
-    /// Asks for a change of one task's goal and shows the task after it.
-    async fn progressed(
-        &self,
-        ask: impl FnOnce(baton_core::id::RequestId) -> Input + Send + 'static,
-    ) -> Result<v1::Task, Fault> {
-        match self.dispatcher.request(ask).await {
+    /// Shows the task after a change of its goal.
+    async fn progressed(&self, said: Result<Reply, Refusal>) -> Result<v1::Task, Fault> {
+        match said {
             Ok(Reply::Progressed { record, progress }) => {
                 let mut task = self.shown(&record).await?;
                 task.progress = Some(goal::progress(&progress, record.checkpoints));
                 Ok(task)
             }
+            // What is stored of its progress cannot be read, and it is blocked all the same.
+            Ok(Reply::Task(record)) => self.shown(&record).await,
             other => Err(unexpected(other)),
         }
     }
@@ -210,7 +212,7 @@ impl Api {
         }
         let (tenant, newest) = (who.tenant.clone(), record.checkpoints);
         let read = move |reader: &Reader| {
-            let progress = reader.progress(&tenant, task);
+            let progress = reader.progress(&tenant, task).ok().flatten();
             (progress, reader.checkpoint(&tenant, task, newest))
         };
         let (progress, checkpoint) = self.read(read).await?;
@@ -265,14 +267,17 @@ impl Api {
         let (tenant, task) = (record.tenant.clone(), record.task);
         let progress = self
             .read(move |reader| reader.progress(&tenant, task))
-            .await?;
+            .await?
+            .ok()
+            .flatten();
         Ok(progress.map(|progress| goal::progress(&progress, record.checkpoints)))
     }
 }
 
 fn with_progress(found: Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>, reader: &Reader) -> Vec<Parked> {
     let row = |(record, spec): (Arc<TaskRecord>, Arc<TaskSpec>)| {
-        let progress = reader.progress(&record.tenant, record.task);
+        // What cannot be read is counted, and the rest of the row is as good.
+        let progress = reader.progress(&record.tenant, record.task).ok().flatten();
         (record, spec, progress)
     };
     found.into_iter().map(row).collect()

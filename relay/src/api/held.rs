@@ -240,6 +240,16 @@ impl Api {
         verb: HeldVerb,
     ) -> Result<Reply, Fault> {
         let agent = agent(who)?;
+        // What ends the attempt or renews it waits for nothing.
+        let word = match &verb {
+            HeldVerb::Goal(GoalWord::Progress(_) | GoalWord::Checkpoint(_)) => Some(who.token),
+            HeldVerb::Goal(GoalWord::Block(_))
+            | HeldVerb::Renew
+            | HeldVerb::Release { .. }
+            | HeldVerb::Complete(..)
+            | HeldVerb::Fail(_)
+            | HeldVerb::Cancel { .. } => None,
+        };
         let call = move |request| {
             Input::Held(Box::new(HeldCall {
                 request,
@@ -249,11 +259,11 @@ impl Api {
                 proof: lease.proof,
                 mark: lease.mark,
                 verb,
-                known: None,
+                known: Ok(None),
                 finished: None,
             }))
         };
-        Ok(self.dispatcher.request_held(call).await?)
+        Ok(self.dispatcher.request_held(call, word).await?)
     }
 }
 

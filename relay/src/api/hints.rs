@@ -32,6 +32,9 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::Undecodable => "build the message from the published protos; text is UTF-8",
         Fault::Overloaded => "repeat the request after a moment, with backoff",
         Fault::TooManyStreams { .. } => "close one first",
+        Fault::TooManyUpdates => {
+            "wait for the answers of those, then say it again; one update can hold many items"
+        }
         Fault::DiskFull => {
             "make room under the relay's data directory (`baton info` shows how much), then repeat the request; what \
              runs goes on"
@@ -180,6 +183,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::NotHeld | Rejection::NotOpen | Rejection::NotBegun => {
             "`baton inspect TASK` says how it stands and what can be done"
         }
+        Rejection::Unreadable => hint(&Fault::Unreadable),
         Rejection::UnsafeRetry => "look at its output first, then retry with allow_unsafe",
     }
 }

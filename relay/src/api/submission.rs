@@ -3,6 +3,7 @@
 //! Absent, empty and partial profiles stay three different things. A field that this version would silently ignore is
 //! refused as not built instead.
 
+use baton_contract::bounds;
 use baton_core::config::Config;
 use baton_core::id::DaemonId;
 use baton_core::profile;

@@ -223,7 +223,7 @@ impl Api {
                     task,
                     spec,
                     digest,
-                    prior: None,
+                    prior: Ok(None),
                 })
             };
             match self.dispatcher.request_keeping(submit, kept.clone()).await {

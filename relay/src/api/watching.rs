@@ -57,13 +57,6 @@ impl Watching {
         feed: Feed<v1::WatchTaskResponse>,
     ) -> Result<(), Fault> {
         if let Some(step) = self.tail.advance(&record) {
-            let cut = step.missed.map(|(from_revision, to_revision)| {
-                Item::HistoryCut(v1::HistoryCut {
-                    from_revision,
-                    to_revision,
-                })
-            });
-            send(&feed, cut).await?;
             self.show(&step, &feed).await?;
         }
         let caught_up = v1::CaughtUp {
@@ -95,11 +88,25 @@ impl Watching {
     async fn show(&mut self, step: &Step, feed: &Feed<v1::WatchTaskResponse>) -> Result<(), Fault> {
         let after = self.shown;
         self.shown = step.record.revision;
-        let events = events::after(&self.spec, &step.record, after)
-            .into_iter()
-            .map(Item::Event);
-        send(feed, events).await
+        let events = events::after(&self.spec, &step.record, after);
+        send(feed, with_cuts(after, events)).await
     }
+}
+
+/// Each event in its place, and what is missing between them: of what is long ago only operators' verbs are kept.
+fn with_cuts(mut shown: u64, events: Vec<v1::TaskEvent>) -> Vec<Item> {
+    let mut items = Vec::with_capacity(events.len());
+    for event in events {
+        if event.revision > shown + 1 {
+            items.push(Item::HistoryCut(v1::HistoryCut {
+                from_revision: shown + 1,
+                to_revision: event.revision - 1,
+            }));
+        }
+        shown = event.revision;
+        items.push(Item::Event(event));
+    }
+    items
 }
 
 /// Waits for room; a client that left ends the stream in `Api::stream`.
@@ -112,4 +119,27 @@ async fn send(
         feed.send(Ok(message)).await.map_err(|_| Fault::Stopping)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_revision_is_told_or_said_to_be_gone_once_and_in_order() {
+        let event = |revision| v1::TaskEvent {
+            revision,
+            ..Default::default()
+        };
+        let items = with_cuts(2, [5, 9, 10, 11].map(event).into());
+        let told: Vec<(u64, u64)> = items
+            .iter()
+            .map(|item| match item {
+                Item::HistoryCut(cut) => (cut.from_revision, cut.to_revision),
+                Item::Event(event) => (event.revision, event.revision),
+                other => panic!("not history: {other:?}"),
+            })
+            .collect();
+        assert_eq!(told, [(3, 4), (5, 5), (6, 8), (9, 9), (10, 10), (11, 11)]);
+    }
 }

@@ -13,7 +13,7 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::permission::{Access, access};
-use super::{AuthFault, Principal, Token, Tokens};
+use super::{AuthFault, Peer, Principal, Token, Tokens};
 use crate::api::fault::Fault;
 use crate::api::status;
 use crate::api::unbuilt::unbuilt;
@@ -30,14 +30,15 @@ impl AuthLayer {
     }
 
     /// The caller, or nobody where anybody may call.
-    fn admit(&self, path: &str, headers: &HeaderMap) -> Result<Option<Principal>, Fault> {
+    fn admit(&self, request: &Request<Body>) -> Result<Option<Principal>, Fault> {
+        let path = request.uri().path();
         let roles = match access(path) {
             Access::Public => return Ok(None),
             Access::Roles(roles) => roles,
             // Whoever asks for what does not exist learns so only with a credential.
-            Access::Unlisted => return Ok(Some(self.principal(headers)?)),
+            Access::Unlisted => return Ok(Some(self.principal(request)?)),
         };
-        let principal = self.principal(headers)?;
+        let principal = self.principal(request)?;
         let role = principal.role;
         if !roles.contains(&role) {
             return Err(AuthFault::Forbidden { role, may: roles }.into());
@@ -48,10 +49,15 @@ impl AuthLayer {
         }
     }
 
-    fn principal(&self, headers: &HeaderMap) -> Result<Principal, Fault> {
+    fn principal(&self, request: &Request<Body>) -> Result<Principal, Fault> {
+        let headers = request.headers();
         let principal = bearer(headers)
             .and_then(|token| self.tokens.authenticate(&token))
             .ok_or(AuthFault::Unauthenticated)?;
+        // Whatever becomes of the call, the connection is no stranger's.
+        if let Some(peer) = request.extensions().get::<Peer>() {
+            peer.is_met();
+        }
         match headers.get(TENANT_HEADER) {
             None => Ok(principal),
             Some(name) => within(principal, name.to_str().unwrap_or_default()),
@@ -113,7 +119,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        match self.auth.admit(request.uri().path(), request.headers()) {
+        match self.auth.admit(&request) {
             Ok(principal) => {
                 // Gone from here on, so that no log or span can pick it up.
                 request.headers_mut().remove(AUTHORIZATION);

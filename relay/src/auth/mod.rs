@@ -5,6 +5,7 @@
 
 pub mod bootstrap;
 pub mod layer;
+pub mod peer;
 pub mod permission;
 pub mod principal;
 pub mod role;
@@ -12,6 +13,7 @@ pub mod token;
 pub mod tokens;
 
 pub use layer::AuthLayer;
+pub use peer::Peer;
 pub use principal::Principal;
 pub use role::Role;
 pub use token::{Token, TokenRecord};

@@ -50,6 +50,7 @@ fn newest_records(writes: &[Write]) -> HashMap<TaskId, usize> {
         | Write::DropFence(_)
         | Write::RemoveTask { .. }
         | Write::PutForgotten(_)
+        | Write::PutDaemonChanges(_)
         | Write::PutProgress(_)
         | Write::PutCheckpoint(_)
         | Write::DropCheckpoint { .. }

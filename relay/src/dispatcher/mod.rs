@@ -13,13 +13,14 @@
 //! too little, tasks can be sharded by id.
 
 mod entries;
+mod pace;
 mod turn;
 
 use std::sync::Arc;
 
 use baton_core::effects::{CloseReason, Downstream, Reply};
-use baton_core::id::{RequestId, SessionId};
-use baton_core::input::{Hello, Input};
+use baton_core::id::{RequestId, SessionId, TokenId};
+use baton_core::input::{Frame, Hello, Input};
 use baton_core::reject::Rejection;
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,6 +28,9 @@ use crate::bodies::{BODY_INLINE_MAX, Bodies, Pinned};
 use crate::look_ups::LookUps;
 use crate::store::{Change, Store, is_full};
 
+use pace::{Crowded, Pace, Pass};
+
+pub(crate) use pace::Window;
 pub(crate) use turn::{Audience, Loop, Parts};
 
 /// Daemon frames that wait for the loop. Full: the session waits, and so does its stream.
@@ -44,6 +48,7 @@ pub struct Dispatcher {
     bodies: Bodies,
     store: Store,
     look_ups: LookUps,
+    pace: Pace,
 }
 
 /// Why a request was not done.
@@ -61,6 +66,9 @@ pub enum Refusal {
     Unknown,
     #[error("the disk is full; try again when there is room")]
     DiskFull,
+    /// So many words of this caller about goals wait to be stored.
+    #[error("too many updates of this caller wait to be stored")]
+    Crowded,
     #[error("a long body could not be stored: {0}")]
     Body(Arc<str>),
 }
@@ -73,6 +81,11 @@ pub(crate) enum FromSession {
         messages: mpsc::Sender<ToSession>,
     },
     Input(Input),
+    /// The window that let it through is free again when what follows from it is durable.
+    Frame {
+        frame: Box<Frame>,
+        pass: Pass,
+    },
     /// A call about a lease that its caller holds itself: heard with the frames, for it renews or ends an attempt.
     Held {
         make: MakeInput,
@@ -110,6 +123,8 @@ enum Request {
 pub(crate) struct Waiting {
     reply: oneshot::Sender<Result<Reply, Refusal>>,
     kept: Option<Pinned>,
+    /// Held until the reply is sent, also if the caller goes away.
+    pass: Option<Pass>,
 }
 
 impl Dispatcher {
@@ -127,6 +142,7 @@ impl Dispatcher {
                 bodies,
                 store,
                 look_ups,
+                pace: Pace::default(),
             },
             from_sessions,
             from_clients,
@@ -142,16 +158,22 @@ impl Dispatcher {
     }
 
     /// The same for an agent that holds the lease it speaks of: a store that falls behind must not hold back renewals
-    /// and ends of attempts.
+    /// and ends of attempts. `word` is whose word about a goal it is, where it is one that waits its turn.
     pub(crate) async fn request_held(
         &self,
         make: impl FnOnce(RequestId) -> Input + Send + 'static,
+        word: Option<TokenId>,
     ) -> Result<Reply, Refusal> {
+        let pass = self.pass(word).await?;
         let (reply, outcome) = oneshot::channel();
         self.look_ups.request();
         let held = FromSession::Held {
             make: Box::new(make),
-            waiting: Waiting { reply, kept: None },
+            waiting: Waiting {
+                reply,
+                kept: None,
+                pass,
+            },
         };
         self.hear(held).await?;
         outcome.await.map_err(|_| Refusal::Unknown)?
@@ -162,7 +184,30 @@ impl Dispatcher {
         &self,
         make: impl FnOnce(RequestId) -> Input + Send + 'static,
     ) -> Result<Reply, Refusal> {
-        self.request_keeping(make, None).await
+        self.ask(make, None, None).await
+    }
+
+    /// The same for a word about a goal, of this caller: it waits its turn.
+    pub(crate) async fn request_word(
+        &self,
+        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+        token: TokenId,
+    ) -> Result<Reply, Refusal> {
+        let pass = self.pass(Some(token)).await?;
+        self.ask(make, None, pass).await
+    }
+
+    async fn pass(&self, word: Option<TokenId>) -> Result<Option<Pass>, Refusal> {
+        let Some(token) = word else {
+            return Ok(None);
+        };
+        let pass = self.pace.call(token).await;
+        pass.map(Some).map_err(|Crowded| Refusal::Crowded)
+    }
+
+    /// What one daemon's stream may have on its way.
+    pub(crate) fn window(&self) -> Window {
+        self.pace.window()
     }
 
     /// The same for an input whose long body must not be removed before it is answered, also if the caller goes away.
@@ -171,11 +216,20 @@ impl Dispatcher {
         make: impl FnOnce(RequestId) -> Input + Send + 'static,
         kept: Option<Pinned>,
     ) -> Result<Reply, Refusal> {
+        self.ask(make, kept, None).await
+    }
+
+    async fn ask(
+        &self,
+        make: impl FnOnce(RequestId) -> Input + Send + 'static,
+        kept: Option<Pinned>,
+        pass: Option<Pass>,
+    ) -> Result<Reply, Refusal> {
         let (reply, outcome) = oneshot::channel();
         self.look_ups.request();
         let ask = Request::Ask {
             make: Box::new(make),
-            waiting: Waiting { reply, kept },
+            waiting: Waiting { reply, kept, pass },
         };
         self.requests
             .send(ask)

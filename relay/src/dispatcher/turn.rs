@@ -14,6 +14,7 @@ use baton_core::time::Mint;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::pace::Pass;
 use super::{Dispatcher, FromSession, Refusal, Request, ToSession, Waiting, entries};
 use crate::bodies::Bodies;
 use crate::clock::Clock;
@@ -76,6 +77,8 @@ pub(crate) struct Loop {
     replies: HashMap<RequestId, Waiting>,
     /// Direct writes whose callers wait for their commit.
     writes: Vec<(CommitSeq, oneshot::Sender<Result<(), Refusal>>)>,
+    /// Frames whose windows are free again with their commit.
+    passes: Vec<(CommitSeq, Pass)>,
     next_request: u64,
     pending: Pending,
     /// No request is taken any more: the relay is about to start again with other data.
@@ -91,6 +94,7 @@ struct Pending {
     /// Changes that are no business of the core, and who waits for them.
     direct: Vec<Change>,
     asked: Vec<oneshot::Sender<Result<(), Refusal>>>,
+    passes: Vec<Pass>,
 }
 
 enum Wake {
@@ -135,6 +139,7 @@ impl Loop {
             sessions: HashMap::new(),
             replies: HashMap::new(),
             writes: Vec::new(),
+            passes: Vec::new(),
             next_request: 0,
             pending: Pending::default(),
             retired: false,
@@ -221,6 +226,10 @@ impl Loop {
                 self.handle(Input::SessionClosed { session });
             }
             FromSession::Input(input) => self.handle(input),
+            FromSession::Frame { frame, pass } => {
+                self.handle(Input::Frame(frame));
+                self.pending.passes.push(pass);
+            }
             FromSession::Held { make, waiting } => {
                 self.take_request(Request::Ask { make, waiting });
             }
@@ -302,6 +311,10 @@ impl Loop {
     /// Hands this turn's changes to the journal, then admits its sends.
     fn hand_over(&mut self) {
         self.append();
+        // All that this turn's frames wrote was handed in by now, at the latest as the last.
+        let last = self.journal.last();
+        self.passes
+            .extend(self.pending.passes.drain(..).map(|pass| (last, pass)));
         for outgoing in std::mem::take(&mut self.pending.sends) {
             if let Some(send) = self.gate.admit(outgoing) {
                 self.perform(send);
@@ -351,14 +364,15 @@ impl Loop {
         for (_, done) in self.writes.extract_if(.., |(commit, _)| *commit <= durable) {
             let _ = done.send(Ok(())); // The caller may have gone.
         }
+        self.passes.retain(|(commit, _)| *commit > durable);
     }
 
     fn perform(&mut self, send: Send) {
         match send {
             Send::Reply { request, outcome } => {
-                if let Some(Waiting { reply, kept }) = self.replies.remove(&request) {
+                if let Some(Waiting { reply, kept, pass }) = self.replies.remove(&request) {
                     // Before the caller's own, which then is the one that waits for the sweep, if any does.
-                    drop(kept);
+                    drop((kept, pass));
                     let _ = reply.send(outcome.map_err(Refusal::Rejected)); // The caller may have gone.
                 }
             }

@@ -6,8 +6,8 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use baton_core::record::{
-    DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord, SchedulerRecord,
-    TaskRecord,
+    DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
+    PausesRecord, SchedulerRecord, TaskRecord,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -49,6 +49,9 @@ fn rewritten(key: &Key, bytes: &[u8]) -> Vec<u8> {
         Key::Meta(_) | Key::Body { .. } => bytes.to_vec(),
         Key::Control { name, .. } if name.as_str() == SCHEDULER => again::<SchedulerRecord>(bytes),
         Key::Control { name, .. } if name.as_str() == FORGOTTEN => again::<ForgottenRecord>(bytes),
+        Key::Control { name, .. } if name.as_str() == DAEMON_CHANGES => {
+            again::<DaemonChangesRecord>(bytes)
+        }
         Key::Control { name, .. } if name.as_str() == PAUSES => again::<PausesRecord>(bytes),
         Key::Control { .. } => again::<FenceRecord>(bytes),
         Key::Spec { .. } => {

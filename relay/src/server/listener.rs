@@ -1,7 +1,8 @@
 //! Accepts connections under caps that tonic does not have, and can cut them all at the end of a drain.
 //!
 //! A refused connection is closed at once without a byte. A peer that does not speak HTTP/2 in time is cut, since
-//! HTTP/2 keepalive begins only after the preface.
+//! HTTP/2 keepalive begins only after the preface. One that speaks and shows no credential in time is cut when it has no call
+//! under way: answering pings is no reason to keep a place.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,9 +18,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
+use crate::auth::Peer;
 use crate::config::NetworkLimits;
 
 /// HTTP/2's preface and an empty SETTINGS frame; TLS sends more than that in its first flight.
@@ -28,6 +30,9 @@ const GREETING_BYTES: usize = 24 + 9;
 /// Between tries when the process is out of descriptors: accepting again at once would spin.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
+/// For the end of an answer that is still on its way when its call is over.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// A stream of admitted connections. Never ends; tonic drops it when it stops accepting, which closes the socket.
 #[derive(Debug)]
 pub(super) struct Listener {
@@ -35,6 +40,7 @@ pub(super) struct Listener {
     slots: Arc<Semaphore>,
     addresses: Arc<Addresses>,
     greeting: Duration,
+    stranger: Duration,
     cut: CancellationToken,
     pause: Option<Pin<Box<Sleep>>>,
 }
@@ -50,6 +56,7 @@ impl Listener {
                 open: Mutex::default(),
             }),
             greeting: limits.handshake_timeout,
+            stranger: limits.stranger_timeout,
             cut,
             pause: None,
         }
@@ -65,6 +72,11 @@ impl Listener {
             greeting: Some(Greeting {
                 heard: 0,
                 deadline: Box::pin(tokio::time::sleep(self.greeting)),
+            }),
+            peer: Peer::default(),
+            stranger: Some(Stranger {
+                until: Box::pin(tokio::time::sleep(self.stranger)),
+                leaving: Leaving::WhenIdle,
             }),
             cut: Box::pin(self.cut.clone().cancelled_owned()),
             _slot: slot,
@@ -101,6 +113,9 @@ impl Stream for Listener {
 pub(super) struct Connection {
     tcp: TcpStream,
     greeting: Option<Greeting>,
+    peer: Peer,
+    /// None when it is not, or no longer.
+    stranger: Option<Stranger>,
     cut: Pin<Box<WaitForCancellationFutureOwned>>,
     _slot: OwnedSemaphorePermit,
     _place: Place,
@@ -113,8 +128,44 @@ struct Greeting {
     deadline: Pin<Box<Sleep>>,
 }
 
+/// How long nobody need know who this is.
+#[derive(Debug)]
+struct Stranger {
+    until: Pin<Box<Sleep>>,
+    leaving: Leaving,
+}
+
+/// What is owed to a stranger whose time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    WhenIdle,
+    /// It was in the middle of a call then, whose answer gets a moment to leave; once.
+    AfterItsCall,
+    Now,
+}
+
+impl Stranger {
+    fn poll_over(&mut self, peer: &Peer, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.until.is_elapsed() {
+            ready!(self.until.as_mut().poll(cx));
+        }
+        if peer.poll_idle(cx).is_pending() {
+            if self.leaving == Leaving::WhenIdle {
+                self.leaving = Leaving::AfterItsCall;
+            }
+            return Poll::Pending;
+        }
+        if self.leaving != Leaving::AfterItsCall {
+            return Poll::Ready(());
+        }
+        self.leaving = Leaving::Now;
+        self.until = Box::pin(tokio::time::sleep(LAST_WORDS));
+        self.until.as_mut().poll(cx)
+    }
+}
+
 impl Connection {
-    /// Registers for both ends of patience; an error ends the connection.
+    /// Registers for every end of patience; an error ends the connection.
     fn poll_patience(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.cut.as_mut().poll(cx).is_ready() {
             return Err(io::Error::new(
@@ -128,6 +179,21 @@ impl Connection {
             return Err(io::Error::new(
                 io::ErrorKind::TimedOut,
                 "the peer did not greet in time",
+            ));
+        }
+        self.poll_stranger(cx)
+    }
+
+    fn poll_stranger(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        let Some(stranger) = &mut self.stranger else {
+            return Ok(());
+        };
+        if self.peer.is_known() {
+            self.stranger = None;
+        } else if stranger.poll_over(&self.peer, cx).is_ready() {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the peer showed no credential in time",
             ));
         }
         Ok(())
@@ -191,10 +257,10 @@ impl AsyncWrite for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.tcp.connect_info()
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
     }
 }
 
@@ -297,6 +363,45 @@ mod tests {
         let mut served = listener.next().await.unwrap().unwrap();
         let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
         assert_eq!(read.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Accepts a connection that has greeted, and gives the peer's end of it too.
+    async fn greeted(
+        listener: &mut Listener,
+        address: std::net::SocketAddr,
+    ) -> (Connection, TcpStream) {
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        peer.write_all(&[7; 64]).await.unwrap();
+        let mut served = listener.next().await.unwrap().unwrap();
+        served.read_exact(&mut [0; 64]).await.unwrap();
+        (served, peer)
+    }
+
+    async fn ended(mut served: Connection) -> io::ErrorKind {
+        let read = tokio::time::timeout(PATIENCE, served.read(&mut [0; 64])).await;
+        read.unwrap().unwrap_err().kind()
+    }
+
+    #[tokio::test]
+    async fn a_stranger_goes_when_its_time_is_over_and_its_call_too_and_whoever_was_met_stays() {
+        let limits = NetworkLimits {
+            stranger_timeout: Duration::from_millis(100),
+            ..NetworkLimits::default()
+        };
+        let (mut listener, address, _cut) = listener(limits).await;
+        let (calling, _first) = greeted(&mut listener, address).await;
+        let (mut met, mut second) = greeted(&mut listener, address).await;
+        let call = calling.peer.calls();
+        met.connect_info().is_met();
+        let calling = tokio::spawn(ended(calling));
+        // Its time is over after theirs.
+        let (idle, _third) = greeted(&mut listener, address).await;
+        assert_eq!(ended(idle).await, io::ErrorKind::TimedOut);
+        second.write_all(&[7; 64]).await.unwrap();
+        met.read_exact(&mut [0; 64]).await.unwrap();
+        assert!(!calling.is_finished(), "it is in the middle of a call");
+        drop(call);
+        assert_eq!(calling.await.unwrap(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test]

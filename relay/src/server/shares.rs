@@ -9,7 +9,8 @@
 //! | other unary calls | the configured limit | a quarter of it | with the answer, which is short |
 //! | streams | by their own limits (`api/streams.rs`, connections) | | |
 //!
-//! A daemon's link is a stream: it is never turned away because clients are busy.
+//! A daemon's link is a stream: it is never turned away because clients are busy. A stranger's connection is kept beyond its
+//! time only while it has one of the public calls, so these also bound how many such connections there are.
 
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -33,7 +34,8 @@ use tower::{BoxError, Layer, Service};
 use crate::api::fault::Fault;
 use crate::api::status;
 use crate::api::streams::{Place, Places};
-use crate::auth::Principal;
+use crate::auth::peer::StrangersCall;
+use crate::auth::{Peer, Principal};
 
 /// Load balancers and supervisors decide by it whether the relay lives.
 const CHECK: &str = "/grpc.health.v1.Health/Check";
@@ -78,6 +80,7 @@ impl Share {
         Some(Taken {
             _permit: permit,
             _place: place,
+            call: None,
         })
     }
 
@@ -93,6 +96,8 @@ impl Share {
 struct Taken {
     _permit: OwnedSemaphorePermit,
     _place: Option<Place<TokenId>>,
+    /// Keeps a stranger's connection until its answer has left.
+    call: Option<StrangersCall>,
 }
 
 #[derive(Clone, Debug)]
@@ -189,9 +194,11 @@ where
         let Some((share, time)) = self.shares.of(request.uri().path(), token.is_some()) else {
             return Box::pin(self.inner.call(request));
         };
-        let Some(taken) = share.take(token) else {
+        let Some(mut taken) = share.take(token) else {
             return Box::pin(std::future::ready(Err(Overloaded::new().into())));
         };
+        let peer = request.extensions().get::<Peer>();
+        taken.call = peer.filter(|_| token.is_none()).map(Peer::calls);
         let answer = self.inner.call(request);
         Box::pin(async move {
             let response = answer.await?;

@@ -456,6 +456,7 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::NotOpen
         | Rejection::NotBegun
         | Rejection::UnsafeRetry
+        | Rejection::Unreadable
         | Rejection::OutputGap
         | Rejection::BeingEnded
         | Rejection::AlreadyParked

@@ -80,6 +80,7 @@ pub(super) async fn greet(
         .await
         .map_err(|_| LinkFault::Stopping)?;
     let acks = shell.output.ack_feed();
+    let window = shell.dispatcher.window();
     Ok(Session {
         id,
         daemon,
@@ -92,6 +93,7 @@ pub(super) async fn greet(
         stuck_since: None,
         next_look: None,
         held: Held::default(),
+        window,
         listed,
         early: Some(Vec::new()),
         acks,

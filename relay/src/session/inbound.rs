@@ -141,13 +141,13 @@ impl Session {
             body,
             workspace,
             finished: None,
-            known: None,
+            known: Ok(None),
         });
         match final_offset {
             Some(offset) if offset > self.durable_offset(re.attempt) => {
                 self.settle(frame, offset).await
             }
-            Some(_) | None => self.forward(Input::Frame(frame)).await,
+            Some(_) | None => self.forward_frame(frame).await,
         }
     }
 
@@ -169,7 +169,7 @@ impl Session {
             // The core refuses it, the daemon brings all that it has again, and what is missing then will never come.
             result.output_missing = missing;
             self.held.replays(attempt);
-            return self.forward(Input::Frame(frame)).await;
+            return self.forward_frame(frame).await;
         }
         if missing > 0 && (!self.held.is_all(attempt) || missing > CUT_BYTES_MAX) {
             return Err(Ended::Goodbye(
@@ -186,7 +186,7 @@ impl Session {
                 let waits = self.held.waits_for_room(attempt, frame.control_seq, true);
                 return match waits {
                     true => Ok(()),
-                    false => self.forward(Input::Frame(frame)).await,
+                    false => self.forward_frame(frame).await,
                 };
             }
         }
@@ -203,7 +203,7 @@ impl Session {
         settled: Result<Settled, tokio::task::JoinError>,
     ) -> Result<(), Ended> {
         match settled {
-            Ok((frame, true)) => self.forward(Input::Frame(frame)).await,
+            Ok((frame, true)) => self.forward_frame(frame).await,
             // Not acknowledged, so the daemon keeps it and brings it again.
             Ok((_, false)) | Err(_) => Err(Ended::Goodbye(
                 v1::GoodbyeCode::Busy,

@@ -31,7 +31,7 @@ use tonic::{Status, Streaming};
 
 use crate::auth::Principal;
 use crate::clock::Clock;
-use crate::dispatcher::{Dispatcher, FromSession, ToSession};
+use crate::dispatcher::{Dispatcher, FromSession, ToSession, Window};
 use crate::output::{AckFeed, OutputEnd, OutputLog};
 use crate::reader::Reader;
 use crate::telemetry::Telemetry;
@@ -114,6 +114,8 @@ pub(crate) struct Session {
     /// When to see whether output fits on the disk again; only while some does not.
     next_look: Option<Moment>,
     held: Held,
+    /// What it may have on its way to the disk.
+    window: Window,
     /// Refs that Hello listed; Welcome says which of them this session may speak for.
     listed: Vec<FrameRef>,
     /// Messages that were free to go before Welcome was; none once it went. Few: Hello is still being handled.
@@ -253,6 +255,16 @@ impl Session {
         self.shell
             .dispatcher
             .hear(FromSession::Input(input))
+            .await
+            .map_err(|_| Ended::Dropped)
+    }
+
+    /// Waits while this stream has as much on its way as it may: nothing more of it is read meanwhile.
+    async fn forward_frame(&self, frame: Box<Frame>) -> Result<(), Ended> {
+        let pass = self.window.pass(&frame.body).await;
+        self.shell
+            .dispatcher
+            .hear(FromSession::Frame { frame, pass })
             .await
             .map_err(|_| Ended::Dropped)
     }

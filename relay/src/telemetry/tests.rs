@@ -12,12 +12,11 @@ use baton_core::record::{
     FailureCode, Holder, InputKind, InputRecord, InputState, Lease, Phase, Receipt, StageTimes,
     State, TaskRecord, TaskState, Timeline, TimelineEvent, TimerKind, TraceIds, Usage,
 };
-use baton_core::spec::{
-    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
-    TaskSpec, TurnKind, WhenUnsafe,
-};
+use baton_core::spec::{AgentOptions, TaskSpec};
 use baton_core::time::Wall;
 use uuid::Uuid;
+
+use crate::samples::task_spec;
 
 const FIRST: AttemptId = AttemptId(Uuid::from_u128(0xa1));
 const SECOND: AttemptId = AttemptId(Uuid::from_u128(0xa2));
@@ -33,12 +32,10 @@ fn wall(ms: u64) -> Option<Wall> {
 
 fn spec() -> Arc<TaskSpec> {
     Arc::new(TaskSpec {
-        tenant: TenantId::new("acme").unwrap(),
         submitted_by: PRIVATE.into(),
         idempotency_key: Some(PRIVATE.into()),
         goal: PRIVATE.into(),
         prompt: PRIVATE.into(),
-        agent: "claude".into(),
         options: AgentOptions {
             model: Some("large".into()),
             instructions: Some(PRIVATE.into()),
@@ -46,35 +43,10 @@ fn spec() -> Arc<TaskSpec> {
         },
         argv: vec![PRIVATE.into()],
         cwd: Some(PRIVATE.into()),
-        workspace: None,
         env: BTreeMap::from([("KEY".into(), PRIVATE.into())]),
         conversation_id: Some("talk".into()),
-        channel_id: None,
-        turn_kind: TurnKind::User,
-        requested_profile: RequestedProfile::Absent,
-        effective_profile: Profile::default(),
-        queue_ms: None,
-        total_ms: None,
-        lease_ttl_ms: 30_000,
-        retry: RetryPolicy {
-            max_attempts: 3,
-            max_losses: 3,
-            when_unsafe: WhenUnsafe::Park,
-            backoff_initial_ms: 1_000,
-            backoff_max_ms: 60_000,
-        },
-        on_input_timeout: OnInputTimeout::Fail,
-        permission_rules: Vec::new(),
-        dispatch_policy: DispatchPolicy::Queue,
-        target: Target::default(),
-        priority: 50,
         labels: BTreeMap::from([("note".into(), PRIVATE.into())]),
-        success_criteria: Vec::new(),
-        contract: None,
-        agent_scope: None,
-        agent_held: false,
-        traceparent: None,
-        mcp: false,
+        ..task_spec()
     })
 }
 

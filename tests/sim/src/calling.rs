@@ -115,7 +115,7 @@ impl World {
                     task: TaskId(self.mint.id()),
                     digest: digest(&spec),
                     spec,
-                    prior: None,
+                    prior: Ok(None),
                 },
                 agent,
                 mark: None,
@@ -137,7 +137,7 @@ impl World {
                 proof: token,
                 mark: None,
                 verb: *verb,
-                known: None,
+                known: Ok(None),
                 finished: None,
             })),
         }

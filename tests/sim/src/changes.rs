@@ -1,7 +1,7 @@
 //! What one change of a task may do to it: budgets, pauses, answers, cancels and retries.
 
 use baton_core::record::{
-    AttemptRecord, EndState, EndedBy, FailureCode, InputRecord, Pending, State, TaskRecord,
+    AttemptRecord, End, EndState, EndedBy, FailureCode, InputRecord, Pending, State, TaskRecord,
     TimerKind,
 };
 use baton_core::spec::{RetryPolicy, TaskSpec, WhenUnsafe};
@@ -13,6 +13,7 @@ use crate::store::State as Stored;
 
 pub(crate) fn check(before: &Stored, old: &TaskRecord, new: &TaskRecord) {
     counted(new);
+    taken_away(old, new);
     begun_anew(new);
     within_budget(&before.specs[&new.task].retry, old, new);
     for (was, is) in pairs(old, new) {
@@ -63,6 +64,24 @@ fn counted(task: &TaskRecord) {
         "S12: the ends of {} are counted wrong",
         task.task
     );
+}
+
+/// An attempt that an operator takes away was no offer: another one follows it, however many there were.
+fn taken_away(old: &TaskRecord, new: &TaskRecord) {
+    let was_leased = old.newest().filter(|newest| newest.state.is_leased());
+    let Some(was) = was_leased else {
+        return;
+    };
+    let end = new.attempt(was.id).and_then(|is| is.state.end());
+    let by_operator = |end: &&End| end.state == EndState::Released && end.by == EndedBy::Operator;
+    if end.filter(by_operator).is_some() {
+        assert!(
+            new.attempts.len() > old.attempts.len()
+                && new.counters.dispatches < old.counters.dispatches.max(1),
+            "S12: nothing follows what an operator took away of {}",
+            new.task
+        );
+    }
 }
 
 /// A conversation begins anew once, after a resume that failed; what was then given back without a try stays so.

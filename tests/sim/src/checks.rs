@@ -3,13 +3,14 @@
 //! Judged where it can first be seen: a record when it is handed over, a message when it is let go, a process when
 //! it starts.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use baton_core::effects::Write;
 use baton_core::id::AttemptId;
 use baton_core::record::{
-    AttemptRecord, End, EndState, EndedBy, EventKind, FailureCode, Receipt, State as AttemptStage,
-    TaskRecord, TaskState,
+    AUDITS_MAX, AttemptRecord, End, EndState, EndedBy, EventKind, FailureCode, Receipt,
+    State as AttemptStage, TaskRecord, TaskState,
 };
 
 use crate::changes;
@@ -32,6 +33,10 @@ impl World {
             "S13: the core and its records disagree on what is open"
         );
         assert!(live <= self.options.max_open, "S13: {live} open tasks");
+        assert!(
+            core.counts_are_true(),
+            "S13: the counts of open tasks are not a recount"
+        );
         let forgotten = core.waits_for_ever();
         assert!(forgotten.is_none(), "L1: no timer guards {forgotten:?}");
     }
@@ -89,6 +94,7 @@ pub(crate) fn write(before: &State, write: &Write) {
         Write::DropCheckpoint { task, number, .. } => goals::pushed_out(before, *task, *number),
         Write::PutIdempotency { .. }
         | Write::PutForgotten(_)
+        | Write::PutDaemonChanges(_)
         | Write::PutPauses(_)
         | Write::DropDaemon(_)
         | Write::PutDaemon(_)
@@ -210,15 +216,37 @@ fn shape(before: &State, new: &TaskRecord) {
         new.task
     );
     let first = new.timeline.dropped + 1;
-    let numbers = new.timeline.events.iter().map(|event| event.revision);
+    let events = new.timeline.events.iter();
+    let numbers = events
+        .map(|event| event.revision)
+        .skip_while(|revision| *revision < first);
     assert!(
         numbers.eq(first..=new.revision),
         "S11: a gap in the timeline of {}",
         new.task
     );
+    audits_stay(before, new);
     if leased == 1 {
         one_per_conversation(before, new);
     }
+}
+
+/// What operators did gives way to nothing but newer words of theirs.
+fn audits_stay(before: &State, new: &TaskRecord) {
+    let audits = |record: &TaskRecord| -> BTreeSet<u64> {
+        let events = record.timeline.events.iter();
+        let audits = events.filter(|event| event.is_audit());
+        audits.map(|event| event.revision).collect()
+    };
+    let Some(old) = before.record(new.task) else {
+        return;
+    };
+    let (was, is) = (audits(old), audits(new));
+    assert!(
+        is.len() >= AUDITS_MAX || was.is_subset(&is),
+        "audit: what an operator did to {} is no longer on record",
+        new.task
+    );
 }
 
 /// The successor rule for conversations, as far as records show it.

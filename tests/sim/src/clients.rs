@@ -6,12 +6,13 @@ use std::sync::Arc;
 use baton_core::effects::Reply;
 use baton_core::id::{InputId, RequestId, TaskId, TenantId, TenantScope, TokenId};
 use baton_core::input::{Actor, Input, Submit};
-use baton_core::record::{Decision, TaskRecord, TaskState};
+use baton_core::record::{DaemonOperation, Decision, TaskRecord, TaskState};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Mint;
 use uuid::Uuid;
 
+use crate::operators::{healer, on_daemon};
 use crate::people::Promised;
 use crate::store::State;
 use crate::submissions::digest;
@@ -160,7 +161,7 @@ impl World {
                 task,
                 spec,
                 digest,
-                prior: None,
+                prior: Ok(None),
             })
         })
     }
@@ -210,29 +211,16 @@ impl World {
         let from = if away.is_empty() { all } else { away };
         let index = self.rng.pick(&from).unwrap_or_default();
         let daemon = self.daemons[index].id;
-        let (by, reason, scope) = (actor(), Arc::from("look"), TenantScope::All);
         let drain = self.rng.chance(60);
         if !drain {
             self.daemons[index].draining = false;
         }
-        let request = self.ask(|request| {
-            if drain {
-                Input::DrainDaemon {
-                    request,
-                    scope,
-                    daemon,
-                    by,
-                    reason,
-                }
-            } else {
-                Input::UndrainDaemon {
-                    request,
-                    scope,
-                    daemon,
-                    by,
-                }
-            }
-        });
+        let operation = if drain {
+            DaemonOperation::Drain
+        } else {
+            DaemonOperation::Undrain
+        };
+        let request = self.ask(on_daemon(daemon, actor(), operation));
         self.remember(request, Asked::Other);
     }
 
@@ -324,13 +312,8 @@ impl World {
         for index in 0..self.daemons.len() {
             self.daemons[index].draining = false;
             self.daemons[index].full_until = 0;
-            let (daemon, scope, by) = (self.daemons[index].id, TenantScope::All, actor());
-            self.ask(|request| Input::UndrainDaemon {
-                request,
-                scope,
-                daemon,
-                by,
-            });
+            let (daemon, by) = (self.daemons[index].id, healer(self.now));
+            self.ask(on_daemon(daemon, by, DaemonOperation::Undrain));
         }
     }
 

@@ -42,7 +42,7 @@ impl Said {
             body: self.body,
             workspace: None,
             finished: None,
-            known: None,
+            known: Ok(None),
         }
     }
 }

@@ -105,10 +105,8 @@ impl World {
             | Input::PauseScheduler { .. }
             | Input::UnpauseScheduler { .. }
             | Input::SchedulerStatus { .. }
-            | Input::DisconnectDaemon { .. }
+            | Input::OperateDaemon(_)
             | Input::ReleaseInherited { .. }
-            | Input::DrainDaemon { .. }
-            | Input::UndrainDaemon { .. }
             | Input::Inspect { .. }
             | Input::ListDaemons { .. }
             | Input::RemoveFinished { .. }

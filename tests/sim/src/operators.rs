@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use baton_core::effects::{Effects, Reply, Send};
+use baton_core::fleet::OperateDaemon;
 use baton_core::force::{Operate, Verb};
-use baton_core::id::{RequestId, TaskId, TenantId, TenantScope, TokenId};
+use baton_core::id::{DaemonId, RequestId, TaskId, TenantId, TenantScope, TokenId};
 use baton_core::input::{Actor, Input};
-use baton_core::record::{EventKind, Operation, TaskRecord};
+use baton_core::record::{DaemonOperation, EventKind, Operation, TaskRecord};
 use uuid::Uuid;
 
 use crate::clients::{Asked, actor};
@@ -60,11 +61,28 @@ impl Word {
 }
 
 /// Somebody who puts things right after the storm: nobody has asked in this name before.
-fn healer(n: u64) -> Actor {
+pub(crate) fn healer(n: u64) -> Actor {
     Actor {
         name: "olga".into(),
         token: TokenId(Uuid::from_u128(0xbeef << 64 | u128::from(n))),
         operator: true,
+    }
+}
+
+pub(crate) fn on_daemon(
+    daemon: DaemonId,
+    by: Actor,
+    operation: DaemonOperation,
+) -> impl FnOnce(RequestId) -> Input {
+    move |request| {
+        Input::OperateDaemon(Box::new(OperateDaemon {
+            request,
+            scope: TenantScope::All,
+            daemon,
+            by,
+            reason: Arc::from("look"),
+            operation,
+        }))
     }
 }
 

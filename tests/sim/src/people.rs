@@ -105,7 +105,7 @@ impl World {
             tenant,
             task,
             update: Box::new(update),
-            known: None,
+            known: Ok(None),
             finished: None,
         });
         self.remember(request, Asked::Progress(task, item));
@@ -125,7 +125,7 @@ impl World {
             task,
             by,
             block: Box::new(block),
-            known: None,
+            known: Ok(None),
             finished: None,
         });
         self.remember(request, Asked::Block(task));

@@ -1,4 +1,5 @@
-//! What retention may take: tasks that are over and of which nothing can still be said, daemons of which nothing must be known.
+//! What retention may take: tasks that are over and of which nothing can still be said, daemons of which nothing must be known;
+//! and that no daemon is drained, or taken up again, without a word about who did it.
 
 use baton_core::effects::Write;
 use baton_core::id::{DaemonId, TaskId};
@@ -10,8 +11,12 @@ impl World {
     /// All that one input removes, before it is gone.
     pub(crate) fn check_removals(&mut self, writes: &[Write]) {
         let by_word = writes.iter().any(|w| matches!(w, Write::PutForgotten(_)));
+        let audited = writes
+            .iter()
+            .any(|w| matches!(w, Write::PutDaemonChanges(_)));
         for write in writes {
             match write {
+                Write::PutDaemon(record) => self.drain_is_on_record(record, audited),
                 Write::RemoveTask { task, .. } => self.task_removed(*task),
                 Write::DropDaemon(record) => self.daemon_forgotten(record, by_word),
                 Write::PutSpec { .. }
@@ -19,9 +24,9 @@ impl World {
                 | Write::PutDone(_)
                 | Write::Reopen(_)
                 | Write::PutIdempotency { .. }
-                | Write::PutDaemon(_)
                 | Write::PutScheduler(_)
                 | Write::PutForgotten(_)
+                | Write::PutDaemonChanges(_)
                 | Write::PutProgress(_)
                 | Write::PutCheckpoint(_)
                 | Write::DropCheckpoint { .. }
@@ -43,6 +48,16 @@ impl World {
         assert!(
             awaited.is_none(),
             "retention: {task} is gone and {awaited:?} may still be adopted"
+        );
+    }
+
+    fn drain_is_on_record(&self, record: &DaemonRecord, audited: bool) {
+        let known = self.relay.store.view.daemons.get(&record.daemon);
+        let was = known.is_some_and(|known| known.drained.is_some());
+        assert!(
+            was == record.drained.is_some() || audited,
+            "audit: the drain of {} is not on record",
+            record.name
         );
     }
 

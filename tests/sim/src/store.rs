@@ -7,11 +7,11 @@ use baton_core::effects::Write;
 use baton_core::id::{AttemptId, DaemonId, TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{
-    AttemptRecord, CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord,
-    PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
+    AttemptRecord, CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord,
+    ForgottenRecord, IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use baton_core::spec::TaskSpec;
-use baton_core::{Recovered, Shelf};
+use baton_core::{Recovered, Shelf, Stored};
 
 use crate::checks;
 
@@ -27,6 +27,7 @@ pub(crate) struct State {
     keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(crate) scheduler: SchedulerRecord,
     forgotten: ForgottenRecord,
+    daemon_changes: DaemonChangesRecord,
     pub(crate) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(crate) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(crate) pauses: PausesRecord,
@@ -120,6 +121,7 @@ impl State {
                 self.checkpoints.remove(&(*task, *number));
             }
             Write::PutForgotten(record) => self.forgotten = record.clone(),
+            Write::PutDaemonChanges(record) => self.daemon_changes = record.clone(),
             Write::PutPauses(record) => self.pauses = record.clone(),
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);
@@ -133,6 +135,7 @@ impl State {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            daemon_changes: self.daemon_changes.clone(),
             pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             ..Recovered::default()
@@ -169,7 +172,7 @@ impl Shelf for State {
         let Finished { record, spec } = self.finished(tenant, task)?;
         let is_its_own = |key: &String| {
             let known = self.idempotency(tenant, key);
-            known.is_some_and(|known| known.task == task)
+            matches!(known, Ok(Some(known)) if known.task == task)
         };
         Some(Removable {
             record,
@@ -178,13 +181,13 @@ impl Shelf for State {
         })
     }
 
-    fn progress(&self, tenant: &TenantId, task: TaskId) -> Option<Arc<ProgressRecord>> {
-        let known = self.progress.get(&task)?;
-        (known.tenant == *tenant).then(|| Arc::clone(known))
+    fn progress(&self, tenant: &TenantId, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+        let known = self.progress.get(&task);
+        Ok(known.filter(|known| known.tenant == *tenant).cloned())
     }
 
-    fn idempotency(&self, tenant: &TenantId, key: &str) -> Option<IdempotencyRecord> {
-        self.keys.get(&(tenant.clone(), key.to_owned())).cloned()
+    fn idempotency(&self, tenant: &TenantId, key: &str) -> Stored<IdempotencyRecord> {
+        Ok(self.keys.get(&(tenant.clone(), key.to_owned())).cloned())
     }
 }
 

@@ -78,21 +78,17 @@ fn priority_goes_first_then_tenants_in_turn_then_age() {
         ..waiting(7, "a")
     });
     assert_eq!(drain(&mut queue), [6, 1, 4, 2, 5, 3, 7].map(task));
-    assert!(queue.is_empty() && queue.per_tenant.is_empty() && queue.classes.is_empty());
+    assert!(queue.is_empty() && queue.classes.is_empty());
 }
 
 #[test]
-fn room_is_bounded_for_one_tenant_and_for_all() {
+fn a_task_waits_once_and_leaves_once() {
     let mut queue = Queue::default();
     queue.push(waiting(1, "a"));
     queue.push(waiting(1, "a"));
-    assert_eq!(queue.len(), 1, "a task waits once");
-    let (a, b) = (tenant("a"), tenant("b"));
-    assert_eq!(queue.check_room(&a, 10, 1), Err(Full::Tenant));
-    assert_eq!(queue.check_room(&b, 10, 1), Ok(()));
-    assert_eq!(queue.check_room(&b, 1, 1), Err(Full::Relay));
+    assert_eq!(queue.len(), 1);
     assert!(queue.remove(task(1)) && !queue.remove(task(1)));
-    assert_eq!(queue.check_room(&a, 1, 1), Ok(()));
+    assert!(queue.is_empty());
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub struct CheckpointRecord {
     pub agent_session_id: Option<Arc<str>>,
     /// Where state lies that is too large to be told.
     pub state_refs: Vec<Arc<str>>,
-    /// How many items there were, dropped ones included.
+    /// How many items there were, dropped ones included; none where the progress could not be read.
     pub completed_count: u64,
     pub failed_count: u64,
     /// The task's events that it covers: behind this one, which the checkpoint before told of.

@@ -1,4 +1,5 @@
-//! What happened to a task, in order: bounded, oldest dropped and counted. Watchers and spans are fed from it.
+//! What happened to a task, in order: bounded, oldest dropped and counted, but for what operators did, which stays longer.
+//! Watchers and spans are fed from it.
 
 use std::sync::Arc;
 
@@ -13,23 +14,42 @@ use crate::time::Wall;
 
 /// How many events a record keeps.
 pub const TIMELINE_MAX: usize = 256;
+/// How many of them may be what operators did before the rest begins: the newest.
+pub const AUDITS_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// Events that were here once; the oldest kept one has revision `dropped + 1`.
+    /// Up to this revision events are gone, but for what operators did; behind it every one is here.
     pub dropped: u64,
     pub events: Vec<Arc<TimelineEvent>>,
 }
 
 impl Timeline {
     pub fn push(&mut self, event: Arc<TimelineEvent>) {
-        if self.events.len() >= TIMELINE_MAX {
-            // Drops a block at once, so that a long task does not shift the whole list on each event.
-            let cut = TIMELINE_MAX / 8;
-            self.events.drain(..cut);
-            self.dropped += cut as u64;
+        while self.events.len() >= TIMELINE_MAX {
+            self.drop_oldest();
         }
         self.events.push(event);
+    }
+
+    /// Drops a block at once, so that a long task does not shift the whole list on each event. A task that a daemon is loud
+    /// about must not lose what a person did to it: audits give way to audits only.
+    fn drop_oldest(&mut self) {
+        let block = (TIMELINE_MAX / 8) as u64;
+        self.dropped += block;
+        let over = self.dropped;
+        self.events
+            .retain(|event| event.revision > over || event.is_audit());
+        let audits = self.events.partition_point(|event| event.revision <= over);
+        self.events.drain(..audits.saturating_sub(AUDITS_MAX));
+    }
+
+    /// Events that are not here any more.
+    pub fn gone(&self) -> u64 {
+        let audits = self
+            .events
+            .partition_point(|event| event.revision <= self.dropped);
+        self.dropped - audits as u64
     }
 }
 
@@ -50,6 +70,13 @@ pub struct TimelineEvent {
     pub message: Option<Arc<str>>,
     /// For display: when the timer that this event armed will fire, if nothing happens.
     pub deadline: Option<(TimerKind, Wall)>,
+}
+
+impl TimelineEvent {
+    /// Something that an operator did.
+    pub fn is_audit(&self) -> bool {
+        matches!(self.kind, EventKind::Forced(_))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -286,6 +313,66 @@ impl TimerKind {
             TimerKind::CleanupTerm => "cleanup_term",
             TimerKind::Total => "total",
             TimerKind::Lease => "lease",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::audit::Operation;
+    use super::*;
+
+    fn event(revision: u64, audit: bool) -> Arc<TimelineEvent> {
+        let kind = if audit {
+            EventKind::Forced(Audit {
+                operation: Operation::Pause,
+                by: "olga".into(),
+                attempt_before: AttemptState::Queued,
+                attempt_after: AttemptState::Queued,
+                task_before: TaskState::Queued,
+            })
+        } else {
+            EventKind::Progress
+        };
+        Arc::new(TimelineEvent {
+            revision,
+            at: Wall(0),
+            observed: None,
+            attempt: None,
+            kind,
+            state: None,
+            task_state: TaskState::Queued,
+            message: None,
+            deadline: None,
+        })
+    }
+
+    proptest! {
+        /// Whatever comes: bounded, whole behind `dropped`, and before it the newest audits and nothing else.
+        #[test]
+        fn audits_give_way_to_audits_only(audits in proptest::collection::vec(prop::bool::weighted(0.2), 0..1_200)) {
+            let mut timeline = Timeline::default();
+            for (revision, audit) in (1..).zip(&audits) {
+                timeline.push(event(revision, *audit));
+            }
+            let newest = audits.len() as u64;
+            prop_assert!(timeline.events.len() <= TIMELINE_MAX);
+            let (old, whole): (Vec<_>, Vec<_>) = timeline
+                .events
+                .iter()
+                .partition(|event| event.revision <= timeline.dropped);
+            let whole = whole.into_iter().map(|event| event.revision);
+            prop_assert!(whole.eq(timeline.dropped + 1..=newest));
+            let is_old_audit = |revision: &u64| {
+                *revision <= timeline.dropped && audits[usize::try_from(*revision - 1).unwrap()]
+            };
+            let mut wanted: Vec<u64> = (1..=newest).filter(is_old_audit).collect();
+            wanted.drain(..wanted.len().saturating_sub(AUDITS_MAX));
+            let old: Vec<u64> = old.into_iter().map(|event| event.revision).collect();
+            prop_assert_eq!(timeline.gone() + timeline.events.len() as u64, newest);
+            prop_assert_eq!(old, wanted);
         }
     }
 }

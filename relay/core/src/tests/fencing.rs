@@ -50,7 +50,7 @@ fn bad_frames(
             body: completed(),
             workspace: None,
             finished: None,
-            known: None,
+            known: Ok(None),
         };
         change(&mut frame);
         Input::Frame(Box::new(frame))
@@ -203,7 +203,7 @@ fn an_unknown_frame_takes_its_number_and_is_counted() {
         body: FrameBody::Unknown,
         workspace: None,
         finished: None,
-        known: None,
+        known: Ok(None),
     };
     let effects = world
         .core

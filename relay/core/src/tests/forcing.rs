@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use super::verbs::{once, situation};
 use super::world::{GRACE, Machine, TTL, Work, World, actor, completed, errored, gone, spec};
+use crate::config::Config;
 use crate::effects::{Downstream, Reply};
 use crate::force::Verb;
 use crate::id::{AttemptId, TaskId, TokenId};
@@ -15,6 +16,7 @@ use crate::record::{
     TaskState,
 };
 use crate::reject::Rejection;
+use crate::samples;
 use crate::spec::{CompletionContract, MissingPolicy, RequiredArtifact, TaskSpec};
 
 pub(super) const RELEASE: Verb = Verb::ForceRelease { attempt: None };
@@ -305,7 +307,7 @@ fn a_retry_says_who_and_why_and_needs_leave_where_effects_are_possible() {
 
 #[test]
 fn a_retry_of_what_is_done_says_so_whatever_else_stands_against_it() {
-    let mut config = crate::samples::config();
+    let mut config = samples::config();
     config.max_dispatches = 1;
     let mut world = World::with(config);
     let _machine = world.machine(1);
@@ -313,4 +315,24 @@ fn a_retry_of_what_is_done_says_so_whatever_else_stands_against_it() {
     let mut work = world.started();
     world.frame(&mut work, completed());
     assert_eq!(world.retry(task).unwrap_err(), Rejection::AlreadyFinished);
+}
+
+#[test]
+fn what_is_taken_away_at_the_last_dispatch_is_offered_again() {
+    let mut world = World::with(Config {
+        max_dispatches: 3,
+        ..samples::config()
+    });
+    // Whom it was taken from is not asked for a while.
+    let _machines: Vec<_> = (1..=9).map(|n| world.machine(n)).collect();
+    let task = world.submit(spec());
+    for n in 1..=8 {
+        let mut work = world.started();
+        assert_eq!(world.task(task).counters.dispatches, 1, "of {n} attempts");
+        world.operate(task, RELEASE).unwrap();
+        let termination = gone();
+        world.frame(&mut work, FrameBody::Receipt { termination });
+    }
+    assert_eq!(world.task(task).attempts.len(), 9);
+    assert!(!world.state(task).is_terminal());
 }

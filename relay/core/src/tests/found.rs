@@ -24,7 +24,7 @@ fn a_refusal_waits_for_the_end_that_it_speaks_of() {
         body: FrameBody::Accepted,
         workspace: None,
         finished: None,
-        known: None,
+        known: Ok(None),
     };
     let effects = world
         .core

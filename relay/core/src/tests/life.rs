@@ -131,7 +131,7 @@ fn nothing_about_a_task_is_sent_before_its_own_write() {
         task,
         spec: std::sync::Arc::new(spec()),
         digest: [0; 32],
-        prior: None,
+        prior: Ok(None),
     };
     let effects = world.core.handle(
         crate::input::Input::Submit(submit),

@@ -1,11 +1,11 @@
 //! Placement end to end: conversations, fairness, priority, pause, drain, and the successor rule over all of them.
 
-use super::world::{GRACE, TTL, World, actor, completed, spec};
+use super::world::{GRACE, TTL, World, actor, completed, on_daemon, spec};
 use crate::effects::{Downstream, Reply, WaitsFor};
 use crate::force::Verb;
 use crate::id::{TaskId, TenantScope};
 use crate::input::{FrameBody, Input};
-use crate::record::TaskState;
+use crate::record::{DaemonOperation, TaskState};
 use crate::reject::Rejection;
 use crate::samples::tenant;
 use crate::spec::{TaskSpec, WorkspaceSpec};
@@ -220,13 +220,8 @@ fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
     let running = world.submit(spec());
     let mut work = world.started();
     let drain = |scope| {
-        move |request| Input::DrainDaemon {
-            request,
-            scope,
-            daemon: machine.daemon,
-            by: actor(),
-            reason: "x".into(),
-        }
+        let word = on_daemon(machine.daemon, DaemonOperation::Drain).of(scope);
+        move |request| word.input(request)
     };
     let foreign = world.ask(drain(TenantScope::One(tenant("acme"))));
     assert_eq!(
@@ -258,13 +253,8 @@ fn a_drained_daemon_keeps_what_it_runs_and_gets_nothing_new() {
         world.dispatches().is_empty(),
         "the drain survives a restart"
     );
-    let undrain = |request| Input::UndrainDaemon {
-        request,
-        scope: TenantScope::All,
-        daemon: machine.daemon,
-        by: actor(),
-    };
-    let reply = world.ask(undrain).unwrap();
+    let undrain = on_daemon(machine.daemon, DaemonOperation::Undrain);
+    let reply = world.ask(|request| undrain.input(request)).unwrap();
     assert!(matches!(reply, Reply::Daemon(view) if !view.draining));
     assert!(
         world

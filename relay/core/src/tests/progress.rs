@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::effects::Downstream;
 use crate::goal::{CHECKPOINTS_KEPT, CheckpointDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::TaskId;
 use crate::input::{FrameBody, Input};
@@ -19,10 +20,7 @@ fn item(n: usize) -> ProgressUpdate {
 }
 
 fn update(world: &mut World, task: TaskId, update: ProgressUpdate) -> Result<(), Rejection> {
-    let (known, finished) = (
-        world.store.progress.get(&task).cloned(),
-        world.store.finished(task),
-    );
+    let (known, finished) = (world.store.known(task), world.store.finished(task));
     let told = world.ask(|request| Input::UpdateProgress {
         request,
         tenant: tenant("acme"),
@@ -117,7 +115,7 @@ fn a_finished_task_takes_no_more_progress_and_a_stranger_sees_none() {
         tenant: tenant("other"),
         task,
         update: Box::new(Clean::new(item(1))),
-        known: None,
+        known: Ok(None),
         finished: None,
     });
     assert_eq!(foreign.unwrap_err(), Rejection::UnknownTask);
@@ -140,4 +138,41 @@ fn credentials_in_words_about_the_goal_are_never_stored() {
         world.task(task)
     );
     assert!(!everything.contains("hunter2"), "{everything}");
+}
+
+#[test]
+fn progress_that_cannot_be_read_is_never_begun_anew_and_a_block_is_taken_all_the_same() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let task = world.submit(spec());
+    let mut work = world.started();
+    update(&mut world, task, item(1)).unwrap();
+    let before = Arc::clone(&world.store.progress[&task]);
+    world.store.damaged.insert(task);
+    let refused = update(&mut world, task, item(2));
+    assert_eq!(refused, Err(Rejection::Unreadable));
+    world.told(&machine);
+    let word = FrameBody::Goal(GoalWord::Progress(Clean::new(item(3))));
+    world.frame(&mut work, word);
+    let refused = world.told(&machine).into_iter().any(|message| {
+        matches!(
+            message,
+            Downstream::FrameRejected {
+                code: Rejection::Unreadable,
+                ..
+            }
+        )
+    });
+    assert!(refused, "its daemon is told, and its number is used up");
+    world.frame(&mut work, checkpoint("half"));
+    assert_eq!(world.task(task).checkpoints, 1, "a milestone is kept");
+    let parked = world.block(task, "no key").unwrap();
+    assert_eq!(
+        (parked.state, parked.checkpoints),
+        (TaskState::NeedsAttention, 2)
+    );
+    assert_eq!(
+        world.store.progress[&task], before,
+        "nothing was written over it"
+    );
 }

@@ -1,10 +1,10 @@
 //! What retention may take: finished tasks of which nothing more is to be said, daemons from which nothing more can come.
 
-use super::world::{GRACE, Machine, TTL, World, actor, completed, errored, spec};
+use super::world::{GRACE, Machine, TTL, World, completed, errored, on_daemon, spec};
 use crate::effects::{CloseReason, Reply, Send};
 use crate::id::{DaemonId, SessionId, TaskId, TenantScope};
 use crate::input::{Input, Removable};
-use crate::record::{FailureCode, TaskState};
+use crate::record::{DaemonOperation, FailureCode, TaskState};
 use crate::samples;
 use crate::spec::WhenUnsafe;
 use crate::time::Mint;
@@ -139,15 +139,8 @@ fn a_task_stays_while_its_processes_may_run() {
 fn a_daemon_is_forgotten_when_it_is_away_for_long_and_holds_nothing() {
     let mut world = World::new();
     let (away, here, drained) = (world.machine(1), world.machine(2), world.machine(3));
-    let (by, reason, scope) = (actor(), "sold".into(), TenantScope::All);
-    let drain = world.ask(|request| Input::DrainDaemon {
-        request,
-        scope,
-        daemon: drained.daemon,
-        by,
-        reason,
-    });
-    assert!(drain.is_ok());
+    let drain = on_daemon(drained.daemon, DaemonOperation::Drain);
+    assert!(world.ask(|request| drain.input(request)).is_ok());
     world.jump(20 * DAY);
     world.forget_daemons(7 * DAY);
     world.disconnect(&away);

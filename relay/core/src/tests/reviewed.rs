@@ -1,11 +1,11 @@
 //! What a hostile reader of the core found: each history once went wrong.
 
-use super::world::{TTL, World, actor, completed, gone, spec};
+use super::world::{TTL, World, actor, completed, gone, on_daemon, spec};
 use crate::effects::{Downstream, Verdict};
 use crate::force::Verb;
 use crate::id::{SessionId, TenantScope};
 use crate::input::{ActiveState, FrameBody, Input, Termination};
-use crate::record::{AttemptState, FailureCode, Phase, Receipt, TaskState};
+use crate::record::{AttemptState, DaemonOperation, FailureCode, Phase, Receipt, TaskState};
 use crate::reject::Rejection;
 use crate::spec::TaskSpec;
 use crate::time::Mint;
@@ -125,14 +125,8 @@ fn a_daemon_hears_of_its_drain_and_of_its_end_on_the_next_stream() {
     let mut machine = world.machine(1);
     world.disconnect(&machine);
     let daemon = machine.daemon;
-    let drain = |request| Input::DrainDaemon {
-        request,
-        scope: TenantScope::All,
-        daemon,
-        by: actor(),
-        reason: "x".into(),
-    };
-    world.ask(drain).unwrap();
+    let drain = on_daemon(daemon, DaemonOperation::Drain);
+    world.ask(|request| drain.input(request)).unwrap();
     world.reconnect(&mut machine, &[]);
     let marks = |told: Vec<Downstream>| -> Vec<bool> {
         let marks = told.into_iter().filter_map(|message| match message {
@@ -143,13 +137,8 @@ fn a_daemon_hears_of_its_drain_and_of_its_end_on_the_next_stream() {
     };
     assert_eq!(marks(world.told(&machine)), [false]);
     world.disconnect(&machine);
-    let undrain = |request| Input::UndrainDaemon {
-        request,
-        scope: TenantScope::All,
-        daemon,
-        by: actor(),
-    };
-    world.ask(undrain).unwrap();
+    let undrain = on_daemon(daemon, DaemonOperation::Undrain);
+    world.ask(|request| undrain.input(request)).unwrap();
     machine.session = SessionId(world.mint.id());
     world.connect_with(&machine, Vec::new(), |hello| hello.draining = true);
     assert_eq!(marks(world.told(&machine)), [true]);

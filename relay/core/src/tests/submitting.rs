@@ -1,6 +1,9 @@
 //! Submit: idempotency, bounds, fail_fast, the trace that goes on.
 
 use super::world::{World, completed, spec};
+use crate::Unreadable;
+use crate::id::TaskId;
+use crate::input::{Input, Submit};
 use crate::record::TaskState;
 use crate::reject::Rejection;
 use crate::spec::{DispatchPolicy, TaskSpec};
@@ -135,4 +138,22 @@ fn the_callers_trace_goes_on_and_a_malformed_one_is_ignored() {
         });
         assert_eq!(world.task(task).trace.parent_span, None, "{bad:?}");
     }
+}
+
+#[test]
+fn a_key_that_cannot_be_read_may_stand_for_a_task_and_makes_no_second_one() {
+    let mut world = World::new();
+    let spec = std::sync::Arc::new(keyed("a"));
+    let writes = world.writes;
+    let refused = world.ask(|request| {
+        Input::Submit(Submit {
+            request,
+            task: TaskId(uuid::Uuid::from_u128(77)),
+            spec,
+            digest: [0; 32],
+            prior: Err(Unreadable),
+        })
+    });
+    assert_eq!(refused.unwrap_err(), Rejection::Unreadable);
+    assert_eq!((world.writes, world.core.open_tasks()), (writes, 0));
 }

@@ -3,6 +3,7 @@
 
 mod agents;
 mod bodies;
+mod fleet;
 mod goals;
 mod says;
 mod store;
@@ -22,6 +23,7 @@ use crate::{Core, Recovered};
 
 pub(super) use agents::{Hand, agent, complete, fail, for_agents};
 pub(super) use bodies::{actor, canceled, completed, errored, gone, spec};
+pub(super) use fleet::on_daemon;
 use store::Store;
 
 /// Ids and secrets that rise by one: every run of a test is the same.
@@ -179,6 +181,7 @@ impl World {
 
     /// What must hold after each turn: at most one leased attempt per task and conversation, and numbers that rise.
     fn check(&self) {
+        assert!(self.core.counts_are_true(), "the counts are not a recount");
         let mut talks = BTreeSet::new();
         for (id, record) in &self.store.live {
             let leased = record
@@ -205,12 +208,10 @@ impl World {
         }
         for record in self.store.live.values().chain(self.store.done.values()) {
             let first = record.timeline.dropped + 1;
-            let numbers: Vec<u64> = record
-                .timeline
-                .events
-                .iter()
-                .map(|event| event.revision)
-                .collect();
+            let events = record.timeline.events.iter();
+            let (old, whole): (Vec<_>, Vec<_>) = events.partition(|event| event.revision < first);
+            assert!(old.iter().all(|event| event.is_audit()), "only audits stay");
+            let numbers: Vec<u64> = whole.iter().map(|event| event.revision).collect();
             assert!(
                 numbers.iter().copied().eq(first..=record.revision),
                 "a gap in {numbers:?}"

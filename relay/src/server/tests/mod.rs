@@ -6,6 +6,7 @@ mod raw;
 mod refusals;
 mod scripted;
 mod shares;
+mod strangers;
 mod tasks;
 
 use std::time::Duration;

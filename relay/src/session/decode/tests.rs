@@ -7,14 +7,10 @@ use std::sync::Arc;
 use baton_core::config::Config;
 use baton_core::effects::{Dispatch, Downstream, Effects, Send, Write};
 use baton_core::id::{
-    DaemonId, InstanceId, RelayEpoch, RequestId, SessionId, TenantId, TenantScope, TokenId,
+    DaemonId, InstanceId, RelayEpoch, RequestId, SessionId, TenantScope, TokenId,
 };
 use baton_core::input::{Frame, Heartbeat, Hello, Input, Submit};
 use baton_core::record::{FenceRecord, Platform, TaskRecord};
-use baton_core::spec::{
-    AgentOptions, DispatchPolicy, OnInputTimeout, Profile, RequestedProfile, RetryPolicy, Target,
-    TaskSpec, TurnKind, WhenUnsafe,
-};
 use baton_core::time::{Mint, Moment, Now};
 use baton_core::{Core, Recovered};
 use proptest::prelude::*;
@@ -23,6 +19,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::records;
+use crate::samples::task_spec;
 
 const INCARNATION: u128 = 7;
 const SESSION: SessionId = SessionId(Uuid::from_u128(40));
@@ -80,9 +77,9 @@ impl Bench {
         let submit = Input::Submit(Submit {
             request: RequestId(1),
             task: TaskId(Uuid::from_u128(500)),
-            spec: Arc::new(spec()),
+            spec: Arc::new(task_spec()),
             digest: [1; 32],
-            prior: None,
+            prior: Ok(None),
         });
         let effects = core.handle(submit, now, &mut mint);
         let dispatch = dispatch_in(effects).expect("the daemon has room");
@@ -134,7 +131,7 @@ impl Bench {
             body,
             workspace,
             finished: None,
-            known: None,
+            known: Ok(None),
         };
         let input = Input::Frame(Box::new(frame));
         let effects = self.core.handle(input, self.now, &mut self.mint);
@@ -159,49 +156,6 @@ fn hello() -> Hello {
         agents: vec!["claude".into()],
         workspaces: Vec::new(),
         draining: false,
-    }
-}
-
-fn spec() -> TaskSpec {
-    TaskSpec {
-        tenant: TenantId::new("acme").unwrap(),
-        submitted_by: "tester".into(),
-        idempotency_key: None,
-        goal: String::new(),
-        prompt: "do it".into(),
-        agent: "claude".into(),
-        options: AgentOptions::default(),
-        argv: Vec::new(),
-        cwd: None,
-        workspace: None,
-        env: BTreeMap::new(),
-        conversation_id: None,
-        channel_id: None,
-        turn_kind: TurnKind::User,
-        requested_profile: RequestedProfile::Absent,
-        effective_profile: Profile::default(),
-        queue_ms: None,
-        total_ms: None,
-        lease_ttl_ms: 30_000,
-        retry: RetryPolicy {
-            max_attempts: 3,
-            max_losses: 3,
-            when_unsafe: WhenUnsafe::Park,
-            backoff_initial_ms: 1_000,
-            backoff_max_ms: 60_000,
-        },
-        on_input_timeout: OnInputTimeout::Fail,
-        permission_rules: Vec::new(),
-        dispatch_policy: DispatchPolicy::Queue,
-        target: Target::default(),
-        priority: 50,
-        labels: BTreeMap::new(),
-        success_criteria: Vec::new(),
-        contract: None,
-        agent_scope: None,
-        mcp: false,
-        agent_held: false,
-        traceparent: None,
     }
 }
 

@@ -79,7 +79,7 @@ impl World {
             task,
             spec: Arc::new(spec),
             digest,
-            prior,
+            prior: Ok(prior),
         };
         let mark = self.mark.clone().map(Box::new);
         self.say(Input::Start {
@@ -161,7 +161,7 @@ impl World {
             proof: hand.token.clone(),
             mark: self.mark.clone(),
             verb,
-            known: self.store.progress.get(&hand.task).cloned(),
+            known: self.store.known(hand.task),
             finished,
         })));
         self.reply(request)

@@ -18,10 +18,7 @@ impl World {
         task: TaskId,
         reason: &str,
     ) -> Result<Arc<TaskRecord>, Rejection> {
-        let (finished, known) = (
-            self.store.finished(task),
-            self.store.progress.get(&task).cloned(),
-        );
+        let (finished, known) = (self.store.finished(task), self.store.known(task));
         let block = BlockDraft {
             reason: reason.into(),
             ..BlockDraft::default()

@@ -55,7 +55,7 @@ impl World {
             task,
             spec: Arc::new(spec),
             digest,
-            prior,
+            prior: Ok(prior),
         }));
         match self.reply(request)? {
             Reply::Submitted { record, created } => Ok((record.task, created)),
@@ -404,7 +404,7 @@ impl World {
             body,
             workspace: None,
             finished,
-            known: self.store.progress.get(&work.re.task).cloned(),
+            known: self.store.known(work.re.task),
         };
         self.say(Input::Frame(Box::new(frame)));
     }

@@ -1,18 +1,18 @@
 //! What was written, as a store would keep it; it refuses what a store must never be asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::Recovered;
 use crate::damage::Damage;
 use crate::effects::Write;
 use crate::id::{AttemptId, DaemonId, TaskId, TenantId};
 use crate::input::Finished;
 use crate::record::{
-    CheckpointRecord, DaemonRecord, FenceRecord, ForgottenRecord, IdempotencyRecord, PausesRecord,
-    ProgressRecord, SchedulerRecord, TaskRecord,
+    CheckpointRecord, DaemonChangesRecord, DaemonRecord, FenceRecord, ForgottenRecord,
+    IdempotencyRecord, PausesRecord, ProgressRecord, SchedulerRecord, TaskRecord,
 };
 use crate::spec::TaskSpec;
+use crate::{Recovered, Stored, Unreadable};
 
 #[derive(Default)]
 pub(in crate::tests) struct Store {
@@ -24,6 +24,9 @@ pub(in crate::tests) struct Store {
     pub(in crate::tests) keys: BTreeMap<(TenantId, String), IdempotencyRecord>,
     pub(in crate::tests) scheduler: SchedulerRecord,
     pub(in crate::tests) forgotten: ForgottenRecord,
+    /// Tasks whose stored progress means nothing.
+    pub(in crate::tests) damaged: BTreeSet<TaskId>,
+    pub(in crate::tests) daemon_changes: DaemonChangesRecord,
     pub(in crate::tests) progress: BTreeMap<TaskId, Arc<ProgressRecord>>,
     pub(in crate::tests) checkpoints: BTreeMap<(TaskId, u64), Arc<CheckpointRecord>>,
     pub(in crate::tests) pauses: PausesRecord,
@@ -32,6 +35,14 @@ pub(in crate::tests) struct Store {
 }
 
 impl Store {
+    /// What the shell would say of its progress.
+    pub(in crate::tests) fn known(&self, task: TaskId) -> Stored<Arc<ProgressRecord>> {
+        if self.damaged.contains(&task) {
+            return Err(Unreadable);
+        }
+        Ok(self.progress.get(&task).cloned())
+    }
+
     /// What a boot would find.
     pub(super) fn recovered(&self) -> Recovered {
         let task =
@@ -41,6 +52,7 @@ impl Store {
             daemons: self.daemons.values().cloned().collect(),
             scheduler: self.scheduler.clone(),
             forgotten: self.forgotten.clone(),
+            daemon_changes: self.daemon_changes.clone(),
             pauses: self.pauses.clone(),
             fences: self.fences.values().cloned().collect(),
             idempotency: self
@@ -143,6 +155,7 @@ impl Store {
                 assert!(self.checkpoints.remove(&(task, number)).is_some());
             }
             Write::PutForgotten(record) => self.forgotten = record,
+            Write::PutDaemonChanges(record) => self.daemon_changes = record,
             Write::PutPauses(record) => self.pauses = record,
             Write::DropDaemon(record) => {
                 self.daemons.remove(&record.daemon);

@@ -1,0 +1,143 @@
+//! Operators' verbs on daemons: a reason, a daemon of theirs, not too often, and on record with before and after.
+
+use super::world::{Machine, World, actor, on_daemon};
+use crate::effects::Reply;
+use crate::id::{DaemonId, TenantScope};
+use crate::record::{DaemonChange, DaemonOperation, Standing};
+use crate::reject::Rejection;
+use crate::samples::tenant;
+
+const AT_WORK: Standing = Standing {
+    drained: false,
+    connected: true,
+};
+
+impl World {
+    fn operate_on(
+        &mut self,
+        machine: &Machine,
+        operation: DaemonOperation,
+        reason: &str,
+    ) -> Result<(), Rejection> {
+        let word = on_daemon(machine.daemon, operation).because(reason);
+        match self.ask(|request| word.input(request))? {
+            Reply::Daemon(view) if view.record.daemon == machine.daemon => Ok(()),
+            other => panic!("not the daemon: {other:?}"),
+        }
+    }
+
+    fn changes(&self) -> &[DaemonChange] {
+        &self.store.daemon_changes.changes
+    }
+}
+
+#[test]
+fn what_is_done_to_a_daemon_is_on_record_with_who_why_before_and_after() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let drained = Standing {
+        drained: true,
+        ..AT_WORK
+    };
+    world
+        .operate_on(&machine, DaemonOperation::Drain, "a new disk")
+        .unwrap();
+    world
+        .operate_on(&machine, DaemonOperation::Drain, "once more")
+        .unwrap();
+    world
+        .operate_on(&machine, DaemonOperation::Undrain, "")
+        .unwrap();
+    world
+        .operate_on(&machine, DaemonOperation::Disconnect, "it is odd")
+        .unwrap();
+    world
+        .operate_on(&machine, DaemonOperation::Disconnect, "it is gone")
+        .unwrap();
+    world.restart();
+    let seen: Vec<_> = world
+        .changes()
+        .iter()
+        .map(|change| {
+            (
+                change.operation,
+                &*change.reason,
+                change.before,
+                change.after,
+            )
+        })
+        .collect();
+    let away = Standing {
+        connected: false,
+        ..AT_WORK
+    };
+    // What changed nothing is not on record.
+    assert_eq!(
+        seen,
+        [
+            (DaemonOperation::Drain, "a new disk", AT_WORK, drained),
+            (DaemonOperation::Undrain, "", drained, AT_WORK),
+            (DaemonOperation::Disconnect, "it is odd", AT_WORK, away),
+        ]
+    );
+    let first = &world.changes()[0];
+    assert_eq!((first.daemon, &first.by), (machine.daemon, &actor().name));
+}
+
+#[test]
+fn a_blank_reason_comes_before_everything_and_a_foreign_daemon_is_unknown() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    let nobody = DaemonId(uuid::Uuid::from_u128(99));
+    for operation in [DaemonOperation::Drain, DaemonOperation::Disconnect] {
+        for daemon in [machine.daemon, nobody] {
+            let word = on_daemon(daemon, operation).because(" \t");
+            let refused = world.ask(|request| word.input(request));
+            assert_eq!(refused.unwrap_err(), Rejection::ReasonMissing);
+        }
+        let word = on_daemon(machine.daemon, operation).of(TenantScope::One(tenant("acme")));
+        let refused = world.ask(|request| word.input(request));
+        assert_eq!(refused.unwrap_err(), Rejection::UnknownDaemon);
+    }
+    assert!(world.changes().is_empty());
+}
+
+#[test]
+fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused_and_changes_nothing() {
+    let mut world = World::new();
+    let (machine, other) = (world.machine(1), world.machine(2));
+    for n in 0..10 {
+        let operation = if n % 2 == 0 {
+            DaemonOperation::Drain
+        } else {
+            DaemonOperation::Undrain
+        };
+        world.operate_on(&machine, operation, "a script").unwrap();
+    }
+    let refused = world.operate_on(&machine, DaemonOperation::Drain, "a script");
+    assert_eq!(refused, Err(Rejection::RateLimited));
+    assert_eq!(world.changes().len(), 10);
+    let another = world.operate_on(&other, DaemonOperation::Drain, "a script");
+    assert_eq!(another, Ok(()));
+    world.pass(60_000);
+    let later = world.operate_on(&machine, DaemonOperation::Drain, "a script");
+    assert_eq!(later, Ok(()));
+}
+
+#[test]
+fn the_newest_changes_are_kept() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    for n in 0..130 {
+        let operation = if n % 2 == 0 {
+            DaemonOperation::Drain
+        } else {
+            DaemonOperation::Undrain
+        };
+        let why = n.to_string();
+        world.operate_on(&machine, operation, &why).unwrap();
+        world.pass(10_000);
+    }
+    let changes = world.changes();
+    assert_eq!((changes.len(), &*changes[0].reason), (128, "2"));
+}

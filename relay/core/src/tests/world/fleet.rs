@@ -1,0 +1,48 @@
+//! Operators' words on daemons.
+
+use std::sync::Arc;
+
+use super::actor;
+use crate::fleet::OperateDaemon;
+use crate::id::{DaemonId, RequestId, TenantScope};
+use crate::input::Input;
+use crate::record::DaemonOperation;
+
+/// A word before it is said: of somebody who reaches all daemons, with a reason.
+pub(in crate::tests) struct OnDaemon {
+    daemon: DaemonId,
+    operation: DaemonOperation,
+    scope: TenantScope,
+    reason: Arc<str>,
+}
+
+pub(in crate::tests) fn on_daemon(daemon: DaemonId, operation: DaemonOperation) -> OnDaemon {
+    OnDaemon {
+        daemon,
+        operation,
+        scope: TenantScope::All,
+        reason: "to look at it".into(),
+    }
+}
+
+impl OnDaemon {
+    pub(in crate::tests) fn of(self, scope: TenantScope) -> Self {
+        Self { scope, ..self }
+    }
+
+    pub(in crate::tests) fn because(self, reason: &str) -> Self {
+        let reason = reason.into();
+        Self { reason, ..self }
+    }
+
+    pub(in crate::tests) fn input(self, request: RequestId) -> Input {
+        Input::OperateDaemon(Box::new(OperateDaemon {
+            request,
+            scope: self.scope,
+            daemon: self.daemon,
+            by: actor(),
+            reason: self.reason,
+            operation: self.operation,
+        }))
+    }
+}

@@ -1,0 +1,104 @@
+//! What operators do to daemons: with a reason, not too often, and on record for whoever asks later.
+
+use baton_proto::v1::{DrainDaemonRequest, Role};
+use baton_tests::{RelayProcess, ScriptedDaemon, code_of, hello, within};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::BATON;
+
+/// What was done to this daemon, newest first: what, why, before and after.
+async fn changes(relay: &RelayProcess, id: &str) -> Vec<Value> {
+    let asked = ["daemons", "--changes", "--json"];
+    let listed = BATON.run(relay.data(), &asked).await.json();
+    let changes = listed["changes"].as_array().expect("a list").iter();
+    let change = |change: &Value| {
+        assert_eq!(change["daemonId"], id);
+        assert!(!change["by"].as_str().expect("a name").is_empty());
+        json!([
+            change["operation"],
+            change["reason"],
+            change["before"],
+            change["after"]
+        ])
+    };
+    changes.map(change).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_drained_a_daemon_and_why_is_shown_and_outlives_a_restart() {
+    let mut relay = RelayProcess::start(BATON).await;
+    let client = relay.admin().clone();
+    let link = client.of_tenant("", Role::Daemon).await;
+    let daemon = ScriptedDaemon::connect(&link, hello(&["work"])).await;
+    let id = daemon.welcome.daemon_id.clone();
+    let refused = BATON.run(relay.data(), &["drain", &id]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let drain = ["drain", &id, "--reason", "a new disk"];
+    let drained = BATON.run(relay.data(), &drain).await;
+    assert_eq!(
+        (drained.code, &*drained.stdout),
+        (Some(0), "draining\n"),
+        "{drained:?}"
+    );
+    let shown = BATON.run(relay.data(), &["daemons"]).await;
+    assert!(shown.stdout.contains("a new disk"), "{shown:?}");
+    let undo = ["drain", &id, "--undo", "--reason", "it is in"];
+    assert_eq!(BATON.run(relay.data(), &undo).await.code, Some(0));
+    let shown = BATON.run(relay.data(), &["daemons"]).await;
+    assert!(!shown.stdout.contains("a new disk"), "{shown:?}");
+    let disconnect = ["disconnect", &id, "--reason", "a look"];
+    assert_eq!(BATON.run(relay.data(), &disconnect).await.code, Some(0));
+    drop(daemon);
+    relay.terminate().await;
+    relay.revive().await;
+    let changes = changes(&relay, &id).await;
+    let stands =
+        |drained: bool, connected: bool| json!({"drained": drained, "connected": connected});
+    assert_eq!(
+        changes,
+        [
+            json!([
+                "disconnect",
+                "a look",
+                stands(false, true),
+                stands(false, false)
+            ]),
+            json!([
+                "undrain",
+                "it is in",
+                stands(true, true),
+                stands(false, true)
+            ]),
+            json!([
+                "drain",
+                "a new disk",
+                stands(false, true),
+                stands(true, true)
+            ]),
+        ]
+    );
+    let shown = BATON.run(relay.data(), &["daemons", "--changes"]).await;
+    let line = "connected -> connected, drained";
+    assert!(shown.stdout.contains(line), "{shown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_eleventh_word_on_a_daemon_within_a_minute_is_refused() {
+    let relay = baton_tests::Relay::start().await;
+    let daemon = relay.scripted(&["work"]).await;
+    let drain = DrainDaemonRequest {
+        daemon: daemon.hello.daemon_id.clone(),
+        reason: "a script".to_owned(),
+        ..DrainDaemonRequest::default()
+    };
+    let mut fleet = relay.admin().fleet();
+    for _ in 0..10 {
+        let drained = within("a drain", fleet.drain_daemon(drain.clone())).await;
+        drained.expect("it may be repeated");
+    }
+    let refused = within("a drain", fleet.drain_daemon(drain)).await;
+    let status = refused.expect_err("it is one too many");
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    assert_eq!(code_of(&status), "rate_limited");
+}
