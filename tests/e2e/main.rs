@@ -8,6 +8,7 @@ mod bad_frames;
 mod bad_requests;
 mod blank_reasons;
 mod broken_streams;
+mod by_hand;
 mod cancel;
 mod clocks;
 mod command_line;

@@ -10,6 +10,7 @@ use baton_proto::v1::{
 };
 use baton_proto::{ShortName, to_json};
 use clap::Args;
+use serde_json::Value;
 
 use crate::client::Relay;
 use crate::console::Console;
@@ -133,20 +134,43 @@ impl fmt::Debug for Secret {
 
 impl LeaseArgs {
     fn named(self) -> Result<AgentLease, CliError> {
-        let token = self.token.bytes().ok_or_else(|| {
-            CliError::usage(
-                format!("{TOKEN} holds no lease token"),
-                "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
-            )
-        })?;
-        Ok(AgentLease {
-            task_id: self.task_id,
-            attempt_id: self.attempt_id,
-            token: Some(LeaseToken {
-                value: token.into(),
-            }),
-        })
+        proved(self.task_id, self.attempt_id, &self.token)
     }
+}
+
+/// The lease of an attempt that the caller of another verb says to hold.
+pub(crate) fn held(task_id: String, attempt_id: String) -> Result<AgentLease, CliError> {
+    proved(task_id, attempt_id, &Secret::from_environment())
+}
+
+/// Whoever holds the task speaks under its lease, which those verbs that others have too do not ask for.
+pub(crate) fn holders_way(error: CliError, verb: &str) -> CliError {
+    match error {
+        CliError::Refused(mut refusal) if refusal.machine_code == "permission_denied" => {
+            refusal.story.hint = format!(
+                "whoever holds the task says whose lease it is: {TOKEN}=… baton {verb} TASK --attempt ATTEMPT …, with what \
+                 `baton claim` or `baton pick-up` printed"
+            );
+            CliError::Refused(refusal)
+        }
+        other => other,
+    }
+}
+
+fn proved(task_id: String, attempt_id: String, token: &Secret) -> Result<AgentLease, CliError> {
+    let token = token.bytes().ok_or_else(|| {
+        CliError::usage(
+            format!("{TOKEN} holds no lease token"),
+            "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
+        )
+    })?;
+    Ok(AgentLease {
+        task_id,
+        attempt_id,
+        token: Some(LeaseToken {
+            value: token.into(),
+        }),
+    })
 }
 
 pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, CliError> {
@@ -205,18 +229,51 @@ pub(crate) async fn release(args: ReleaseArgs, console: &Console) -> Result<Exit
 
 fn show(grant: &AgentGrant, json: bool, console: &Console) -> Result<Exit, CliError> {
     if json {
-        console.json(&to_json(grant))?;
+        console.json(&with_token(grant))?;
         return Ok(Exit::Done);
     }
     let re = grant.r#ref.clone().unwrap_or_default();
-    let token = grant.token.clone().unwrap_or_default().value;
-    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
     console.line(&format!("task {}", re.task_id))?;
     console.line(&format!("attempt {}", re.attempt_id))?;
-    console.line(&format!("token {token}"))?;
+    console.line(&format!("token {}", token_of(grant)))?;
     console.note(&format!(
         "the lease ends in {} ms unless it is renewed: {TOKEN}=… baton renew {} {}",
         grant.granted_ms, re.task_id, re.attempt_id
     ));
     Ok(Exit::Done)
+}
+
+/// JSON of a message never shows a token, because it ends up in logs. This is the one moment at which the holder is told his.
+fn with_token(grant: &AgentGrant) -> Value {
+    let mut shown = to_json(grant);
+    shown["token"] = token_of(grant).into();
+    shown
+}
+
+/// As the environment takes it back.
+fn token_of(grant: &AgentGrant) -> String {
+    let token = grant.token.clone().unwrap_or_default().value;
+    token.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_of_a_grant_has_the_token_that_the_environment_takes_back() {
+        let value: Vec<u8> = (0..32).collect();
+        let grant = AgentGrant {
+            token: Some(LeaseToken {
+                value: value.clone().into(),
+            }),
+            granted_ms: 30_000,
+            ..AgentGrant::default()
+        };
+        let shown = with_token(&grant);
+        let told = shown["token"].as_str().expect("a text").to_owned();
+        assert_eq!(Secret(Some(told)).bytes(), Some(value));
+        assert_eq!(shown["grantedMs"], to_json(&grant)["grantedMs"]);
+        assert_eq!(to_json(&grant)["token"], "redacted");
+    }
 }

@@ -1,10 +1,13 @@
 //! `baton progress`: shows what a task has come to, or adds to it from outside.
 
 use baton_proto::to_json;
-use baton_proto::v1::{FailedItem, GetTaskRequest, ProgressUpdate, UpdateProgressRequest};
+use baton_proto::v1::{
+    AgentProgressRequest, FailedItem, GetTaskRequest, ProgressUpdate, Task, UpdateProgressRequest,
+};
 use clap::Args;
 
 use crate::client::Relay;
+use crate::commands::lease;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
@@ -34,6 +37,11 @@ pub(crate) struct ProgressArgs {
     #[arg(long = "failed", value_name = "ITEM=REASON", value_parser = with_reason)]
     failed: Vec<(String, String)>,
 
+    /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it; the lease token is taken from
+    /// BATON_LEASE_TOKEN. For tokens of role agent.
+    #[arg(long, value_name = "ATTEMPT")]
+    attempt: Option<String>,
+
     /// Print the task as one JSON object.
     #[arg(long)]
     json: bool,
@@ -45,26 +53,28 @@ pub(crate) struct ProgressArgs {
 pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let (task_id, json) = (args.task_id.clone(), args.json);
-    let task = match update(args) {
-        Some(update) => {
+    let attempt = args.attempt.clone();
+    let task = match (update(args), attempt) {
+        (Some(update), Some(attempt)) => {
+            let request = AgentProgressRequest {
+                lease: Some(lease::held(task_id.clone(), attempt)?),
+                update: Some(update),
+                ..AgentProgressRequest::default()
+            };
+            relay.agents().progress(request).await?;
+            get(&relay, task_id).await?
+        }
+        (Some(update), None) => {
             let request = UpdateProgressRequest {
                 task_id,
                 update: Some(update),
             };
-            relay
-                .tasks()
-                .update_progress(request)
-                .await?
-                .into_inner()
-                .task
+            let updated = relay.tasks().update_progress(request).await;
+            let updated =
+                updated.map_err(|status| lease::holders_way(status.into(), "progress"))?;
+            updated.into_inner().task
         }
-        None => {
-            let request = GetTaskRequest {
-                task_id,
-                include_spec: false,
-            };
-            relay.tasks().get(request).await?.into_inner().task
-        }
+        (None, _) => get(&relay, task_id).await?,
     };
     let task = task.ok_or_else(no_task)?;
     if json {
@@ -79,6 +89,14 @@ pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, C
         console.line(&line)?;
     }
     Ok(Exit::Done)
+}
+
+async fn get(relay: &Relay, task_id: String) -> Result<Option<Task>, CliError> {
+    let request = GetTaskRequest {
+        task_id,
+        include_spec: false,
+    };
+    Ok(relay.tasks().get(request).await?.into_inner().task)
 }
 
 /// Why it failed is what the next one wants to know.
