@@ -327,7 +327,7 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
     let lost = machine.client.get(&task).await;
     assert_eq!(
         lost.attempts[0].message,
-        "its processes are gone and told no result"
+        "the process that supervised it died without a report, or was stuck and was killed; what it had started was ended"
     );
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let end = within("the cut to be stored", async {
