@@ -24,6 +24,8 @@ pub(crate) enum CliError {
     Refused(Box<Refusal>),
     /// Something on this machine went wrong.
     Local(Story),
+    /// A file is not what it was when it was made: a person has to decide.
+    Damaged(Story),
     /// Whoever read our stdout went away.
     OutputClosed,
 }
@@ -88,6 +90,7 @@ impl CliError {
             CliError::Usage(_) | CliError::Unreachable(_) => Exit::Usage,
             CliError::Refused(refusal) => refusal.exit(),
             CliError::Local(_) => Exit::NotCompleted,
+            CliError::Damaged(_) => Exit::NeedsAttention,
             CliError::OutputClosed => Exit::Done,
         }
     }
@@ -97,7 +100,10 @@ impl CliError {
         match self {
             CliError::Unreachable(_) => true,
             CliError::Refused(refusal) => refusal.code == Code::Unavailable,
-            CliError::Usage(_) | CliError::Local(_) | CliError::OutputClosed => false,
+            CliError::Usage(_)
+            | CliError::Local(_)
+            | CliError::Damaged(_)
+            | CliError::OutputClosed => false,
         }
     }
 }
@@ -221,9 +227,10 @@ impl fmt::Display for Story {
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CliError::Usage(story) | CliError::Unreachable(story) | CliError::Local(story) => {
-                story.fmt(f)
-            }
+            CliError::Usage(story)
+            | CliError::Unreachable(story)
+            | CliError::Local(story)
+            | CliError::Damaged(story) => story.fmt(f),
             CliError::Refused(refusal) => refusal.fmt(f),
             CliError::OutputClosed => f.write_str("stdout was closed"),
         }

@@ -147,9 +147,11 @@ fn doubtful(status: tonic::Status) -> CliError {
                 .to_owned();
             CliError::Unreachable(story)
         }
-        CliError::Usage(_) | CliError::Refused(_) | CliError::Local(_) | CliError::OutputClosed => {
-            error
-        }
+        CliError::Usage(_)
+        | CliError::Refused(_)
+        | CliError::Local(_)
+        | CliError::Damaged(_)
+        | CliError::OutputClosed => error,
     }
 }
 
