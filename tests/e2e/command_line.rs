@@ -1,7 +1,7 @@
 //! The surface that other programs rely on: arguments, JSON and exit codes of the executable.
 
 use baton_proto::v1::Role;
-use baton_tests::{DaemonProcess, RelayProcess, Said};
+use baton_tests::{DaemonProcess, RelayProcess, Said, for_agent};
 use serde_json::Value;
 
 use crate::{BATON, STANDIN};
@@ -154,4 +154,18 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
         )
         .await;
     assert_eq!(away.code, Some(2), "{away:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_one_object_also_when_they_are_empty() {
+    let relay = RelayProcess::start(BATON).await;
+    let task = relay.admin().submit(for_agent("nobody")).await;
+    for (arguments, list) in [
+        (vec!["inbox", "--json"], "inputs"),
+        (vec!["blocked", "--json"], "tasks"),
+        (vec!["checkpoints", &task.task_id, "--json"], "checkpoints"),
+    ] {
+        let said = BATON.run(relay.data(), &arguments).await.json();
+        assert_eq!(said[list], serde_json::json!([]), "{arguments:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! `baton checkpoints`: the milestones of a task, newest first.
 
 use baton_proto::to_json;
-use baton_proto::v1::{Checkpoint, ListCheckpointsRequest};
+use baton_proto::v1::{Checkpoint, ListCheckpointsRequest, ListCheckpointsResponse};
 use clap::Args;
 
 use crate::client::Relay;
@@ -17,7 +17,7 @@ pub(crate) struct CheckpointsArgs {
     #[arg(value_name = "TASK")]
     task_id: String,
 
-    /// Print one JSON object per checkpoint and line.
+    /// Print one JSON object with the list in `checkpoints`, and how many there ever were in `total`.
     #[arg(long)]
     json: bool,
 
@@ -29,9 +29,12 @@ pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit
     let relay = Relay::discover(&args.relay).await?;
     let (checkpoints, total) = list(&relay, args.task_id).await?;
     if args.json {
-        for checkpoint in &checkpoints {
-            console.json(&to_json(checkpoint))?;
-        }
+        let list = ListCheckpointsResponse {
+            checkpoints,
+            total,
+            ..ListCheckpointsResponse::default()
+        };
+        console.json(&to_json(&list))?;
         return Ok(Exit::Done);
     }
     if checkpoints.is_empty() {
