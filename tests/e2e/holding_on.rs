@@ -344,6 +344,10 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
     // Also for who begins behind the cut.
     let (_, again) = machine.client.last_pieces(&task, end.offset).await;
     assert!(!again.complete, "{again:?}");
+    let shown = machine.client.get(&task).await.attempts[0].output;
+    let shown = shown.expect("a view of the output");
+    assert!(shown.ends_open && shown.cut_bytes == 0, "{shown:?}");
+    assert_eq!(shown.bytes + 1, end.offset, "the cut's own byte is none");
 }
 
 #[tokio::test(flavor = "multi_thread")]

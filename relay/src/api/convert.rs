@@ -184,6 +184,7 @@ pub(super) fn attempt(
             .successor
             .map(|id| id.to_string())
             .unwrap_or_default(),
+            ends_open: false,
         traceparent: traceparent(record, attempt.span_id),
         agent_session_id: attempt
             .agent_session_id
