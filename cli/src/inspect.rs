@@ -51,9 +51,6 @@ pub(crate) fn standing(
 ) -> Vec<String> {
     let mut page = Page::default();
     head(&mut page, task, now_ms, style);
-    if task.paused {
-        page.field("paused", &task.pause_reason);
-    }
     if let Some(newest) = task.attempts.last() {
         attempt_lines(&mut page, newest, now_ms);
     }
@@ -123,6 +120,9 @@ fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
         "waits for",
         &task_view::waits(task, now_ms).unwrap_or_default(),
     );
+    if task.paused {
+        page.field("paused", &task.pause_reason);
+    }
     page.field("no retry", &task.retry_stop);
     if let Some(attention) = &task.attention {
         page.field("parked", &moment(attention.since.as_ref(), now_ms));

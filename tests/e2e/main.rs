@@ -44,6 +44,7 @@ mod results_survive;
 mod retention;
 mod scripted_agents;
 mod standin_shapes;
+mod standing_still;
 mod storm;
 mod surroundings;
 mod suspend;
