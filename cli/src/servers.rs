@@ -13,8 +13,8 @@ pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::tools::own_program;
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, FileConfig, Finding,
-    KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
+    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, DaemonStatus, FileConfig,
+    Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
@@ -226,6 +226,19 @@ pub(crate) struct ReadyDaemon {
     daemon: Daemon,
     /// Something can run here.
     pub has_agents: bool,
+    /// Where a child runs when its task names no directory.
+    pub work_dir: PathBuf,
+}
+
+/// How much a daemon has to do, also while it runs.
+#[derive(Debug)]
+pub(crate) struct Work(tokio::sync::watch::Receiver<DaemonStatus>);
+
+impl Work {
+    /// Attempts that hold a slot.
+    pub(crate) fn running(&self) -> u32 {
+        self.0.borrow().running
+    }
 }
 
 impl ReadyDaemon {
@@ -239,13 +252,22 @@ impl ReadyDaemon {
             .create(work)
             .map_err(|error| CliError::local(format!("make {}", work.display()), error))?;
         let has_agents = !config.agents.is_empty();
+        let work_dir = config.work_dir.clone();
         let daemon = Daemon::open(config).map_err(|error| {
             CliError::usage(
                 format!("start the daemon: {error}"),
                 "correct it and start again",
             )
         })?;
-        Ok(Self { daemon, has_agents })
+        Ok(Self {
+            daemon,
+            has_agents,
+            work_dir,
+        })
+    }
+
+    pub(crate) fn watch_work(&self) -> Work {
+        Work(self.daemon.status())
     }
 
     /// Resolves when the relay has welcomed it.
