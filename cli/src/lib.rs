@@ -3,6 +3,7 @@
 
 mod again;
 mod answers;
+mod authority;
 mod bench;
 mod client;
 mod clock;

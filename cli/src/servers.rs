@@ -14,7 +14,8 @@ pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 use baton_daemon::tools::own_program;
 use baton_daemon::{
     ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, DaemonStatus, FileConfig,
-    Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
+    Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, config_faults, examine,
+    read_config,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
@@ -369,24 +370,32 @@ pub(crate) fn read_daemon_toml(path: Option<&Path>) -> Result<FileConfig, CliErr
     read.map(Option::unwrap_or_default)
 }
 
-/// Whether a daemon would do well with this plan. A file that cannot be read is the first finding, and the last.
-pub(crate) async fn examine_daemon(plan: DaemonPlan, clocks: &Clocks) -> Vec<Finding> {
-    let file = plan.config.clone();
+/// Whether a daemon would do well with this plan. What is wrong with its file is told beside all the rest.
+pub(crate) async fn examine_daemon(mut plan: DaemonPlan, clocks: &Clocks) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(file) = plan.config.take() {
+        let faults = config_faults(&file);
+        let fault = |fault| Finding::new("configuration", Verdict::Bad, fault);
+        if faults.is_empty() {
+            let read = file.display().to_string();
+            findings.push(Finding::new("configuration", Verdict::Good, read));
+            plan.config = Some(file);
+        }
+        findings.extend(faults.into_iter().map(fault));
+    }
+    let lacks_its_file = findings.iter().any(Finding::is_problem);
     match daemon_config(plan, clocks) {
         Ok(config) => {
-            let mut findings = examine(&config).await;
-            if let Some(file) = file {
-                let read = Finding::new("configuration", Verdict::Good, file.display().to_string());
-                findings.insert(0, read);
-            }
-            findings
+            let found = examine(&config).await.into_iter();
+            // Which agents it would have is not known then.
+            findings.extend(found.filter(|found| !lacks_its_file || found.what != "agents"));
         }
-        Err(error) => vec![Finding::new(
-            "configuration",
-            Verdict::Bad,
-            error.to_string(),
-        )],
+        Err(error) => {
+            let words = error.to_string();
+            findings.push(Finding::new("configuration", Verdict::Bad, words));
+        }
     }
+    findings
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, CliError> {

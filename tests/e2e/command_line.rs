@@ -169,3 +169,34 @@ async fn lists_are_one_object_also_when_they_are_empty() {
         assert_eq!(said[list], serde_json::json!([]), "{arguments:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_tells_every_fault_of_the_file_and_all_the_rest_beside_it() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = dir.path().join("daemon.toml");
+    let text = "[agents.lint]\nkind = \"comand\"\n[roots.src]\npath = \"/nowhere/at/all\"\n";
+    std::fs::write(&file, text).expect("a file");
+    let key = dir.path().join("key.pem");
+    std::fs::write(&key, "-----BEGIN PRIVATE KEY-----\n").expect("a file");
+    let [file, key] = [file, key].map(|path| path.display().to_string());
+    let check = [
+        "daemon",
+        "check",
+        "--config",
+        &file,
+        "--relay",
+        "https://127.0.0.1:1",
+        "--ca",
+        &key,
+    ];
+    let said = BATON.run(dir.path(), &check).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    for word in [
+        "[agents.lint]",
+        "\"src\"",
+        "git",
+        "key.pem holds no certificate",
+    ] {
+        assert!(said.stdout.contains(word), "{word} in {said:?}");
+    }
+}
