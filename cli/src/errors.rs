@@ -157,6 +157,9 @@ fn refused(code: Code, detail: ErrorDetail) -> CliError {
         what = format!("{} : {what}", detail.field);
     }
     what = hints::with_flags(&detail.field, &what).replace(" : ", ": ");
+    if detail.code == "out_of_range" && detail.field.ends_with("_ms") {
+        what.push_str(", in milliseconds");
+    }
     for path in &detail.missing {
         what.push_str("\n  missing: ");
         what.push_str(path);
@@ -275,6 +278,21 @@ mod tests {
         let expected = "[NOT_FOUND] there is no such task\n  try: list them with baton tasks";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.exit(), Exit::NotCompleted);
+    }
+
+    #[test]
+    fn a_number_that_is_out_of_range_has_its_unit() {
+        let error = CliError::from(status(
+            Code::InvalidArgument,
+            ErrorDetail {
+                code: "out_of_range".to_owned(),
+                field: "spec.lease_ttl_ms".to_owned(),
+                message: "spec.lease_ttl_ms is 1000, not within 5000 to 86400000".to_owned(),
+                ..ErrorDetail::default()
+            },
+        ));
+        let words = "--lease is 1000, not within 5000 to 86400000, in milliseconds";
+        assert!(error.to_string().contains(words), "{error}");
     }
 
     #[test]

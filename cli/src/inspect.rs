@@ -375,6 +375,8 @@ fn timer_text(timer: &ArmedTimer) -> String {
     // The relay tells what is left of every timer, and the limit only where it knows it.
     let limit = match timer.limit_ms {
         0 => String::new(),
+        // A lease that is held for a restart has more left than it ever had.
+        limit if limit < timer.remaining_ms => String::new(),
         limit => format!(" of {}", duration::short(limit)),
     };
     let paused = if timer.paused { ", paused" } else { "" };
@@ -431,6 +433,13 @@ mod tests {
             }),
             ..Attempt::default()
         };
+        let held = ArmedTimer {
+            kind: TimerKind::Lease.into(),
+            limit_ms: 30_000,
+            remaining_ms: 60_000,
+            ..ArmedTimer::default()
+        };
+        assert_eq!(timer_text(&held), "lease has 1m 00s left");
         let mut page = Page::default();
         attempt_lines(&mut page, &attempt, 0);
         assert!(

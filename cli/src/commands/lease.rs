@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
+use crate::duration;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
@@ -149,7 +150,7 @@ pub(crate) fn holders_way(error: CliError, verb: &str) -> CliError {
         CliError::Refused(mut refusal) if refusal.machine_code == "permission_denied" => {
             refusal.story.hint = format!(
                 "whoever holds the task says whose lease it is: {TOKEN}=… baton {verb} TASK --attempt ATTEMPT …, with what \
-                 `baton claim` or `baton pick-up` printed"
+                 `baton claim` or `baton pick-up TASK` printed"
             );
             CliError::Refused(refusal)
         }
@@ -237,8 +238,10 @@ fn show(grant: &AgentGrant, json: bool, console: &Console) -> Result<Exit, CliEr
     console.line(&format!("attempt {}", re.attempt_id))?;
     console.line(&format!("token {}", token_of(grant)))?;
     console.note(&format!(
-        "the lease ends in {} ms unless it is renewed: {TOKEN}=… baton renew {} {}",
-        grant.granted_ms, re.task_id, re.attempt_id
+        "the lease ends in {} unless it is renewed: {TOKEN}=… baton renew {} {}",
+        duration::short(grant.granted_ms),
+        re.task_id,
+        re.attempt_id
     ));
     Ok(Exit::Done)
 }

@@ -129,7 +129,7 @@ fn ends_with_us(running: u32) -> Option<String> {
     };
     Some(format!(
         "{run}; what does not finish in the next {} s ends with `baton up`: it is tried again where that is safe, and else \
-         waits for you (`baton blocked`). Work that is to go on over a restart needs `baton relay` and `baton daemon`",
+         waits for you (`baton blocked`). Work that is to go on over a restart needs `baton relay` and `baton daemon --token-file FILE`",
         DRAIN.as_secs()
     ))
 }
