@@ -76,3 +76,12 @@ pub(crate) struct JsonArg {
     #[arg(long)]
     pub(crate) json: bool,
 }
+
+/// For those verbs that whoever holds the task has too.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct HolderArg {
+    /// The attempt whose lease you hold, as `baton claim` and `baton pick-up` print it; the lease token is taken from
+    /// BATON_LEASE_TOKEN. For tokens of role agent.
+    #[arg(long, value_name = "ATTEMPT")]
+    pub(crate) attempt: Option<String>,
+}

@@ -2,7 +2,6 @@
 //! failed connection is explained; knows nothing about what is asked.
 
 use std::error::Error as _;
-use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
+use crate::authority;
 use crate::discovery::RelayArgs;
 use crate::errors::{CliError, Story};
 use crate::tls_hints;
@@ -113,15 +113,7 @@ impl Relay {
     /// With what the command line, the environment and the data directory say.
     pub(crate) async fn discover(args: &RelayArgs) -> Result<Self, CliError> {
         let url = args.relay_url()?;
-        let ca = args.ca.as_deref().map(|path| {
-            fs::read(path).map_err(|error| {
-                CliError::local(
-                    format!("read the certificate authority in {}", path.display()),
-                    error,
-                )
-            })
-        });
-        let ca = ca.transpose()?;
+        let ca = args.ca.as_deref().map(authority::read).transpose()?;
         let credential = Credential::new(&args.token()?)?;
         let credential = match args.in_tenant.as_deref().filter(|name| !name.is_empty()) {
             Some(tenant) => credential.within(tenant)?,

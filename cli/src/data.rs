@@ -103,6 +103,7 @@ pub(crate) fn import(
     });
     match imported {
         Ok(imported) => imported.map_err(|error| match error {
+            ImportError::Check(VerifyError::File { path, source }) => no_file(&path, &source),
             ImportError::Check(error) => told("check the export", &error),
             ImportError::NotWhole { missing } => not_whole(missing),
             other => told("import the data", &other),
@@ -147,9 +148,25 @@ pub(crate) fn verify_file(
     let mut watch = |seen| watch(seen, meter, on_finding, &mut failed);
     let verified = archive::verify_file(file, &mut watch);
     failed.map_or(Ok(()), Err)?;
-    let verified = verified.map_err(|error| told("check the export", &error))?;
+    let verified = verified.map_err(unverifiable)?;
     let summary = summed(&verified.summary);
     Ok((verified, summary))
+}
+
+/// Scripts tell by the exit code whether there is no such file, it is not whole, or something is wrong with what it holds.
+fn unverifiable(error: VerifyError) -> CliError {
+    match error {
+        VerifyError::File { path, source } => no_file(&path, &source),
+        VerifyError::Archive(fault) => CliError::Damaged(story("check the export", &fault)),
+        other => told("check the export", &other),
+    }
+}
+
+fn no_file(path: &str, error: &io::Error) -> CliError {
+    CliError::usage(
+        format!("check the export: cannot open {path}: {error}"),
+        "name a file that `baton export --out FILE` wrote",
+    )
 }
 
 /// False ends the verify: our own stdout is gone.
@@ -195,13 +212,17 @@ fn shown(progress: &Progress) -> TransferProgress {
 
 /// The library's errors say what happened, and after a semicolon what to try.
 fn told(what: &str, error: &dyn std::fmt::Display) -> CliError {
+    CliError::Local(story(what, error))
+}
+
+fn story(what: &str, error: &dyn std::fmt::Display) -> Story {
     let text = error.to_string();
     let (why, hint) = text.split_once("; ").unwrap_or((&text, ""));
-    CliError::Local(Story {
+    Story {
         what: what.to_owned(),
         why: why.to_owned(),
         hint: hint.to_owned(),
-    })
+    }
 }
 
 impl From<VerifyError> for CliError {

@@ -25,6 +25,8 @@ pub(crate) enum CliError {
     Refused(Box<Refusal>),
     /// Something on this machine went wrong.
     Local(Story),
+    /// A file is not what it was when it was made: a person has to decide.
+    Damaged(Story),
     /// Whoever read our stdout went away.
     OutputClosed,
 }
@@ -95,6 +97,7 @@ impl CliError {
             CliError::Usage(_) | CliError::Unreachable(_) => Exit::Usage,
             CliError::Refused(refusal) => refusal.exit(),
             CliError::Local(_) => Exit::NotCompleted,
+            CliError::Damaged(_) => Exit::NeedsAttention,
             CliError::OutputClosed => Exit::Done,
         }
     }
@@ -104,7 +107,10 @@ impl CliError {
         match self {
             CliError::Unreachable(_) => true,
             CliError::Refused(refusal) => refusal.code == Code::Unavailable,
-            CliError::Usage(_) | CliError::Local(_) | CliError::OutputClosed => false,
+            CliError::Usage(_)
+            | CliError::Local(_)
+            | CliError::Damaged(_)
+            | CliError::OutputClosed => false,
         }
     }
 }
@@ -142,6 +148,9 @@ fn refused(code: Code, detail: ErrorDetail) -> CliError {
         what = format!("{} : {what}", detail.field);
     }
     what = hints::with_flags(&detail.field, &what).replace(" : ", ": ");
+    if detail.code == "out_of_range" && detail.field.ends_with("_ms") {
+        what.push_str(", in milliseconds");
+    }
     for path in &detail.missing {
         what.push_str("\n  missing: ");
         what.push_str(path);
@@ -212,9 +221,10 @@ impl fmt::Display for Story {
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CliError::Usage(story) | CliError::Unreachable(story) | CliError::Local(story) => {
-                story.fmt(f)
-            }
+            CliError::Usage(story)
+            | CliError::Unreachable(story)
+            | CliError::Local(story)
+            | CliError::Damaged(story) => story.fmt(f),
             CliError::Refused(refusal) => refusal.fmt(f),
             CliError::OutputClosed => f.write_str("stdout was closed"),
         }
@@ -255,6 +265,21 @@ mod tests {
         let expected = "[NOT_FOUND] there is no such task\n  try: list them with baton tasks";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.exit(), Exit::NotCompleted);
+    }
+
+    #[test]
+    fn a_number_that_is_out_of_range_has_its_unit() {
+        let error = CliError::from(status(
+            Code::InvalidArgument,
+            ErrorDetail {
+                code: "out_of_range".to_owned(),
+                field: "spec.lease_ttl_ms".to_owned(),
+                message: "spec.lease_ttl_ms is 1000, not within 5000 to 86400000".to_owned(),
+                ..ErrorDetail::default()
+            },
+        ));
+        let words = "--lease is 1000, not within 5000 to 86400000, in milliseconds";
+        assert!(error.to_string().contains(words), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! | 1 | the awaited task did not complete, the relay refused the request, or a verify found something |
 //! | 2 | usage error, or the relay could not be reached |
 //! | 3 | the awaited task was canceled |
-//! | 4 | the awaited task needs attention, or an export had to leave something out: a person has to decide |
+//! | 4 | the awaited task needs attention, an export had to leave something out, or one that is verified is cut short or altered: a person has to decide |
 //! | 130 | interrupted with Ctrl-C; the task itself goes on |
 
 use std::process::ExitCode;

@@ -51,9 +51,6 @@ pub(crate) fn standing(
 ) -> Vec<String> {
     let mut page = Page::default();
     head(&mut page, task, now_ms, style);
-    if task.paused {
-        page.field("paused", &task.pause_reason);
-    }
     if let Some(newest) = task.attempts.last() {
         attempt_lines(&mut page, newest, now_ms);
     }
@@ -98,7 +95,7 @@ impl Page {
     fn sub(&mut self, name: &str, value: &str) {
         if !value.is_empty() {
             self.lines
-                .push(format!("  {:<12}{}", format!("{name}:"), one_line(value)));
+                .push(format!("  {:<11} {}", format!("{name}:"), one_line(value)));
         }
     }
 }
@@ -123,6 +120,9 @@ fn head(page: &mut Page, task: &Task, now_ms: u64, style: Style) {
         "waits for",
         &task_view::waits(task, now_ms).unwrap_or_default(),
     );
+    if task.paused {
+        page.field("paused", &task.pause_reason);
+    }
     page.field("no retry", &task.retry_stop);
     if let Some(attention) = &task.attention {
         page.field("parked", &moment(attention.since.as_ref(), now_ms));
@@ -245,14 +245,12 @@ fn attempt_lines(page: &mut Page, attempt: &Attempt, now_ms: u64) {
         page.sub("lease", &format!("{left}{} renewals", lease.renewals));
     }
     for tool in &attempt.open_tools {
-        page.sub(
-            "tool",
-            &format!(
-                "{} since {}",
-                tool.tool_name,
-                moment(tool.started_at.as_ref(), now_ms)
-            ),
-        );
+        // A relay tells which are open, and not always since when.
+        let since = match moment(tool.started_at.as_ref(), now_ms) {
+            since if since.is_empty() => since,
+            since => format!(" since {since}"),
+        };
+        page.sub("tool", &format!("{}{since}", tool.tool_name));
     }
     if let Some(workspace) = &attempt.workspace {
         workspace_lines(page, workspace);
@@ -314,7 +312,8 @@ fn workspace_lines(page: &mut Page, workspace: &WorkspaceReport) {
             "" => String::new(),
             digest => format!(", {digest}"),
         };
-        page.sub("uncommitted", &format!("{files} files{digest}"));
+        let word = if files == 1 { "file" } else { "files" };
+        page.sub("uncommitted", &format!("{files} {word}{digest}"));
     }
 }
 
@@ -358,10 +357,16 @@ fn processes(termination: Termination) -> &'static str {
 }
 
 fn output_text(output: &OutputView) -> String {
-    match output.cut_bytes {
-        0 => format!("{} bytes", output.bytes),
-        cut => format!("{} bytes, of which {cut} were cut", output.bytes),
-    }
+    let cut = match output.cut_bytes {
+        0 => String::new(),
+        cut => format!(", of which {cut} were cut"),
+    };
+    let open = if output.ends_open {
+        "; more may have been written, nobody knows how much"
+    } else {
+        ""
+    };
+    format!("{} bytes{cut}{open}", output.bytes)
 }
 
 fn timer_text(timer: &ArmedTimer) -> String {
@@ -370,6 +375,8 @@ fn timer_text(timer: &ArmedTimer) -> String {
     // The relay tells what is left of every timer, and the limit only where it knows it.
     let limit = match timer.limit_ms {
         0 => String::new(),
+        // A lease that is held for a restart has more left than it ever had.
+        limit if limit < timer.remaining_ms => String::new(),
         limit => format!(" of {}", duration::short(limit)),
     };
     let paused = if timer.paused { ", paused" } else { "" };
@@ -391,4 +398,59 @@ pub(crate) fn pairs(map: &std::collections::BTreeMap<String, String>) -> String 
         .map(|(key, value)| format!("{key}={value}"))
         .collect::<Vec<_>>()
         .join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_proto::v1::OpenTool;
+
+    use super::*;
+
+    #[test]
+    fn what_nobody_knows_is_neither_a_number_nor_an_empty_word() {
+        let open = OutputView {
+            bytes: 6,
+            ends_open: true,
+            ..OutputView::default()
+        };
+        let words = "6 bytes; more may have been written, nobody knows how much";
+        assert_eq!(output_text(&open), words);
+        let cut = OutputView {
+            bytes: 9,
+            cut_bytes: 2,
+            ..OutputView::default()
+        };
+        assert_eq!(output_text(&cut), "9 bytes, of which 2 were cut");
+        let tool = OpenTool {
+            tool_name: "edit".to_owned(),
+            ..OpenTool::default()
+        };
+        let attempt = Attempt {
+            open_tools: vec![tool],
+            workspace: Some(WorkspaceReport {
+                changed_files: 1,
+                ..WorkspaceReport::default()
+            }),
+            ..Attempt::default()
+        };
+        let held = ArmedTimer {
+            kind: TimerKind::Lease.into(),
+            limit_ms: 30_000,
+            remaining_ms: 60_000,
+            ..ArmedTimer::default()
+        };
+        assert_eq!(timer_text(&held), "lease has 1m 00s left");
+        let mut page = Page::default();
+        attempt_lines(&mut page, &attempt, 0);
+        assert!(
+            page.lines.contains(&"  tool:       edit".to_owned()),
+            "{:?}",
+            page.lines
+        );
+        assert!(
+            page.lines.contains(&"  uncommitted: 1 file".to_owned()),
+            "{:?}",
+            page.lines
+        );
+    }
 }

@@ -4,6 +4,7 @@
 mod again;
 mod answers;
 mod args;
+mod authority;
 mod bench;
 mod client;
 mod clock;

@@ -232,6 +232,7 @@ fn is_over(refused: &CliError) -> bool {
         CliError::Usage(_)
         | CliError::Unreachable(_)
         | CliError::Local(_)
+        | CliError::Damaged(_)
         | CliError::OutputClosed => false,
     }
 }

@@ -13,8 +13,9 @@ pub(crate) use baton_relay::auth::bootstrap::DAEMON_TOKEN_FILE;
 
 use baton_daemon::tools::own_program;
 use baton_daemon::{
-    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, DaemonError, FileConfig,
-    Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, examine, read_config,
+    ANY_COMMAND, AgentConfig, AgentWire, Checkup, Daemon, DaemonConfig, DaemonError, DaemonStatus,
+    FileConfig, Finding, KERNEL_BOOT_ID, ShimProgram, Verdict, check_health, config_faults,
+    examine, read_config,
 };
 use baton_relay::auth::bootstrap::Bootstrap;
 pub(crate) use baton_relay::config::RetentionConfig as Retention;
@@ -226,6 +227,19 @@ pub(crate) struct ReadyDaemon {
     daemon: Daemon,
     /// Something can run here.
     pub has_agents: bool,
+    /// Where a child runs when its task names no directory.
+    pub work_dir: PathBuf,
+}
+
+/// How much a daemon has to do, also while it runs.
+#[derive(Debug)]
+pub(crate) struct Work(tokio::sync::watch::Receiver<DaemonStatus>);
+
+impl Work {
+    /// Attempts that hold a slot.
+    pub(crate) fn running(&self) -> u32 {
+        self.0.borrow().running
+    }
 }
 
 impl ReadyDaemon {
@@ -239,13 +253,22 @@ impl ReadyDaemon {
             .create(work)
             .map_err(|error| CliError::local(format!("make {}", work.display()), error))?;
         let has_agents = !config.agents.is_empty();
+        let work_dir = config.work_dir.clone();
         let daemon = Daemon::open(config).map_err(|error| {
             CliError::usage(
                 format!("start the daemon: {error}"),
                 "correct it and start again",
             )
         })?;
-        Ok(Self { daemon, has_agents })
+        Ok(Self {
+            daemon,
+            has_agents,
+            work_dir,
+        })
+    }
+
+    pub(crate) fn watch_work(&self) -> Work {
+        Work(self.daemon.status())
     }
 
     /// Resolves when the relay has welcomed it.
@@ -349,24 +372,32 @@ pub(crate) fn read_daemon_toml(path: Option<&Path>) -> Result<FileConfig, CliErr
     read.map(Option::unwrap_or_default)
 }
 
-/// Whether a daemon would do well with this plan. A file that cannot be read is the first finding, and the last.
-pub(crate) async fn examine_daemon(plan: DaemonPlan, clocks: &Clocks) -> Vec<Finding> {
-    let file = plan.config.clone();
+/// Whether a daemon would do well with this plan. What is wrong with its file is told beside all the rest.
+pub(crate) async fn examine_daemon(mut plan: DaemonPlan, clocks: &Clocks) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(file) = plan.config.take() {
+        let faults = config_faults(&file);
+        let fault = |fault| Finding::new("configuration", Verdict::Bad, fault);
+        if faults.is_empty() {
+            let read = file.display().to_string();
+            findings.push(Finding::new("configuration", Verdict::Good, read));
+            plan.config = Some(file);
+        }
+        findings.extend(faults.into_iter().map(fault));
+    }
+    let lacks_its_file = findings.iter().any(Finding::is_problem);
     match daemon_config(plan, clocks) {
         Ok(config) => {
-            let mut findings = examine(&config).await;
-            if let Some(file) = file {
-                let read = Finding::new("configuration", Verdict::Good, file.display().to_string());
-                findings.insert(0, read);
-            }
-            findings
+            let found = examine(&config).await.into_iter();
+            // Which agents it would have is not known then.
+            findings.extend(found.filter(|found| !lacks_its_file || found.what != "agents"));
         }
-        Err(error) => vec![Finding::new(
-            "configuration",
-            Verdict::Bad,
-            error.to_string(),
-        )],
+        Err(error) => {
+            let words = error.to_string();
+            findings.push(Finding::new("configuration", Verdict::Bad, words));
+        }
     }
+    findings
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, CliError> {

@@ -115,6 +115,11 @@ impl Progress {
 
 fn progress_line(event: &TaskEvent, style: Style) -> String {
     let task = style.paint(tone(event.task_state()), event.task_state().short_name());
+    match event.kind() {
+        TaskEventKind::Paused => return format!("{task}, paused: {}", one_line(&event.reason)),
+        TaskEventKind::Unpaused => return format!("{task}, no longer paused"),
+        _of_an_attempt => {}
+    }
     let waiting = matches!(
         event.state(),
         AttemptState::Unspecified | AttemptState::Queued
@@ -165,6 +170,29 @@ pub(crate) fn waits(task: &Task, now_ms: u64) -> Option<String> {
         waits.short_name(),
         left.unwrap_or_default()
     ))
+}
+
+/// What keeps a task that is not over from going on, where a person can end that: a pause, or a question.
+pub(crate) fn held_up(task: &Task) -> Option<String> {
+    let asks = match task.state() {
+        TaskState::Pending | TaskState::Queued => false,
+        TaskState::Running => task.waits_for() == WaitsFor::Person,
+        TaskState::Unspecified
+        | TaskState::NeedsAttention
+        | TaskState::Completed
+        | TaskState::Failed
+        | TaskState::Canceled
+        | TaskState::TimedOut
+        | TaskState::Lost => return None,
+    };
+    let mut words = Vec::new();
+    if asks {
+        words.push("waits for an answer: baton inbox".to_owned());
+    }
+    if task.paused {
+        words.push(format!("paused: {}", one_line(&task.pause_reason)));
+    }
+    (!words.is_empty()).then(|| words.join("; "))
 }
 
 /// The reason that a person needs: why it is parked, or how the last attempt failed.
@@ -219,6 +247,41 @@ mod tests {
                 .line(&event(AttemptState::Streaming), style())
                 .is_some()
         );
+    }
+
+    #[test]
+    fn a_task_that_is_paused_or_asks_says_so_until_it_is_over() {
+        let task = |state: TaskState, waits: WaitsFor, paused: bool| Task {
+            state: state.into(),
+            waits_for: waits.into(),
+            paused,
+            pause_reason: if paused { "upgrade" } else { "" }.to_owned(),
+            ..Task::default()
+        };
+        let (waits, asks) = (WaitsFor::Pause, WaitsFor::Person);
+        let shown = |task: Task| held_up(&task).unwrap_or_default();
+        assert_eq!(
+            shown(task(TaskState::Queued, waits, true)),
+            "paused: upgrade"
+        );
+        let both = "waits for an answer: baton inbox; paused: upgrade";
+        assert_eq!(shown(task(TaskState::Running, asks, true)), both);
+        assert_eq!(
+            shown(task(TaskState::Running, WaitsFor::Unspecified, false)),
+            ""
+        );
+        assert_eq!(
+            shown(task(TaskState::Completed, WaitsFor::Unspecified, true)),
+            ""
+        );
+        let event = TaskEvent {
+            kind: TaskEventKind::Paused.into(),
+            task_state: TaskState::Queued.into(),
+            reason: "upgrade".to_owned(),
+            ..TaskEvent::default()
+        };
+        let line = Progress::default().line(&event, style());
+        assert_eq!(line.as_deref(), Some("queued, paused: upgrade"));
     }
 
     #[test]

@@ -1,26 +1,31 @@
 //! Whether anybody could take a task that waits, in the relay's words. Only asked to tell people: a caller who may not look
 //! inside learns nothing, and nothing depends on it.
 
-use baton_proto::v1::{InspectRequest, InspectResponse, NextAction};
+use baton_proto::v1::{InspectRequest, InspectResponse, NextAction, WaitsFor};
 
 use crate::client::Relay;
 use crate::sanitize::one_line;
 
-/// Why it does not begin: nobody could take it, or whoever could is away or busy.
+/// Why it does not begin: nobody could take it, whoever could is away or busy, it is paused, or a turn is before it.
 pub(crate) async fn why(relay: &Relay, task_id: &str) -> Option<String> {
     let found = inspected(relay, task_id).await?;
-    let waits = matches!(
-        found.next_action(),
-        NextAction::Stranded | NextAction::WaitingForDaemon
-    );
+    let waits = match found.next_action() {
+        NextAction::Stranded | NextAction::WaitingForDaemon | NextAction::UnpauseRequired => true,
+        _other => is_a_later_turn(&found),
+    };
     waits.then(|| one_line(&found.next_action_text))
 }
 
-/// Why nobody on record could ever take it.
-pub(crate) async fn why_stranded(relay: &Relay, task_id: &str) -> Option<String> {
+/// Why it will not begin soon: nobody on record could ever take it, or a turn is before it.
+pub(crate) async fn why_not_soon(relay: &Relay, task_id: &str) -> Option<String> {
     let found = inspected(relay, task_id).await?;
     let stranded = found.next_action() == NextAction::Stranded;
-    stranded.then(|| one_line(&found.next_action_text))
+    (stranded || is_a_later_turn(&found)).then(|| one_line(&found.next_action_text))
+}
+
+fn is_a_later_turn(found: &InspectResponse) -> bool {
+    let task = found.task.as_ref();
+    task.is_some_and(|task| task.waits_for() == WaitsFor::Conversation)
 }
 
 async fn inspected(relay: &Relay, task_id: &str) -> Option<InspectResponse> {

@@ -273,7 +273,13 @@ async fn examine_relay(config: &DaemonConfig) -> Finding {
         let token = read_token(&config.token_file).map_err(|error| error.to_string())?;
         let channel = endpoint.connect().await.map_err(|error| {
             let why = std::error::Error::source(&error).map(ToString::to_string);
-            format!("cannot be reached: {}", why.unwrap_or(error.to_string()))
+            let why = why.unwrap_or(error.to_string());
+            let hint = if why.contains("UnknownIssuer") {
+                "; name the authority that signed its certificate with --ca FILE"
+            } else {
+                ""
+            };
+            format!("cannot be reached: {why}{hint}")
         })?;
         // A stream that ends before its Hello: the credential is judged and nobody is registered.
         let mut request = Request::new(tokio_stream::empty());

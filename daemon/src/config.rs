@@ -14,9 +14,11 @@ use crate::clock::Clock;
 use crate::shim::client::ShimProgram;
 use crate::workspace::Mode;
 
+mod faults;
 mod file;
 mod keys;
 
+pub use faults::config_faults;
 pub use file::{FileConfig, read_config};
 pub use keys::{KeyFault, KeyProblem};
 

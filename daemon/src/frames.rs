@@ -354,6 +354,7 @@ pub(crate) fn receipt(ending: &Ending, wall: SystemTime) -> TerminationReceipt {
         ended_at: Some(Timestamp::from(wall)),
         cleanup: cleanup(ending.cleared).to_owned(),
         workspace: ending.workspace.clone(),
+        ..TerminationReceipt::default()
     }
 }
 

@@ -51,7 +51,7 @@ pub use checkup::{Finding, Verdict, examine};
 pub use clock::{Clock, Moment};
 pub use config::{
     ANY_COMMAND, AgentConfig, AgentWire, ConfigError, DaemonConfig, FileConfig, HOLD_MAX,
-    KERNEL_BOOT_ID, Keep, KeyFault, KeyProblem, Limits, RootConfig, read_config,
+    KERNEL_BOOT_ID, Keep, KeyFault, KeyProblem, Limits, RootConfig, config_faults, read_config,
 };
 pub use disk::DiskState;
 pub use health::{Checkup, HealthError, check as check_health};

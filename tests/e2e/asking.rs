@@ -74,10 +74,8 @@ impl Stage {
             .run(&["inbox", "--json", "--task", &task.task_id])
             .await;
         assert_eq!(said.code, Some(0), "{said:?}");
-        let lines = said.stdout.lines();
-        lines
-            .map(|line| serde_json::from_str(line).expect("each line is JSON"))
-            .collect()
+        let inputs = said.json()["inputs"].as_array().cloned();
+        inputs.expect("one object with a list")
     }
 
     pub(crate) async fn asks(&self, wire: AgentWire) -> (Task, Input) {

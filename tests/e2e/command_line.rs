@@ -1,7 +1,7 @@
 //! The surface that other programs rely on: arguments, JSON and exit codes of the executable.
 
 use baton_proto::v1::Role;
-use baton_tests::{DaemonProcess, RelayProcess, Said};
+use baton_tests::{DaemonProcess, RelayProcess, Said, for_agent};
 use serde_json::Value;
 
 use crate::{BATON, STANDIN};
@@ -154,4 +154,49 @@ async fn watch_show_output_tasks_cancel_and_retry_speak_json_and_exit_codes() {
         )
         .await;
     assert_eq!(away.code, Some(2), "{away:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_one_object_also_when_they_are_empty() {
+    let relay = RelayProcess::start(BATON).await;
+    let task = relay.admin().submit(for_agent("nobody")).await;
+    for (arguments, list) in [
+        (vec!["inbox", "--json"], "inputs"),
+        (vec!["blocked", "--json"], "tasks"),
+        (vec!["checkpoints", &task.task_id, "--json"], "checkpoints"),
+    ] {
+        let said = BATON.run(relay.data(), &arguments).await.json();
+        assert_eq!(said[list], serde_json::json!([]), "{arguments:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_tells_every_fault_of_the_file_and_all_the_rest_beside_it() {
+    let dir = tempfile::tempdir().expect("a temporary directory can be made");
+    let file = dir.path().join("daemon.toml");
+    let text = "[agents.lint]\nkind = \"comand\"\n[roots.src]\npath = \"/nowhere/at/all\"\n";
+    std::fs::write(&file, text).expect("a file");
+    let key = dir.path().join("key.pem");
+    std::fs::write(&key, "-----BEGIN PRIVATE KEY-----\n").expect("a file");
+    let [file, key] = [file, key].map(|path| path.display().to_string());
+    let check = [
+        "daemon",
+        "check",
+        "--config",
+        &file,
+        "--relay",
+        "https://127.0.0.1:1",
+        "--ca",
+        &key,
+    ];
+    let said = BATON.run(dir.path(), &check).await;
+    assert_eq!(said.code, Some(1), "{said:?}");
+    for word in [
+        "[agents.lint]",
+        "\"src\"",
+        "git",
+        "key.pem holds no certificate",
+    ] {
+        assert!(said.stdout.contains(word), "{word} in {said:?}");
+    }
 }

@@ -278,13 +278,23 @@ async fn a_truncated_or_altered_export_is_always_refused_and_changes_nothing() {
         refused(&whole[..cut], &format!("cut at {cut}"));
     }
     std::fs::write(&bad, &whole[..whole.len() - 1]).unwrap();
-    for arguments in [
-        vec!["import", &bad_name, "--data", &target_name],
-        vec!["verify", &bad_name],
+    for (arguments, code) in [
+        (vec!["import", &bad_name, "--data", &target_name], 1),
+        // Told from findings, which end with 1.
+        (vec!["verify", &bad_name], 4),
     ] {
         let said = BATON.run(dir.path(), &arguments).await;
-        assert_eq!(said.code, Some(1), "{said:?}");
+        assert_eq!(said.code, Some(code), "{said:?}");
         assert!(said.stderr.contains("cut short"), "{said:?}");
+        assert!(said.stderr.contains("try:"), "{said:?}");
+    }
+    let missing = dir.path().join("missing").display().to_string();
+    for arguments in [
+        vec!["import", &missing, "--data", &target_name],
+        vec!["verify", &missing],
+    ] {
+        let said = BATON.run(dir.path(), &arguments).await;
+        assert_eq!(said.code, Some(2), "{said:?}");
         assert!(said.stderr.contains("try:"), "{said:?}");
     }
     assert!(!target.exists());

@@ -327,7 +327,7 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
     let lost = machine.client.get(&task).await;
     assert_eq!(
         lost.attempts[0].message,
-        "its processes are gone and told no result"
+        "the process that supervised it died without a report, or was stuck and was killed; what it had started was ended"
     );
     let mut ticks = tokio::time::interval(Duration::from_millis(20));
     let end = within("the cut to be stored", async {
@@ -344,6 +344,10 @@ async fn the_output_of_a_killed_shim_is_not_called_complete() {
     // Also for who begins behind the cut.
     let (_, again) = machine.client.last_pieces(&task, end.offset).await;
     assert!(!again.complete, "{again:?}");
+    let shown = machine.client.get(&task).await.attempts[0].output;
+    let shown = shown.expect("a view of the output");
+    assert!(shown.ends_open && shown.cut_bytes == 0, "{shown:?}");
+    assert_eq!(shown.bytes + 1, end.offset, "the cut's own byte is none");
 }
 
 #[tokio::test(flavor = "multi_thread")]

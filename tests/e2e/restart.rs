@@ -25,6 +25,10 @@ async fn a_killed_relay_comes_back_and_keeps_running_and_offered_attempts() {
     relay.kill().await;
     relay.revive().await;
 
+    // What is stored counts before anybody has said where it ends.
+    let shown = client.get(&running_task.task_id).await;
+    let shown = shown.attempts[0].output.expect("a view of the output");
+    assert_eq!(shown.bytes, 7, "{shown:?}");
     let mut daemon = daemon
         .reconnect(&link, &mut [&mut running, &mut offered])
         .await;

@@ -1,7 +1,12 @@
 //! The two commands that a new user runs first.
 
+use std::path::Path;
+use std::process::Stdio;
+
 use baton_tests::{quiet_port, within};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr};
 
 use crate::BATON;
 
@@ -78,8 +83,98 @@ async fn a_second_shell_finds_what_up_started_without_any_flag() {
         "{listed:?}"
     );
 
-    let pid = rustix::process::Pid::from_raw(up.id().unwrap().cast_signed()).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let pid = Pid::from_raw(up.id().unwrap().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
     let ended = within("up to stop", up.wait()).await.unwrap();
     assert_eq!(ended.code(), Some(0));
+}
+
+/// One that stays up, and what it tells the person who started it.
+struct Up {
+    process: Child,
+    said: Lines<BufReader<ChildStderr>>,
+}
+
+impl Up {
+    async fn start(home: &Path, work_dir: &Path) -> Self {
+        let listen = format!("127.0.0.1:{}", quiet_port());
+        let mut command = BATON.command(home);
+        command.args(["up", "--listen", &listen, "--work-dir"]);
+        command.arg(work_dir).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("it starts");
+        let said = process.stderr.take().expect("it is piped");
+        let mut up = Self {
+            process,
+            said: BufReader::new(said).lines(),
+        };
+        let heard = up.until("baton is up").await;
+        let place = format!("tasks run in {}", work_dir.display());
+        assert!(heard.contains(&place), "{heard}");
+        up
+    }
+
+    /// All that it says up to these words.
+    async fn until(&mut self, words: &str) -> String {
+        let mut heard = String::new();
+        let hearing = async {
+            while let Some(line) = self.said.next_line().await.expect("text") {
+                heard.push_str(&line);
+                if line.contains(words) {
+                    return;
+                }
+            }
+            panic!("{words} in {heard}");
+        };
+        within(words, hearing).await;
+        heard
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn up_runs_tasks_where_it_is_told_to_and_names_the_directory_when_nothing_is_there() {
+    let home = tempfile::tempdir().expect("a temporary directory can be made");
+    let project = tempfile::tempdir().expect("a temporary directory can be made");
+    std::fs::write(project.path().join("hello"), "echo from here\n").expect("a file");
+    let _up = Up::start(home.path(), project.path()).await;
+    let arguments = ["submit", "--follow", "--", "sh", "hello"];
+    let ran = BATON.run(home.path(), &arguments).await;
+    assert_eq!(
+        (ran.code, &*ran.stdout),
+        (Some(0), "from here\n"),
+        "{ran:?}"
+    );
+    let arguments = ["submit", "--wait", "--json", "--", "./nope"];
+    let missing = BATON.run(home.path(), &arguments).await;
+    assert_eq!(missing.code, Some(1), "{missing:?}");
+    let failed = &missing.json()["attempts"][0];
+    assert_eq!(failed["failureCode"], "provider_missing");
+    let message = failed["message"].as_str().expect("a text");
+    let directory = project.path().to_str().expect("paths of tests are text");
+    assert!(
+        message.contains(directory) && message.contains("nope"),
+        "{message}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_stops_up_is_told_what_ends_with_it_and_the_task_says_so_later() {
+    let home = tempfile::tempdir().expect("a temporary directory can be made");
+    let mut up = Up::start(home.path(), home.path()).await;
+    let arguments = ["submit", "--json", "--", "sh", "-c", "echo up; sleep 600"];
+    let task = BATON.run(home.path(), &arguments).await.json();
+    let task = task["taskId"].as_str().expect("an id").to_owned();
+    let output = ["output", task.as_str()];
+    let streams = async { while BATON.run(home.path(), &output).await.stdout != "up\n" {} };
+    within("its first word", streams).await;
+    let pid = up.process.id().expect("it runs").cast_signed();
+    kill_process(Pid::from_raw(pid).expect("a pid"), Signal::INT).expect("it lives");
+    up.until("1 task runs; what does not finish").await;
+    let ended = within("its end", up.process.wait()).await;
+    assert_eq!(ended.expect("it ran").code(), Some(0));
+
+    let _again = Up::start(home.path(), home.path()).await;
+    let shown = BATON.run(home.path(), &["show", &task]).await;
+    let words = "its daemon was stopped and ended what still ran";
+    assert!(shown.stdout.contains(words), "{shown:?}");
+    assert!(shown.stdout.contains("--allow-unsafe"), "{shown:?}");
 }

@@ -100,7 +100,9 @@ pub(crate) async fn run(mut args: AnswerArgs, console: &Console) -> Result<Exit,
     }
     console.line(&input_view::became(&after))?;
     if after.state() == InputState::Answered {
-        console.note("the agent gets it as soon as its daemon is there");
+        console.note(
+            "it is stored and on its way; the agent gets it even if its daemon is away just now",
+        );
     }
     Ok(Exit::Done)
 }

@@ -1,6 +1,6 @@
 //! `baton blocked`: what waits for a person, newest first.
 
-use baton_proto::v1::{AttentionCause, BlockedTask, ListBlockedRequest};
+use baton_proto::v1::{AttentionCause, BlockedTask, ListBlockedRequest, ListBlockedResponse};
 use baton_proto::{ShortName, to_json};
 use clap::Args;
 
@@ -19,7 +19,7 @@ pub(crate) struct BlockedArgs {
     #[arg(long, value_name = "COUNT")]
     limit: Option<usize>,
 
-    /// Print one JSON object per task and line.
+    /// Print one JSON object with the list in `tasks`.
     #[arg(long)]
     json: bool,
 
@@ -32,9 +32,11 @@ pub(crate) async fn run(args: BlockedArgs, console: &Console) -> Result<Exit, Cl
     let mut tasks = list(&relay, args.limit).await?;
     tasks.truncate(args.limit.unwrap_or(usize::MAX));
     if args.json {
-        for task in &tasks {
-            console.json(&to_json(task))?;
-        }
+        let list = ListBlockedResponse {
+            tasks,
+            ..ListBlockedResponse::default()
+        };
+        console.json(&to_json(&list))?;
         return Ok(Exit::Done);
     }
     if tasks.is_empty() {

@@ -1,7 +1,7 @@
 //! `baton checkpoints`: the milestones of a task, newest first.
 
 use baton_proto::to_json;
-use baton_proto::v1::{Checkpoint, ListCheckpointsRequest};
+use baton_proto::v1::{Checkpoint, ListCheckpointsRequest, ListCheckpointsResponse};
 use clap::Args;
 
 use crate::args::TaskArg;
@@ -17,7 +17,7 @@ pub(crate) struct CheckpointsArgs {
     #[command(flatten)]
     task: TaskArg,
 
-    /// Print one JSON object per checkpoint and line.
+    /// Print one JSON object with the list in `checkpoints`, and how many there ever were in `total`.
     #[arg(long)]
     json: bool,
 
@@ -30,9 +30,12 @@ pub(crate) async fn run(args: CheckpointsArgs, console: &Console) -> Result<Exit
     let task_id = args.task.find(&relay).await?;
     let (checkpoints, total) = list(&relay, task_id).await?;
     if args.json {
-        for checkpoint in &checkpoints {
-            console.json(&to_json(checkpoint))?;
-        }
+        let list = ListCheckpointsResponse {
+            checkpoints,
+            total,
+            ..ListCheckpointsResponse::default()
+        };
+        console.json(&to_json(&list))?;
         return Ok(Exit::Done);
     }
     if checkpoints.is_empty() {

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use baton_proto::to_json;
-use baton_proto::v1::{Input, InputState, ListInputsRequest, WatchInputsRequest};
+use baton_proto::v1::{
+    Input, InputState, ListInputsRequest, ListInputsResponse, WatchInputsRequest,
+};
 use clap::Args;
 
 use crate::client::Relay;
@@ -36,7 +38,7 @@ pub(crate) struct InboxArgs {
     #[arg(long)]
     follow: bool,
 
-    /// Print one JSON object per input and line.
+    /// Print one JSON object with the list in `inputs`; with --follow one object per input and line.
     #[arg(long)]
     json: bool,
 
@@ -51,11 +53,19 @@ pub(crate) async fn run(mut args: InboxArgs, console: &Console) -> Result<Exit, 
         return follow(&relay, args, console).await;
     }
     let inputs = list(&relay, &args.task, args.all).await?;
-    if inputs.is_empty() && !args.json {
+    if args.json {
+        let list = ListInputsResponse {
+            inputs,
+            ..ListInputsResponse::default()
+        };
+        console.json(&to_json(&list))?;
+        return Ok(Exit::Done);
+    }
+    if inputs.is_empty() {
         console.note("nothing waits for an answer");
     }
     for input in &inputs {
-        show(input, args.json, console)?;
+        show(input, false, console)?;
     }
     Ok(Exit::Done)
 }

@@ -10,11 +10,13 @@ use baton_proto::v1::{
 };
 use baton_proto::{ShortName, to_json};
 use clap::Args;
+use serde_json::Value;
 
 use crate::args::{Reason, TaskArg};
 use crate::client::Relay;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
+use crate::duration;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
@@ -121,21 +123,53 @@ impl fmt::Debug for Secret {
 
 impl LeaseArgs {
     async fn named(self, relay: &Relay) -> Result<AgentLease, CliError> {
-        let token = self.token.bytes().ok_or_else(|| {
-            CliError::usage(
-                format!("{TOKEN} holds no lease token"),
-                "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
-            )
-        })?;
         let task_id = self.task.find(relay).await?;
-        Ok(AgentLease {
-            attempt_id: ids::attempt(relay, &task_id, &self.attempt_id).await?,
-            task_id,
-            token: Some(LeaseToken {
-                value: token.into(),
-            }),
-        })
+        proved(relay, task_id, &self.attempt_id, &self.token).await
     }
+}
+
+/// The lease of an attempt that the caller of another verb says to hold.
+pub(crate) async fn held(
+    relay: &Relay,
+    task_id: String,
+    attempt: &str,
+) -> Result<AgentLease, CliError> {
+    proved(relay, task_id, attempt, &Secret::from_environment()).await
+}
+
+/// Whoever holds the task speaks under its lease, which those verbs that others have too do not ask for.
+pub(crate) fn holders_way(error: CliError, verb: &str) -> CliError {
+    match error {
+        CliError::Refused(mut refusal) if refusal.machine_code == "permission_denied" => {
+            refusal.story.hint = format!(
+                "whoever holds the task says whose lease it is: {TOKEN}=… baton {verb} TASK --attempt ATTEMPT …, with what \
+                 `baton claim` or `baton pick-up TASK` printed"
+            );
+            CliError::Refused(refusal)
+        }
+        other => other,
+    }
+}
+
+async fn proved(
+    relay: &Relay,
+    task_id: String,
+    attempt: &str,
+    token: &Secret,
+) -> Result<AgentLease, CliError> {
+    let token = token.bytes().ok_or_else(|| {
+        CliError::usage(
+            format!("{TOKEN} holds no lease token"),
+            "set it to the 64 digits that `baton claim` or `baton pick-up TASK` printed",
+        )
+    })?;
+    Ok(AgentLease {
+        attempt_id: ids::attempt(relay, &task_id, attempt).await?,
+        task_id,
+        token: Some(LeaseToken {
+            value: token.into(),
+        }),
+    })
 }
 
 pub(crate) async fn claim(args: ClaimArgs, console: &Console) -> Result<Exit, CliError> {
@@ -195,18 +229,53 @@ pub(crate) async fn release(args: ReleaseArgs, console: &Console) -> Result<Exit
 
 fn show(grant: &AgentGrant, json: bool, console: &Console) -> Result<Exit, CliError> {
     if json {
-        console.json(&to_json(grant))?;
+        console.json(&with_token(grant))?;
         return Ok(Exit::Done);
     }
     let re = grant.r#ref.clone().unwrap_or_default();
-    let token = grant.token.clone().unwrap_or_default().value;
-    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
     console.line(&format!("task {}", re.task_id))?;
     console.line(&format!("attempt {}", re.attempt_id))?;
-    console.line(&format!("token {token}"))?;
+    console.line(&format!("token {}", token_of(grant)))?;
     console.note(&format!(
-        "the lease ends in {} ms unless it is renewed: {TOKEN}=… baton renew {} {}",
-        grant.granted_ms, re.task_id, re.attempt_id
+        "the lease ends in {} unless it is renewed: {TOKEN}=… baton renew {} {}",
+        duration::short(grant.granted_ms),
+        re.task_id,
+        re.attempt_id
     ));
     Ok(Exit::Done)
+}
+
+/// JSON of a message never shows a token, because it ends up in logs. This is the one moment at which the holder is told his.
+fn with_token(grant: &AgentGrant) -> Value {
+    let mut shown = to_json(grant);
+    shown["token"] = token_of(grant).into();
+    shown
+}
+
+/// As the environment takes it back.
+fn token_of(grant: &AgentGrant) -> String {
+    let token = grant.token.clone().unwrap_or_default().value;
+    token.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_of_a_grant_has_the_token_that_the_environment_takes_back() {
+        let value: Vec<u8> = (0..32).collect();
+        let grant = AgentGrant {
+            token: Some(LeaseToken {
+                value: value.clone().into(),
+            }),
+            granted_ms: 30_000,
+            ..AgentGrant::default()
+        };
+        let shown = with_token(&grant);
+        let told = shown["token"].as_str().expect("a text").to_owned();
+        assert_eq!(Secret(Some(told)).bytes(), Some(value));
+        assert_eq!(shown["grantedMs"], to_json(&grant)["grantedMs"]);
+        assert_eq!(to_json(&grant)["token"], "redacted");
+    }
 }

@@ -1,7 +1,7 @@
 //! `baton output`: the bytes that one attempt wrote.
 
 use baton_proto::to_json;
-use baton_proto::v1::ReadOutputRequest;
+use baton_proto::v1::{AttemptState, OutputEnd, ReadOutputRequest};
 use clap::Args;
 
 use crate::args::TaskArg;
@@ -53,6 +53,7 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
     let mut reader = OutputReader::new(relay, request);
     let mut sink = OutputSink::new(console);
     let mut interrupt = Interrupt::listen()?;
+    let mut cut_is_told = false;
     loop {
         let piece = tokio::select! {
             piece = reader.next() => piece?,
@@ -68,14 +69,47 @@ pub(crate) async fn run(args: OutputArgs, console: &Console) -> Result<Exit, Cli
             Piece::End(end) if args.json => console.json(&to_json(end))?,
             Piece::Bytes(chunk) if is_for_people(chunk) => sink.write(&chunk.data)?,
             Piece::Bytes(_) => {}
-            Piece::Cut(cut) => console.note(&cut_text(cut)),
+            Piece::Cut(cut) => {
+                cut_is_told |= cut.length_unknown;
+                console.note(&cut_text(cut));
+            }
             Piece::End(_) => {}
         }
-        if matches!(piece, Piece::End(_)) {
+        if let Piece::End(end) = &piece {
             sink.finish()?;
+            if !args.json && !cut_is_told && ends_unsaid(end) {
+                console.note(
+                    "[the attempt ended without saying where its output ends: more may be missing]",
+                );
+            }
             return Ok(Exit::Done);
         }
     }
+}
+
+/// It is over and never said how much there is of it. What still runs is not complete either, and nobody thinks so.
+fn ends_unsaid(end: &OutputEnd) -> bool {
+    let over = match end.state() {
+        AttemptState::Completed
+        | AttemptState::Failed
+        | AttemptState::Canceled
+        | AttemptState::TimedOut
+        | AttemptState::Lost => true,
+        AttemptState::Unspecified
+        | AttemptState::Queued
+        | AttemptState::Offered
+        | AttemptState::Accepted
+        | AttemptState::Starting
+        | AttemptState::Prompted
+        | AttemptState::Streaming
+        | AttemptState::ToolRunning
+        | AttemptState::WaitingInput
+        | AttemptState::CleaningUp
+        | AttemptState::Parked
+        | AttemptState::Released
+        | AttemptState::HandedOff => false,
+    };
+    over && !end.complete && end.offset > 0
 }
 
 /// Empty for the newest one, which the relay chooses.
@@ -100,4 +134,22 @@ async fn attempt_id(relay: &Relay, task_id: &str, args: &OutputArgs) -> Result<S
                 "leave --attempt out for the newest one",
             )
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_attempt_that_is_over_can_have_left_its_output_open() {
+        let end = |state: AttemptState, complete: bool| OutputEnd {
+            state: state.into(),
+            offset: 2,
+            complete,
+            ..OutputEnd::default()
+        };
+        assert!(ends_unsaid(&end(AttemptState::Lost, false)));
+        assert!(!ends_unsaid(&end(AttemptState::Completed, true)));
+        assert!(!ends_unsaid(&end(AttemptState::Streaming, false)));
+    }
 }

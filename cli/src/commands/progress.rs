@@ -1,11 +1,14 @@
 //! `baton progress`: shows what a task has come to, or adds to it from outside.
 
 use baton_proto::to_json;
-use baton_proto::v1::{FailedItem, GetTaskRequest, ProgressUpdate, UpdateProgressRequest};
+use baton_proto::v1::{
+    AgentProgressRequest, FailedItem, GetTaskRequest, ProgressUpdate, Task, UpdateProgressRequest,
+};
 use clap::Args;
 
-use crate::args::{JsonArg, TaskArg};
+use crate::args::{HolderArg, JsonArg, TaskArg};
 use crate::client::Relay;
+use crate::commands::lease;
 use crate::console::Console;
 use crate::discovery::RelayArgs;
 use crate::errors::CliError;
@@ -35,6 +38,9 @@ pub(crate) struct ProgressArgs {
     failed: Vec<(String, String)>,
 
     #[command(flatten)]
+    holder: HolderArg,
+
+    #[command(flatten)]
     json: JsonArg,
 
     #[command(flatten)]
@@ -45,26 +51,28 @@ pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, C
     let relay = Relay::discover(&args.relay).await?;
     let task_id = args.task.find(&relay).await?;
     let json = args.json.json;
-    let task = match update(args) {
-        Some(update) => {
+    let attempt = args.holder.attempt.clone();
+    let task = match (update(args), attempt) {
+        (Some(update), Some(attempt)) => {
+            let request = AgentProgressRequest {
+                lease: Some(lease::held(&relay, task_id.clone(), &attempt).await?),
+                update: Some(update),
+                ..AgentProgressRequest::default()
+            };
+            relay.agents().progress(request).await?;
+            get(&relay, task_id).await?
+        }
+        (Some(update), None) => {
             let request = UpdateProgressRequest {
                 task_id,
                 update: Some(update),
             };
-            relay
-                .tasks()
-                .update_progress(request)
-                .await?
-                .into_inner()
-                .task
+            let updated = relay.tasks().update_progress(request).await;
+            let updated =
+                updated.map_err(|status| lease::holders_way(status.into(), "progress"))?;
+            updated.into_inner().task
         }
-        None => {
-            let request = GetTaskRequest {
-                task_id,
-                include_spec: false,
-            };
-            relay.tasks().get(request).await?.into_inner().task
-        }
+        (None, _) => get(&relay, task_id).await?,
     };
     let task = task.ok_or_else(no_task)?;
     if json {
@@ -79,6 +87,14 @@ pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, C
         console.line(&line)?;
     }
     Ok(Exit::Done)
+}
+
+async fn get(relay: &Relay, task_id: String) -> Result<Option<Task>, CliError> {
+    let request = GetTaskRequest {
+        task_id,
+        include_spec: false,
+    };
+    Ok(relay.tasks().get(request).await?.into_inner().task)
 }
 
 /// Why it failed is what the next one wants to know.

@@ -1,7 +1,7 @@
 //! `baton show`: one task in full.
 
 use baton_proto::to_json;
-use baton_proto::v1::{GetTaskRequest, InspectRequest};
+use baton_proto::v1::{GetTaskRequest, InspectRequest, Task};
 use clap::Args;
 
 use crate::args::TaskArg;
@@ -37,7 +37,7 @@ pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliEr
         task_id: task_id.clone(),
         include_spec: true,
     };
-    let task = relay
+    let mut task = relay
         .tasks()
         .get(request)
         .await?
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliEr
         console.json(&to_json(&task))?;
         return Ok(Exit::Done);
     }
-    let insight = insight(&relay, task_id).await;
+    let insight = insight(&relay, &mut task).await;
     let (now_ms, style) = (clock::wall_ms(), console.data_style());
     for line in inspect::lines(&task, &insight, now_ms, style) {
         console.line(&line)?;
@@ -71,11 +71,17 @@ pub(crate) async fn run(args: ShowArgs, console: &Console) -> Result<Exit, CliEr
 }
 
 /// Timers and advice are for operators; everybody else sees the task without them.
-async fn insight(relay: &Relay, task_id: String) -> Insight {
+async fn insight(relay: &Relay, task: &mut Task) -> Insight {
+    let task_id = task.task_id.clone();
     let Ok(response) = relay.operator().inspect(InspectRequest { task_id }).await else {
         return Insight::default();
     };
     let response = response.into_inner();
+    // Who looks inside knows better what it waits for: the record does not tell of other turns.
+    if let Some(seen) = &response.task {
+        task.waits_for = seen.waits_for;
+        task.waits_until = seen.waits_until;
+    }
     Insight {
         timers: response.timers,
         diagnostics: response

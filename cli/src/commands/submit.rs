@@ -120,7 +120,7 @@ pub(crate) async fn run(args: SubmitArgs, console: &Console) -> Result<Exit, Cli
 
 /// A mistyped name must not wait for a day in silence.
 async fn say_if_it_waits(relay: &Relay, task: &Task, console: &Console) {
-    if task.waits_for() == WaitsFor::Daemon
+    if matches!(task.waits_for(), WaitsFor::Daemon | WaitsFor::Pause)
         && let Some(why) = waiting::why(relay, &task.task_id).await
     {
         console.note(&format!("it waits: {why}"));
@@ -147,9 +147,11 @@ fn doubtful(status: tonic::Status) -> CliError {
                 .to_owned();
             CliError::Unreachable(story)
         }
-        CliError::Usage(_) | CliError::Refused(_) | CliError::Local(_) | CliError::OutputClosed => {
-            error
-        }
+        CliError::Usage(_)
+        | CliError::Refused(_)
+        | CliError::Local(_)
+        | CliError::Damaged(_)
+        | CliError::OutputClosed => error,
     }
 }
 

@@ -89,7 +89,7 @@ pub(crate) async fn run(mut args: TasksArgs, console: &Console) -> Result<Exit, 
         let mut row = row(task, now);
         if task.waits_for() == WaitsFor::Daemon && looks > 0 {
             looks -= 1;
-            let why = waiting::why_stranded(&relay, &task.task_id).await;
+            let why = waiting::why_not_soon(&relay, &task.task_id).await;
             row[5] = match why {
                 Some(why) => format!("{why}; {}", row[5]),
                 None => std::mem::take(&mut row[5]),
@@ -166,6 +166,7 @@ async fn list(
 fn row(task: &Task, now_ms: u64) -> [String; 6] {
     // Work that is held after an import is held for long: the list says so.
     let held = task_view::waits(task, now_ms).filter(|_| task.waits_for() == WaitsFor::Inheritance);
+    let held = held.or_else(|| task_view::held_up(task));
     let submitted = || match task_view::about(task) {
         nothing if nothing.is_empty() => one_line(&inspect::pairs(&task.labels)),
         about => about,

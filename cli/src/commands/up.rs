@@ -47,6 +47,11 @@ pub(crate) struct UpArgs {
     #[arg(long, env = "BATON_DAEMON_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
 
+    /// Directory in which commands and agents run if their task asks for no workspace, for example `.`. The default is
+    /// `daemon/work` in the data directory.
+    #[arg(long, env = "BATON_WORK_DIR", value_name = "DIR")]
+    work_dir: Option<PathBuf>,
+
     /// Send traces to this OTLP collector over gRPC, for example http://127.0.0.1:4317. The OTEL_* variables work too.
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
@@ -98,6 +103,8 @@ async fn with_daemon(
 ) -> Result<Exit, CliError> {
     let url = relay.url.clone();
     let welcomed = daemon.welcomed();
+    let work = daemon.watch_work();
+    console.note(&format!("tasks run in {}", daemon.work_dir.display()));
     let daemon_stop = CancellationToken::new();
     let mut running = pin!(daemon.run(daemon_stop.clone()));
     let result = tokio::select! {
@@ -105,9 +112,26 @@ async fn with_daemon(
         ended = &mut running => return ended.map(|()| Exit::NotCompleted),
         result = stay(args, &url, data, welcomed, stop, console) => result,
     };
+    if let Some(words) = ends_with_us(work.running()) {
+        console.note(&words);
+    }
     daemon_stop.cancel();
     running.await?;
     result
+}
+
+/// Whoever stops it should not find out later what that has cost.
+fn ends_with_us(running: u32) -> Option<String> {
+    let run = match running {
+        0 => return None,
+        1 => "1 task runs".to_owned(),
+        more => format!("{more} tasks run"),
+    };
+    Some(format!(
+        "{run}; what does not finish in the next {} s ends with `baton up`: it is tried again where that is safe, and else \
+         waits for you (`baton blocked`). Work that is to go on over a restart needs `baton relay` and `baton daemon --token-file FILE`",
+        DRAIN.as_secs()
+    ))
 }
 
 /// Where the data is, and whether it goes away again.
@@ -188,7 +212,7 @@ fn daemon_plan(args: &UpArgs, url: &str, data: &Path) -> DaemonPlan {
         ca: None,
         drain: DRAIN,
         config: args.config.clone(),
-        work_dir: None,
+        work_dir: args.work_dir.clone(),
         // Relay and daemon end together, and so does what they run.
         hold: Duration::ZERO,
         health: None,
@@ -229,4 +253,19 @@ async fn show_demo(url: &str, data: &Path, console: &Console) -> Result<Exit, Cl
         ..RelayArgs::default()
     };
     demo::run(&Relay::discover(&connection).await?, console).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_stops_it_is_told_what_that_ends_and_nothing_where_nothing_runs() {
+        assert_eq!(ends_with_us(0), None);
+        let words = ends_with_us(2).expect("two run");
+        assert!(
+            words.starts_with("2 tasks run;") && words.contains("baton blocked"),
+            "{words}"
+        );
+    }
 }

@@ -130,7 +130,7 @@ impl From<CliError> for Refusal {
                 next: story.hint.clone(),
                 ..unreachable(&story.why)
             },
-            CliError::Usage(story) | CliError::Local(story) => {
+            CliError::Usage(story) | CliError::Local(story) | CliError::Damaged(story) => {
                 Self::new(PRECONDITION, "not_configured", &story.what, &story.hint)
                     .because(story.why)
             }

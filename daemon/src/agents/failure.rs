@@ -102,7 +102,7 @@ impl FailureClass {
             Self::Refusal => (codes::REFUSAL, "The model declined to do this."),
             Self::ProviderMissing => (
                 codes::PROVIDER_MISSING,
-                "The agent's program is not installed on the worker.",
+                "The program is not installed on the worker, or not in the directory that it was to run in.",
             ),
             Self::BadCwd => (
                 codes::BAD_CWD,

@@ -54,7 +54,7 @@ fn parse(text: &str, path: &Path) -> Result<FileConfig, ConfigError> {
     })
 }
 
-fn roots(
+pub(super) fn roots(
     entries: BTreeMap<String, RootEntry>,
 ) -> Result<BTreeMap<String, RootConfig>, ConfigError> {
     if entries.len() > ROOTS {
@@ -94,7 +94,7 @@ struct File {
 }
 
 #[derive(Deserialize)]
-struct RootEntry {
+pub(super) struct RootEntry {
     path: PathBuf,
     #[serde(default)]
     mode: ModeWord,
@@ -123,7 +123,7 @@ impl From<ModeWord> for Mode {
 }
 
 #[derive(Default, Deserialize)]
-struct LimitsEntry {
+pub(super) struct LimitsEntry {
     memory_floor_percent: Option<Percent>,
     attempt_memory_mib: Option<std::num::NonZeroU32>,
     attempt_processes: Option<std::num::NonZeroU32>,
@@ -161,7 +161,7 @@ impl From<LimitsEntry> for Limits {
 
 #[derive(Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum AgentEntry {
+pub(super) enum AgentEntry {
     Command {
         program: String,
         #[serde(default)]
@@ -206,7 +206,7 @@ enum AgentEntry {
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum CodexProtocol {
+pub(super) enum CodexProtocol {
     #[default]
     AppServer,
     Exec,

@@ -1,11 +1,12 @@
 //! The last words of an attempt: which frame ends it, what replaces that frame when the relay refuses it or
 //! wants none of it.
 
-use baton_proto::v1::TerminationReceipt;
 use baton_proto::v1::attempt_frame::Body;
+use baton_proto::v1::{LossCause, TerminationReceipt};
+use tracing::warn;
 
 use super::{Held, REPLAY_PAUSE, Reach, Stage, StopWhy};
-use crate::agents::{Used, as_told};
+use crate::agents::{Used, Verdict, as_told};
 use crate::attempt::{Cause, Ending};
 use crate::clock::Clock;
 use crate::frames::{self, Closing, Control};
@@ -36,7 +37,13 @@ impl Held {
         if matches!(ending.cause, Cause::LeaseEnded) {
             self.raise_stop(StopWhy::LeaseEnded);
         }
-        let receipt = frames::receipt(ending, clock.wall());
+        let verdict = as_told(ending, self.finish.as_ref());
+        let mut receipt = frames::receipt(ending, clock.wall());
+        if verdict == Verdict::Stopped {
+            let loss = self.loss(&ending.cause);
+            receipt.loss = loss.into();
+            self.log_loss(loss);
+        }
         let only_receipt = Body::Receipt(receipt.clone());
         let untold = if matches!(ending.cause, Cause::NeverLaunched) {
             let why = "the daemon died before it launched anything";
@@ -45,7 +52,6 @@ impl Held {
             only_receipt.clone()
         };
         let closing = self.closing(receipt.clone());
-        let verdict = as_told(ending, self.finish.as_ref());
         let body = match self.stopping {
             Some(StopWhy::Fenced) => {
                 self.outbox.drop_unacked();
@@ -74,6 +80,58 @@ impl Held {
             .ended
             .map_or_else(|| self.is_within_lease(clock), |ended| ended.within_lease);
         self.finish_with(body, receipt, within_lease, clock);
+    }
+
+    /// Why there is no result, where the relay does not know it: what it has ordered itself it knows.
+    fn loss(&self, cause: &Cause) -> LossCause {
+        match (cause, self.stopping) {
+            (Cause::LeaseEnded, _) => LossCause::LeaseEnded,
+            (Cause::Lost, _) => LossCause::SupervisorDied,
+            (Cause::Stopped, Some(StopWhy::Drained)) => LossCause::DaemonStopped,
+            (
+                Cause::Stopped,
+                Some(
+                    StopWhy::Canceled(_)
+                    | StopWhy::DiskFull
+                    | StopWhy::TooLong
+                    | StopWhy::LeaseEnded
+                    | StopWhy::Fenced,
+                )
+                | None,
+            )
+            | (
+                Cause::NotStarted { .. }
+                | Cause::Exited(_)
+                | Cause::Deadline(_)
+                | Cause::Disk { .. }
+                | Cause::Lingered
+                | Cause::NeverLaunched
+                | Cause::Broken,
+                _,
+            ) => LossCause::Unspecified,
+        }
+    }
+
+    /// Whoever reads why a task was lost looks here next.
+    fn log_loss(&self, loss: LossCause) {
+        let attempt_id = self.attempt.attempt_id.as_str();
+        match loss {
+            LossCause::Unspecified => {}
+            LossCause::LeaseEnded => warn!(
+                attempt_id,
+                "ended it without a result: no relay renewed its lease in time"
+            ),
+            LossCause::DaemonStopped => {
+                warn!(
+                    attempt_id,
+                    "ended it without a result: this daemon is being stopped"
+                );
+            }
+            LossCause::SupervisorDied => warn!(
+                attempt_id,
+                "ended without a result: its shim died, or was stuck and was killed"
+            ),
+        }
     }
 
     /// The relay refused the completion for good: the process is gone and cannot make up for it.

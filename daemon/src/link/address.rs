@@ -32,11 +32,18 @@ pub enum LinkError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error(
+        "{path} holds no certificate; name the PEM file of the authority that signed the relay's"
+    )]
+    NoAuthority { path: PathBuf },
     #[error("the relay refused this daemon's token: {message}; make one with role daemon")]
     Refused { message: String },
     #[error("the relay speaks no protocol version that this daemon knows: {message}; upgrade it")]
     Version { message: String },
 }
+
+/// Begins a certificate in a PEM file.
+const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
 /// The address and its settings, checked once at the start.
 pub(crate) fn endpoint(config: &DaemonConfig) -> Result<Endpoint, LinkError> {
@@ -71,6 +78,10 @@ fn trusted(config: &DaemonConfig) -> Result<ClientTlsConfig, LinkError> {
         path: path.clone(),
         source,
     })?;
+    // Without one every relay would look like one with an unknown certificate.
+    if !pem.windows(CERTIFICATE.len()).any(|at| at == CERTIFICATE) {
+        return Err(LinkError::NoAuthority { path: path.clone() });
+    }
     Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)))
 }
 

@@ -32,9 +32,13 @@ pub(crate) enum SpawnError {
         "working directory {cwd} cannot be used: {source}; choose one that exists on this daemon"
     )]
     BadCwd { cwd: PathBuf, source: io::Error },
-    #[error("cannot start {program:?}: {source}; check that it exists there and is executable")]
+    #[error(
+        "cannot start {program:?} in {cwd}: {source}; it must be executable, and be there or in the daemon's PATH"
+    )]
     NotStarted {
         program: OsString,
+        /// A program that is named with a relative path is looked for here.
+        cwd: PathBuf,
         source: io::Error,
     },
 }

@@ -290,10 +290,14 @@ fn spec_of(launch: &Launch) -> ChildSpec {
 
 /// All that can fail is done before the child runs: then it is in this shim's charge, or it never was.
 fn start(spec: ChildSpec) -> Result<(ProcessId, [OwnedFd; 3]), SpawnError> {
-    let program = spec.program.clone();
+    let (program, cwd) = (spec.program.clone(), spec.cwd.clone());
     let mut command = command(spec, getpid())?;
     let started = pipes(&mut command).and_then(|pipes| Ok((command.spawn()?, pipes)));
-    let (child, pipes) = started.map_err(|source| SpawnError::NotStarted { program, source })?;
+    let (child, pipes) = started.map_err(|source| SpawnError::NotStarted {
+        program,
+        cwd,
+        source,
+    })?;
     let pid = child.id().cast_signed();
     let unknown = ProcessId { pid, start_time: 0 };
     Ok((identity_of(pid).unwrap_or(unknown), pipes))

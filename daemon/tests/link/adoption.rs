@@ -7,7 +7,7 @@ use baton_daemon::Clock;
 use baton_proto::v1::attempt_frame::Body;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
-    ActiveAttempt, ActiveState, Adopt, AttemptRef, Hello, Keep, RejectCode, Settlement,
+    ActiveAttempt, ActiveState, Adopt, AttemptRef, Hello, Keep, LossCause, RejectCode, Settlement,
     TerminationReceipt,
 };
 use rustix::process::Signal;
@@ -215,6 +215,7 @@ async fn without_a_daemon_the_lease_ends_everything_and_the_next_daemon_brings_t
     session.welcome(vec![adopt(&attempt, 0, 0)]).await;
     let receipt = until_receipt(&mut session).await;
     assert!(receipt.group_empty && receipt.killed && receipt.process_started);
+    assert_eq!(receipt.loss(), LossCause::LeaseEnded);
     assert_eq!(session.terminals(), 0, "no result was made up");
 }
 

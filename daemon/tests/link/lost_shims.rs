@@ -6,7 +6,9 @@ use baton_daemon::Clock;
 use baton_daemon::shim::framing::encode;
 use baton_daemon::shim::{HIGHEST_VERSION, LOWEST_VERSION, REPORT, SOCKET, read_report};
 use baton_proto::v1::attempt_frame::Body;
-use baton_proto::v1::{ActiveState, AttemptRef, CutReason, Heartbeat, TerminationReceipt};
+use baton_proto::v1::{
+    ActiveState, AttemptRef, CutReason, Heartbeat, LossCause, TerminationReceipt,
+};
 use baton_proto::worker::{Greeting, ToShim, to_shim};
 use bytes::BytesMut;
 use rustix::process::Signal;
@@ -32,6 +34,7 @@ async fn a_killed_shim_leaves_no_process_and_only_a_receipt_is_said() {
     assert!(of_attempt(&attempt).is_empty());
     assert!(receipt.group_empty && receipt.process_started);
     assert_eq!((receipt.exit_code, receipt.signal), (None, None));
+    assert_eq!(receipt.loss(), LossCause::SupervisorDied);
     assert_eq!(session.terminals(), 0);
     daemon.until(|status| status.running == 0).await;
 }

@@ -9,7 +9,7 @@ use baton_proto::v1::daemon_frame::Frame as Up;
 use baton_proto::v1::settlement::Decision;
 use baton_proto::v1::{
     Abandon, ActiveState, Adopt, Cancel, CancelReason, DaemonStatus, FenceCode, GoodbyeCode,
-    RejectCode, attempt_command,
+    LossCause, RejectCode, attempt_command,
 };
 
 use crate::daemon::{Running, is_alive};
@@ -57,6 +57,7 @@ async fn without_renewals_the_child_is_dead_at_the_limit_even_without_a_stream()
         panic!("{frame:?}")
     };
     assert!(receipt.group_empty && receipt.killed && receipt.prompt_written == Some(true));
+    assert_eq!(receipt.loss(), LossCause::LeaseEnded);
 }
 
 #[tokio::test]
@@ -223,6 +224,7 @@ async fn what_outlasts_the_drain_is_killed_and_told_as_a_receipt() {
         panic!("{frame:?}")
     };
     assert!(receipt.group_empty && receipt.killed && !is_alive(pid));
+    assert_eq!(receipt.loss(), LossCause::DaemonStopped);
     assert_eq!(session.terminals(), 0);
     session.ack(&stubborn, frame.control_seq, 3).await;
     session.until_closed().await;

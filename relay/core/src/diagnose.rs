@@ -2,6 +2,7 @@
 //! and nothing acts on it.
 
 use crate::id::AttemptId;
+use crate::input::NO_RESULT;
 use crate::record::{
     AttemptRecord, EndState, EventKind, FailureCode, Phase, Receipt, State, TaskRecord,
 };
@@ -140,8 +141,8 @@ fn crashed(attempt: &AttemptRecord) -> Found {
         | State::Parked(_) => false,
     };
     gone.then(|| {
-        let words = "its processes are gone and told no result".to_owned();
-        (Problem::Crashed, words)
+        let told = attempt.state.end().and_then(|end| end.message.as_deref());
+        (Problem::Crashed, told.unwrap_or(NO_RESULT).to_owned())
     })
 }
 

@@ -25,7 +25,8 @@ use crate::record::{
 use crate::spec::TaskSpec;
 use crate::time::Wall;
 
-pub use bodies::{Activity, CanceledBody, Completed, Errored, Sign, Termination};
+pub(crate) use bodies::NO_RESULT;
+pub use bodies::{Activity, CanceledBody, Completed, Errored, Loss, Sign, Termination};
 
 #[derive(Debug)]
 pub enum Input {

@@ -100,11 +100,21 @@ impl Core {
                 .collect(),
             waits_for: waits.map(|(waits, _)| waits),
             waits_ms: waits.and_then(|(_, until)| Some(until?.since(turn.now.at))),
+            behind: self.behind(live, turn.now.at),
             unmet: self.unmet(live, |daemon| self.roster.session_of(daemon.id).is_some()),
             pause: self.waits_for_pause(live),
             diagnoses: self.diagnose(live, turn.now.at),
         };
         turn.reply(request, After::Task(task), Reply::Inspected(Box::new(view)));
+    }
+
+    /// The turn whose end it waits for.
+    fn behind(&self, live: &Live, now: Moment) -> Option<TaskId> {
+        let key = ConversationKey::of(&live.spec);
+        let waits = live.newest().state == State::Queued;
+        let fence = self.fences.may_lease(live.id(), key.as_ref(), now).err();
+        let other = fence.map(|fence| fence.task);
+        other.filter(|task| waits && *task != live.id())
     }
 
     /// The narrowest pause that it waits for.

@@ -1,5 +1,7 @@
 //! What follows the end of an attempt by itself: another one, a person's attention, or the end of the task.
 
+use std::sync::Arc;
+
 use crate::bounds;
 use crate::core::{Core, Turn};
 use crate::ends::holder_of;
@@ -195,22 +197,30 @@ fn note_stop(live: &mut Live, stop: Stop) {
 }
 
 fn park_task(live: &mut Live, cause: AttentionCause, since: Wall) {
-    let reason = match cause {
-        AttentionCause::UnsafeLoss => {
-            "the attempt was lost and may have had effects; retry it if that is harmless"
+    let reason: Arc<str> = match cause {
+        AttentionCause::UnsafeLoss => unsafe_loss(live.newest()).into(),
+        AttentionCause::Poison => {
+            "several daemons were lost under it; look before it is retried".into()
         }
-        AttentionCause::Poison => "several daemons were lost under it; look before it is retried",
         AttentionCause::Blocked
         | AttentionCause::Starved
         | AttentionCause::InputTimeout
-        | AttentionCause::ReceiptsMissing => cause.as_str(),
+        | AttentionCause::ReceiptsMissing => cause.as_str().into(),
     };
     live.record_mut().attention = Some(Attention {
         cause,
-        reason: reason.into(),
+        reason: Arc::clone(&reason),
         hint: None,
         checkpoint: None,
         since,
     });
-    live.note(EventKind::Attention(cause), Some(reason.into()));
+    live.note(EventKind::Attention(cause), Some(reason));
+}
+
+/// What happened comes first: it is what lists have room for.
+fn unsafe_loss(lost: &AttemptRecord) -> String {
+    let end = lost.state.end();
+    let what = end.and_then(|end| end.message.as_deref());
+    let what = what.unwrap_or("the attempt was lost");
+    format!("{what}; it may have had effects, so retry it only if that is harmless")
 }

@@ -107,8 +107,13 @@ pub(super) fn fill_hold(
     if record.state != TaskState::Queued {
         return;
     }
-    if scheduler.paused.is_some() || pauses.of(&record.tenant).is_some() {
+    let wider = pauses.of(&record.tenant).or(scheduler.paused.as_ref());
+    if let Some(wider) = wider {
         task.waits_for = v1::WaitsFor::Pause.into();
+        task.paused = true;
+        if record.paused.is_none() {
+            task.pause_reason = wider.reason.to_string();
+        }
     }
     if let Some(hold) = scheduler.hold_of(record.task) {
         let left_ms = hold.until_ms.saturating_sub(scheduler.uptime_ms);
@@ -126,6 +131,7 @@ fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
         TaskState::Queued if spec.agent_held => v1::WaitsFor::Agent,
         TaskState::Queued => v1::WaitsFor::Daemon,
         TaskState::NeedsAttention => v1::WaitsFor::Person,
+        TaskState::Running if is_asking(record) => v1::WaitsFor::Person,
         TaskState::Running
         | TaskState::Completed
         | TaskState::Failed
@@ -133,6 +139,12 @@ fn waits_for(spec: &TaskSpec, record: &TaskRecord) -> v1::WaitsFor {
         | TaskState::TimedOut
         | TaskState::Lost => v1::WaitsFor::Unspecified,
     }
+}
+
+/// As the core sees it: it does nothing else before it has its answer.
+fn is_asking(record: &TaskRecord) -> bool {
+    let newest = record.newest();
+    newest.is_some_and(|attempt| attempt.state == State::WaitingInput)
 }
 
 fn cancel(cancel: &CancelRecord) -> v1::CancelView {
@@ -188,6 +200,7 @@ pub(super) fn attempt(
             cut_bytes: 0,
             durable_offset: attempt.output_end,
             final_offset: attempt.final_offset,
+            ends_open: false,
         }),
         killed_after_result: end.is_some_and(|end| end.killed_after_result),
         adopted_late: end.is_some_and(|end| end.adopted_late),

@@ -51,7 +51,7 @@ pub(crate) enum Fault {
     #[error("{by} was quicker and has the task")]
     TakenBy { by: String },
     /// Somebody was quicker in sending it on.
-    #[error("{by} has sent this task on already")]
+    #[error("{by} was quicker and has taken or sent this task on already")]
     SentOnBy { by: String },
     /// Designed, not built: an RPC, or a field that would silently do nothing.
     #[error("{what} is not built into this version of the relay")]

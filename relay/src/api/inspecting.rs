@@ -4,7 +4,7 @@ use baton_core::diagnose::{self, Diagnosis, Facts, Problem};
 use baton_core::effects::{DeadlineView, Paused, Reply, TaskView, WaitsFor};
 use baton_core::id::TaskId;
 use baton_core::input::Input;
-use baton_core::record::{RejectCode, TaskRecord, TaskState};
+use baton_core::record::{AttentionCause, RejectCode, TaskRecord, TaskState};
 use baton_core::time::Wall;
 use baton_proto::v1;
 
@@ -50,6 +50,7 @@ impl Api {
                     deadlines: Vec::new(),
                     waits_for: None,
                     waits_ms: None,
+                    behind: None,
                     unmet: None,
                     pause: None,
                     diagnoses,
@@ -174,7 +175,10 @@ fn next_action(view: &TaskView) -> (v1::NextAction, String) {
         ),
         Some(WaitsFor::Backoff | WaitsFor::Fence | WaitsFor::Conversation) => (
             Next::WaitingForTime,
-            "nothing to do: it goes on by itself".to_owned(),
+            view.behind.map_or_else(
+                || "nothing to do: it goes on by itself".to_owned(),
+                |turn| format!("nothing to do: turn {turn} of its conversation has to end first"),
+            ),
         ),
         Some(WaitsFor::Inheritance) => (
             Next::WaitingForTime,
@@ -193,7 +197,7 @@ fn next_action(view: &TaskView) -> (v1::NextAction, String) {
             Next::WaitingForInput,
             format!("answer what is asked: `baton inbox --task {id}`"),
         ),
-        Some(WaitsFor::Person) => (Next::ResumeRequired, resume_words(id)),
+        Some(WaitsFor::Person) => (Next::ResumeRequired, resume_words(&view.record)),
         None => by_state(&view.record, has(Problem::Stuck), has(Problem::Orphan)),
     }
 }
@@ -247,10 +251,25 @@ fn unpause_words(view: &TaskView) -> String {
     )
 }
 
-fn resume_words(id: TaskId) -> String {
+fn resume_words(record: &TaskRecord) -> String {
+    let id = record.task;
+    let cause = record.attention.as_ref().map(|attention| attention.cause);
+    // Nobody has said anything to it that it should go on with, so from the beginning is a way as well.
+    let again = match cause {
+        Some(AttentionCause::UnsafeLoss | AttentionCause::Poison) => format!(
+            "`baton retry {id} --allow-unsafe --reason …` tries it again from the beginning, "
+        ),
+        Some(
+            AttentionCause::Blocked
+            | AttentionCause::Starved
+            | AttentionCause::InputTimeout
+            | AttentionCause::ReceiptsMissing,
+        )
+        | None => String::new(),
+    };
     format!(
         "look at why it stopped, then `baton resume {id} --reason …` sends it on with what you have to say, \
-         `baton complete {id} --reason …` says that its work is done, or `baton cancel {id}` ends it"
+         {again}`baton complete {id} --reason …` says that its work is done, or `baton cancel {id}` ends it"
     )
 }
 
@@ -282,7 +301,7 @@ fn by_state(record: &TaskRecord, stuck: bool, orphan: bool) -> (v1::NextAction, 
                 .to_owned(),
         ),
         TaskState::Running => (Next::Running, "nothing to do: it runs".to_owned()),
-        TaskState::NeedsAttention => (Next::ResumeRequired, resume_words(id)),
+        TaskState::NeedsAttention => (Next::ResumeRequired, resume_words(record)),
         TaskState::Pending | TaskState::Queued => (
             Next::Dispatchable,
             "nothing to do: it will be dispatched".to_owned(),

@@ -280,7 +280,15 @@ impl Api {
         let id = attempt.attempt_id.parse::<AttemptId>();
         let end = id.ok().and_then(|id| self.output.end(id.0));
         if let (Some(view), Some(end)) = (attempt.output.as_mut(), end) {
-            view.cut_bytes = end.cut_bytes;
+            // A cut of unknown length has a length in the log, because everything there has.
+            let known = end.durable - end.open_bytes;
+            view.ends_open = end.open_bytes > 0;
+            view.bytes = if view.ends_open {
+                known
+            } else {
+                view.bytes.max(known)
+            };
+            view.cut_bytes = end.cut_bytes - end.open_bytes;
             view.durable_offset = end.durable;
         }
     }

@@ -74,6 +74,7 @@ impl Attempt {
             durable: self.durable,
             after_control_seq: self.after_control_seq,
             cut_bytes: self.cut,
+            open_bytes: self.extents.last().map_or(0, Extent::open_bytes),
             sealed: self.phase == Phase::Sealed,
         }
     }

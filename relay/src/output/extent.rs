@@ -58,6 +58,14 @@ impl Extent {
         }
     }
 
+    /// What stands for a cut of unknown length.
+    pub(crate) fn open_bytes(&self) -> u64 {
+        match self.what {
+            What::Cut(CutReason::RecorderLost) => self.len,
+            What::Stored | What::Cut(_) => 0,
+        }
+    }
+
     pub(crate) fn stored_bytes(&self) -> u64 {
         match self.what {
             What::Stored => self.len,

@@ -41,6 +41,8 @@ pub struct OutputEnd {
     pub after_control_seq: u64,
     /// Bytes below `durable` that readers get as cuts.
     pub cut_bytes: u64,
+    /// Those at the end that stand for a cut whose length nobody knows.
+    pub open_bytes: u64,
     /// Nothing will be added any more.
     pub sealed: bool,
 }

@@ -359,6 +359,7 @@ fn termination(sent: Option<&v1::TerminationReceipt>) -> Termination {
         .or_else(|| sent.signal.map(Exit::Signal));
     let words = format!("swept {} beyond the group", sent.swept_processes);
     Termination {
+        loss: words::loss(sent.loss()),
         exit,
         group_empty: sent.group_empty,
         prompt_written: sent.prompt_written,

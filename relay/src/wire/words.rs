@@ -1,5 +1,6 @@
 //! The core's words in the protocol's spelling, and back. One exhaustive match per enum: a new word cannot be forgotten.
 
+use baton_core::input::Loss;
 use baton_core::record::{
     AttemptState, AttentionCause, Decision, EndedBy, Phase, Receipt, TaskState, TimerKind,
 };
@@ -113,6 +114,15 @@ pub(crate) fn ended_by(by: EndedBy) -> v1::EndedBy {
 }
 
 /// Nothing ever ran: that is as good as confirmed.
+pub(crate) fn loss(sent: v1::LossCause) -> Option<Loss> {
+    match sent {
+        v1::LossCause::Unspecified => None,
+        v1::LossCause::LeaseEnded => Some(Loss::LeaseEnded),
+        v1::LossCause::DaemonStopped => Some(Loss::DaemonStopped),
+        v1::LossCause::SupervisorDied => Some(Loss::SupervisorDied),
+    }
+}
+
 pub(crate) fn termination(receipt: Receipt) -> v1::Termination {
     match receipt {
         Receipt::NotNeeded => v1::Termination::Unspecified,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Machine, Outcome};
 use crate::bounds;
 use crate::contract::{self, FoundFile};
-use crate::input::{CanceledBody, Completed, Errored, Termination};
+use crate::input::{CanceledBody, Completed, Errored, NO_RESULT, Termination};
 use crate::record::{
     End, EndState, EndedBy, EventKind, FailureCode, InputState, ParkCause, Parked, Receipt,
     RejectCode, State, TimerKind, Usage,
@@ -246,10 +246,12 @@ impl Machine<'_> {
     pub(super) fn gone(&mut self, termination: &Termination) -> Outcome {
         self.learn(termination);
         let receipt = self.receipt_of(termination);
+        let ttl_ms = self.attempt.lease.as_ref().map(|lease| lease.ttl_ms);
+        let words = termination.loss.map(|loss| loss.words(ttl_ms));
         self.lose_with(FailureCode::DaemonLostAttempt, receipt);
         self.note_termination(termination);
         if let Some(end) = self.end_mut() {
-            end.message = Some("its processes are gone and told no result".into());
+            end.message = Some(words.map_or_else(|| NO_RESULT.into(), Into::into));
         }
         Outcome::Applied
     }

@@ -19,6 +19,8 @@ pub struct TaskView {
     pub waits_for: Option<WaitsFor>,
     /// How long it waits at most, where time alone ends that.
     pub waits_ms: Option<u64>,
+    /// Another task that has to end first: an earlier turn of its conversation.
+    pub behind: Option<TaskId>,
     /// A need that no connected daemon meets, in words; none where some daemon could take it, now or later.
     pub unmet: Option<String>,
     /// The pause that keeps it from being dispatched, and whose it is.

@@ -17,6 +17,40 @@ pub struct Termination {
     pub prompt_written: Option<bool>,
     /// What the cleanup did, in words.
     pub cleanup: Option<Arc<str>>,
+    /// Why there is no result, where the worker knows.
+    pub loss: Option<Loss>,
+}
+
+/// What is said of an attempt without a result whose worker does not say why.
+pub(crate) const NO_RESULT: &str = "its processes are gone and told no result";
+
+/// Why a worker ended an attempt without a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    LeaseEnded,
+    DaemonStopped,
+    SupervisorDied,
+}
+
+impl Loss {
+    /// For whoever looks at the task; `ttl_ms` is of the lease that it had.
+    pub fn words(self, ttl_ms: Option<u64>) -> String {
+        match (self, ttl_ms) {
+            (Loss::LeaseEnded, Some(ttl_ms)) => format!(
+                "its daemon ended it, because no relay renewed its lease of {} s in time",
+                ttl_ms / 1_000
+            ),
+            (Loss::LeaseEnded, None) => {
+                "its daemon ended it, because no relay renewed its lease in time".to_owned()
+            }
+            (Loss::DaemonStopped, _) => {
+                "its daemon was stopped and ended what still ran".to_owned()
+            }
+            (Loss::SupervisorDied, _) => "the process that supervised it died without a report, \
+                 or was stuck and was killed; what it had started was ended"
+                .to_owned(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

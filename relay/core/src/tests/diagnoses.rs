@@ -3,7 +3,7 @@
 use super::world::{GRACE, TTL, Work, World, agent, for_agents, gone, spec};
 use crate::diagnose::{self, Diagnosis, Facts, Problem};
 use crate::id::TaskId;
-use crate::input::{FrameBody, Termination};
+use crate::input::{FrameBody, Loss, Termination};
 use crate::record::{EventKind, Phase, State};
 use crate::spec::TaskSpec;
 
@@ -114,6 +114,29 @@ fn processes_that_are_gone_without_a_result_have_crashed() {
     };
     let words = "its processes are gone and told no result";
     assert_eq!(end.message.as_deref(), Some(words));
+}
+
+#[test]
+fn a_worker_that_says_why_there_is_no_result_is_quoted_wherever_the_task_is_shown() {
+    let mut seen = std::collections::BTreeSet::new();
+    for loss in [Loss::LeaseEnded, Loss::DaemonStopped, Loss::SupervisorDied] {
+        let mut world = World::new();
+        let (_machine, task, mut work) = running(&mut world);
+        let termination = Termination {
+            loss: Some(loss),
+            ..gone()
+        };
+        world.frame(&mut work, FrameBody::Receipt { termination });
+        let record = world.task(task);
+        let end = record.newest().and_then(|newest| newest.state.end());
+        let message = end.and_then(|end| end.message.clone()).expect("a message");
+        let found = diagnose::diagnose(&record, &Facts::default());
+        assert_eq!(found[0].words, *message, "{loss:?}");
+        let attention = record.attention.as_ref().expect("it may have had effects");
+        assert!(attention.reason.starts_with(&*message), "{attention:?}");
+        seen.insert(message);
+    }
+    assert_eq!(seen.len(), 3, "one message each: {seen:?}");
 }
 
 #[test]

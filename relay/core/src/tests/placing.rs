@@ -38,6 +38,21 @@ fn turns_of_a_conversation_run_one_at_a_time_in_their_order_on_one_daemon() {
 }
 
 #[test]
+fn a_turn_that_waits_says_which_one_has_to_end_first() {
+    let mut world = World::new();
+    let _machine = world.machine(1);
+    let (first, second) = (world.submit(talk("c")), world.submit(talk("c")));
+    let mut work = world.dispatch();
+    world.frame(&mut work, FrameBody::Accepted);
+    let view = world.inspect(second).unwrap();
+    assert_eq!(
+        (view.waits_for, view.behind),
+        (Some(WaitsFor::Conversation), Some(first))
+    );
+    assert_eq!(world.inspect(first).unwrap().behind, None);
+}
+
+#[test]
 fn a_conversation_waits_for_the_fence_of_a_task_that_is_already_over() {
     let mut world = World::new();
     let machine = world.machine(1);

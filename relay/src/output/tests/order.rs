@@ -67,6 +67,7 @@ async fn only_what_continues_the_output_is_taken() {
         durable: 40,
         after_control_seq: 3,
         cut_bytes: 10,
+        open_bytes: 0,
         sealed: false,
     };
     assert_eq!(log.end(id), Some(end));
