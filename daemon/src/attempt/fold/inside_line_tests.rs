@@ -1,0 +1,72 @@
+//! What comes on standard error in the middle of a line.
+
+use super::*;
+
+/// An agent that stands in the middle of a line of standard output.
+fn within_a_line() -> (Fold, String) {
+    let mut fold = Fold::new(Deadlines::default()).with_talk(Box::new(test_talk()));
+    for (kind, line) in LINES.iter().take(4) {
+        fold.take_in(*kind, format!("{line}\n").as_bytes(), at(1));
+    }
+    told(&mut fold);
+    let line = format!("{}\n", LINES[4].1);
+    fold.take_in(OutputKind::Stdout, &line.as_bytes()[..5], at(1));
+    (fold, line)
+}
+
+fn told(fold: &mut Fold) -> Vec<AttemptEvent> {
+    std::iter::from_fn(|| fold.next(at(3_000))).collect()
+}
+
+#[test]
+fn what_does_not_wait_for_the_end_of_a_line_is_a_cut_and_the_last_words_are_reported() {
+    let (mut fold, line) = within_a_line();
+    fold.take_in(OutputKind::Stderr, &vec![b'a'; KEPT_MAX], at(1));
+    fold.take_in(OutputKind::Stderr, &vec![b'b'; KEPT_MAX], at(1));
+    fold.take_in(OutputKind::Stderr, b"not logged in", at(1));
+    fold.take_in(OutputKind::Stdout, &line.as_bytes()[5..], at(2));
+    let cut = |event: &AttemptEvent| match event {
+        AttemptEvent::Missed { length, why, .. } => Some((*length, *why)),
+        _ => None,
+    };
+    let cuts: Vec<_> = told(&mut fold).iter().filter_map(cut).collect();
+    let lost = KEPT_MAX as u64 + "not logged in".len() as u64;
+    assert_eq!(cuts, [(lost, CutWhy::Overflow)]);
+    let tail = fold.stderr_tail();
+    assert!(tail.ends_with("bbnot logged in") && !tail.contains('a'));
+}
+
+/// A daemon that is killed after the line is stored does not read it again.
+#[test]
+fn what_came_inside_a_line_is_told_before_the_position_moves_beyond_it() {
+    let (mut fold, line) = within_a_line();
+    let begun = fold.heard.line_end;
+    fold.take_in(OutputKind::Stderr, b"a warning", at(1));
+    fold.take_in(OutputKind::Stdout, &line.as_bytes()[5..], at(2));
+    let events = told(&mut fold);
+    let is_warning = |event: &AttemptEvent| match event {
+        AttemptEvent::Output { chunk, .. } => chunk.label.is_stderr(),
+        _ => false,
+    };
+    let warned = events.iter().position(is_warning);
+    let passed = |event: &AttemptEvent| event.progress().is_some_and(|told| told.position > begun);
+    let moved = events.iter().position(passed);
+    assert!(warned.is_some() && warned < moved, "{events:?}");
+}
+
+#[test]
+fn what_came_inside_the_last_line_is_told_even_when_nobody_saw_the_end() {
+    for exit in [None, Some(crate::process::Exit::Unseen)] {
+        let (mut fold, _) = within_a_line();
+        let before = fold.stderr_tail();
+        fold.take_in(OutputKind::Stderr, b"not logged in", at(1));
+        fold.exited(exit, at(2));
+        fold.close(Missing::Unknown);
+        assert_eq!(
+            told(&mut fold).len(),
+            2,
+            "the words, and that more may be missing"
+        );
+        assert_eq!(fold.stderr_tail(), before + "not logged in");
+    }
+}
