@@ -106,8 +106,13 @@ impl Core {
         let FrameBody::Goal(word) = body else {
             return self.machine_frame(live, from, body, (observed, workspace), turn);
         };
+        let before = turn.fx.sends.len();
         match self.holder_says(live, word, known, Some(from.control_seq), turn) {
-            Ok(_) => ack(from, from.control_seq, turn),
+            Ok(_) => {
+                ack(from, from.control_seq, turn);
+                // Ahead of what follows from it: a block ends the attempt, and who has ended hears nothing more.
+                turn.fx.sends[before..].rotate_right(1);
+            }
             Err(code) => {
                 live.use_up(from.control_seq);
                 reject(from, code, turn);

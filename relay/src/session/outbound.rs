@@ -28,7 +28,13 @@ impl Session {
                 }) => {
                     self.note_ack(&mut acked, attempt, control_seq);
                 }
-                ToSession::Message(message) => self.encode(message),
+                ToSession::Message(message) => {
+                    // Who is told that his attempt is over hears no acknowledgement of it afterwards.
+                    if matches!(message, Downstream::Abandon { .. }) {
+                        self.acknowledge(&mut acked);
+                    }
+                    self.encode(message);
+                }
             }
             let room = self.pending.len() < WIRE_QUEUE;
             next = if room {
@@ -37,10 +43,15 @@ impl Session {
                 None
             };
         }
+        self.acknowledge(&mut acked);
+        Ok(())
+    }
+
+    fn acknowledge(&mut self, acked: &mut Vec<Acked>) {
         if !acked.is_empty() {
+            let acked = std::mem::take(acked);
             self.pending.push_back(self.shell.stamp.ack(acked));
         }
-        Ok(())
     }
 
     fn note_ack(&mut self, acked: &mut Vec<Acked>, attempt: AttemptId, control_seq: u64) {

@@ -53,10 +53,12 @@ fn a_block_parks_the_attempt_and_frees_lease_timers_and_slot_in_one_write() {
     );
     assert_eq!(&*world.store.progress[&task].summary, "half of it");
     let told = world.told(&machine);
-    let stops = |m: &Downstream| matches!(m, Downstream::Abandon { attempt, .. } if *attempt == work.re.attempt);
+    let place = |of: fn(&Downstream) -> bool| told.iter().rposition(of);
+    let heard = place(|m| matches!(m, Downstream::Ack { .. }));
+    let stopped = place(|m| matches!(m, Downstream::Abandon { .. }));
     assert!(
-        told.iter().any(stops),
-        "the holder is told to stop: {told:?}"
+        heard.is_some() && heard < stopped,
+        "the holder hears that it was heard, then that it has to stop: {told:?}"
     );
     let view = world.inspect(task).unwrap();
     assert!(view.deadlines.is_empty(), "{:?}", view.deadlines);
