@@ -8,7 +8,7 @@ use std::process::Stdio;
 
 use baton_proto::v1::read_output_response::Item;
 use baton_proto::v1::{ListTasksRequest, ReadOutputRequest, Role, TaskSpec};
-use baton_relay::store::{Key, KeyText, Store, StoreConfig};
+use baton_relay::store::{Key, Store, StoreConfig};
 use baton_tests::{
     Client, RelayProcess, ScriptedDaemon, copy_directory, for_agent, hello, quiet_port, within,
 };
@@ -272,7 +272,7 @@ async fn one(sound: &Sound, data: &Path, what: &str, tally: &mut Tally) {
 fn damage_its_page(data: &Path, task: Uuid) -> bool {
     let path = data.join("store/sled/db");
     let key = Key::Live {
-        tenant: KeyText::new("default").unwrap(),
+        tenant: crate::damaged_records::tenant(),
         task,
     };
     let sound = fs::read(&path).expect("the database is there");
