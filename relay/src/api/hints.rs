@@ -150,7 +150,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::DaemonConnected => "stop the daemon, then forget it",
         Rejection::DaemonHolds => "wait for its leases to end; `baton daemons` shows what it holds",
         Rejection::BeingCanceled => "wait until it has ended",
-        Rejection::QueueFull | Rejection::TenantQueueFull => "wait until tasks have ended",
+        Rejection::QueueFull(_) | Rejection::TenantQueueFull(_) => "wait until tasks have ended",
         Rejection::IdempotencyConflict => "use a new key for a new task",
         Rejection::NoDaemon => "start a daemon, or queue the task",
         Rejection::DispatchLimit => "submit it again as a new task",

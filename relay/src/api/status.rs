@@ -226,7 +226,7 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::UnknownInput
         | Rejection::UnknownDaemon
         | Rejection::UnknownTool => (NotFound, Never),
-        Rejection::QueueFull | Rejection::TenantQueueFull => (ResourceExhausted, Later),
+        Rejection::QueueFull(_) | Rejection::TenantQueueFull(_) => (ResourceExhausted, Later),
         Rejection::TooManyTools | Rejection::TooManyInputs | Rejection::TooManyPauses => {
             (ResourceExhausted, Never)
         }

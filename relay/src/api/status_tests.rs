@@ -6,6 +6,7 @@ use super::super::limits::Size;
 use super::super::validate::invalid;
 use super::*;
 use crate::auth::Role;
+use baton_core::reject::Full;
 
 const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
@@ -27,8 +28,8 @@ const EVERY_REJECTION: [Rejection; 48] = [
     Rejection::AlreadyFinished,
     Rejection::NotFinished,
     Rejection::BeingCanceled,
-    Rejection::QueueFull,
-    Rejection::TenantQueueFull,
+    Rejection::QueueFull(Full::Tasks),
+    Rejection::TenantQueueFull(Full::Bytes),
     Rejection::IdempotencyConflict,
     Rejection::NoDaemon,
     Rejection::NotPaused,

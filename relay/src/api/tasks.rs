@@ -227,7 +227,7 @@ impl Api {
                 })
             };
             match self.dispatcher.request_keeping(submit, kept.clone()).await {
-                Err(Refusal::Rejected(Rejection::QueueFull)) if tries < ADMISSION_TRIES => {
+                Err(Refusal::Rejected(Rejection::QueueFull(_))) if tries < ADMISSION_TRIES => {
                     tries += 1;
                     tokio::time::sleep(ADMISSION_WAIT).await;
                 }

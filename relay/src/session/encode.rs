@@ -431,8 +431,8 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::DaemonHolds
         | Rejection::NotFinished
         | Rejection::BeingCanceled
-        | Rejection::QueueFull
-        | Rejection::TenantQueueFull
+        | Rejection::QueueFull(_)
+        | Rejection::TenantQueueFull(_)
         | Rejection::IdempotencyConflict
         | Rejection::NoDaemon
         | Rejection::NotPaused
