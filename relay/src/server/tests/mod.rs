@@ -4,6 +4,7 @@ mod access;
 mod life;
 mod raw;
 mod refusals;
+mod repeats;
 mod scripted;
 mod shares;
 mod strangers;
