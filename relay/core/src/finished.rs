@@ -143,6 +143,7 @@ impl Core {
             | Input::Inspect { .. }
             | Input::ListParked { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::ForgetDaemons { .. }
             | Input::SessionClosed { .. }
             | Input::Heartbeat { .. }
@@ -213,6 +214,7 @@ impl Input {
             | Input::Inspect { .. }
             | Input::ListParked { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::RemoveFinished { .. }
             | Input::ForgetDaemons { .. }
             | Input::HoldDispatch { .. }
@@ -256,6 +258,7 @@ impl Input {
             | Input::Inspect { .. }
             | Input::ListParked { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::ForgetDaemons { .. }
             | Input::SessionClosed { .. }
             | Input::Heartbeat { .. }

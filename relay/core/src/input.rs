@@ -14,8 +14,8 @@ use crate::fleet::OperateDaemon;
 use crate::force::Operate;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
-    AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
-    TenantScope, TokenId,
+    AttemptId, DaemonId, DaemonRef, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId,
+    TenantId, TenantScope, TokenId,
 };
 use crate::parked::Place;
 use crate::record::{
@@ -162,6 +162,14 @@ pub enum Input {
     ListDaemons {
         request: RequestId,
         scope: TenantScope,
+    },
+    /// One of them, by its id or by a name that only one has.
+    FindDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        named: DaemonRef,
+        /// With all that is shown of it, not only its id.
+        shown: bool,
     },
     /// Retention wants finished tasks gone. Those of which something may still be said stay.
     RemoveFinished {

@@ -34,6 +34,7 @@ mod heartbeats;
 pub mod id;
 mod inherited;
 pub mod input;
+mod known_daemons;
 mod late;
 mod live;
 mod open;

@@ -8,6 +8,7 @@ pub enum Rejection {
     UnknownAttempt,
     UnknownInput,
     UnknownDaemon,
+    AmbiguousDaemon,
     UnknownSession,
     /// The daemon has a stream.
     DaemonConnected,
@@ -90,6 +91,7 @@ impl Rejection {
             Rejection::UnknownAttempt => "unknown_attempt",
             Rejection::UnknownInput => "unknown_input",
             Rejection::UnknownDaemon => "unknown_daemon",
+            Rejection::AmbiguousDaemon => "ambiguous_daemon",
             Rejection::UnknownSession => "unknown_session",
             Rejection::DaemonConnected => "daemon_connected",
             Rejection::DaemonHolds => "daemon_holds",
@@ -145,6 +147,7 @@ impl Rejection {
             Rejection::UnknownAttempt => "no attempt with this id is held by this daemon",
             Rejection::UnknownInput => "no input with this id; list the open inputs of the task",
             Rejection::UnknownDaemon => "no daemon with this id; list the daemons",
+            Rejection::AmbiguousDaemon => "more than one daemon has this name",
             Rejection::UnknownSession => "this stream is not a session of the relay; connect again",
             Rejection::DaemonConnected => "the daemon is connected; stop it first",
             Rejection::DaemonHolds => {

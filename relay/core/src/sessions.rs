@@ -115,7 +115,7 @@ impl Core {
 
     /// What an operator said while it was away, and what it still believes though it was taken back.
     fn tell_mark(&self, hello: &Hello, session: SessionId, turn: &mut Turn<'_>) {
-        let record = self.daemons.get(&hello.daemon);
+        let record = self.daemons.get(hello.daemon);
         let drained = record.is_some_and(|record| record.drained.is_some());
         if drained || hello.draining {
             let withdrawn = !drained;
@@ -171,7 +171,7 @@ impl Core {
     }
 
     fn remember_daemon(&mut self, hello: &Hello, turn: &mut Turn<'_>) {
-        let known = self.daemons.get(&hello.daemon);
+        let known = self.daemons.get(hello.daemon);
         let record = Arc::new(DaemonRecord {
             daemon: hello.daemon,
             scope: hello.scope.clone(),
@@ -189,7 +189,7 @@ impl Core {
             first_seen: known.map_or(turn.now.wall, |known| known.first_seen),
             last_seen: turn.now.wall,
         });
-        self.daemons.insert(hello.daemon, Arc::clone(&record));
+        self.daemons.insert(Arc::clone(&record));
         turn.write(Write::PutDaemon(record));
     }
 

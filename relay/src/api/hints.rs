@@ -16,7 +16,6 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::NotFound(thing) => missing(*thing),
         Fault::Link(fault) => link(fault),
         Fault::Frame(fault) => frame(fault),
-        Fault::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Fault::ForeignTenant => "use a credential of that tenant",
         Fault::OneTenantOnly => {
             "use a token of all tenants: the relay's own admin.token, or one of `baton token create --role admin --tenant '*'`"
@@ -141,6 +140,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::UnknownAttempt => missing(Thing::Attempt),
         Rejection::UnknownInput => missing(Thing::Input),
         Rejection::UnknownDaemon => missing(Thing::Daemon),
+        Rejection::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Rejection::UnknownSession => "connect again",
         Rejection::AlreadyFinished | Rejection::NotFinished | Rejection::NotPaused => {
             "look at the task; `baton show TASK`"

@@ -10,7 +10,7 @@ use baton_core::reject::Full;
 
 const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-const EVERY_REJECTION: [Rejection; 48] = [
+const EVERY_REJECTION: [Rejection; 49] = [
     Rejection::ReasonMissing,
     Rejection::RateLimited,
     Rejection::NotHeld,
@@ -24,6 +24,7 @@ const EVERY_REJECTION: [Rejection; 48] = [
     Rejection::UnknownAttempt,
     Rejection::UnknownInput,
     Rejection::UnknownDaemon,
+    Rejection::AmbiguousDaemon,
     Rejection::UnknownSession,
     Rejection::AlreadyFinished,
     Rejection::NotFinished,
@@ -115,7 +116,6 @@ fn every_other_fault() -> Vec<Fault> {
         Fault::NotFound(Thing::Daemon),
         Fault::NotFound(Thing::Profile),
         Fault::NotFound(Thing::Token),
-        Fault::AmbiguousDaemon,
         Fault::ForeignTenant,
         Fault::TooManyProfiles { limit: 1 },
         Fault::StaleAnswer,

@@ -426,6 +426,7 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::UnknownAttempt
         | Rejection::UnknownInput
         | Rejection::UnknownDaemon
+        | Rejection::AmbiguousDaemon
         | Rejection::UnknownSession
         | Rejection::DaemonConnected
         | Rejection::DaemonHolds
