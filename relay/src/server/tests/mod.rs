@@ -1,6 +1,7 @@
 //! The server as clients meet it: real gRPC over loopback, a real store in a temporary directory.
 
 mod access;
+mod bulk;
 mod life;
 mod raw;
 mod refusals;
