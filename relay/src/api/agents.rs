@@ -217,7 +217,7 @@ impl Api {
                 grant: Some(self.grant(&grant).await?),
             }),
             Err(Refusal::Rejected(Rejection::HandedOff)) => {
-                Err(self.who_was_first(&who, task).await)
+                Err(self.who_was_first(&who, task, attempt).await)
             }
             other => Err(unexpected(other)),
         }

@@ -7,6 +7,7 @@ mod raw;
 mod refusals;
 mod repeats;
 mod scripted;
+mod sent_on;
 mod shares;
 mod strangers;
 mod tasks;
