@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::finished::Stored;
+use crate::finished::{Looked, Stored};
 use crate::fleet::OperateDaemon;
 use crate::force::Operate;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
@@ -369,8 +369,8 @@ pub struct ActiveAttempt {
     /// Newest number in the daemon's outbox.
     pub control_seq: u64,
     pub output_end: u64,
-    /// Loaded by the shell if the task is finished.
-    pub finished: Option<Finished>,
+    /// What the shell found of its task, before the core's turn or in it.
+    pub looked: Looked,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

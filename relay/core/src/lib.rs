@@ -70,6 +70,6 @@ mod samples;
 mod tests;
 
 pub use crate::core::{Core, Recovered};
-pub use crate::finished::{Shelf, Stored, Unreadable};
+pub use crate::finished::{Looked, Shelf, Stored, Unreadable};
 /// What must not be kept of words about work.
 pub use baton_secrets as secrets;

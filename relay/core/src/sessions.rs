@@ -10,6 +10,7 @@ use crate::attempt::Event;
 use crate::core::{Core, Turn};
 use crate::effects::{After, CloseReason, Count, Downstream, Send, Settlement, Verdict, Write};
 use crate::fences::Guard;
+use crate::finished::Looked;
 use crate::frame::{From, check_owner};
 use crate::id::{AttemptId, DaemonId, SessionId, TaskId};
 use crate::input::{ActiveAttempt, ActiveState, Finished, Hello};
@@ -239,15 +240,15 @@ impl Core {
             self.keep(live, turn);
             return verdict;
         }
-        match active.finished.clone() {
-            Some(Finished { record, spec }) => {
+        match active.looked.clone() {
+            Looked::Finished(Finished { record, spec }) => {
                 let live = Live::new(spec, record, TimerSet::default());
                 match check_owner(&live, from, active.proof.as_ref(), turn) {
                     Ok(()) => settle_ended(&live, &active),
                     Err(code) => kill_unknown(code),
                 }
             }
-            None => kill_unknown(Rejection::UnknownAttempt),
+            Looked::Open | Looked::Missing => kill_unknown(Rejection::UnknownAttempt),
         }
     }
 

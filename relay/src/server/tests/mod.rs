@@ -2,6 +2,7 @@
 
 mod access;
 mod bulk;
+mod hellos;
 mod life;
 mod raw;
 mod refusals;
