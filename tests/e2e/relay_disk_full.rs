@@ -136,9 +136,17 @@ async fn a_relay_with_little_room_takes_nothing_new_and_ends_what_runs() {
     until_ballast(&client, 32).await;
     let first = scene.submit_waiting("first").await;
     let second = scene.submit_waiting("second").await;
+    let known = SubmitRequest {
+        idempotency_key: "known".into(),
+        ..request(for_agent("nobody"))
+    };
+    let taken = client.try_submit(known.clone()).await.unwrap();
 
     scene.relay.room.leave(40 * MIB);
     until_admitting(&client, false).await;
+    // Nothing is stored for what was taken before.
+    let again = client.try_submit(known).await.unwrap();
+    assert_eq!(again.task, taken.task);
     let refused = client.try_submit(request(for_agent("nobody"))).await;
     assert_refused(&refused.unwrap_err());
     let many = SubmitManyRequest {

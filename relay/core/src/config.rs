@@ -26,6 +26,8 @@ pub struct Config {
     pub max_open: usize,
     /// Bytes of prompts, arguments and records that open tasks may keep in memory.
     pub max_open_bytes: u64,
+    /// Of these, how many are one tenant's at most.
+    pub max_open_bytes_per_tenant: u64,
     pub max_open_per_tenant: usize,
     /// Open tool calls and open inputs of one attempt.
     pub max_tools: usize,
@@ -73,6 +75,7 @@ impl Config {
             max_hold_ms: 10 * 60 * 1_000,
             max_open: 100_000,
             max_open_bytes: 1 << 30,
+            max_open_bytes_per_tenant: 1 << 29,
             max_open_per_tenant: 50_000,
             max_tools: 256,
             max_inputs: 256,

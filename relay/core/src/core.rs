@@ -13,8 +13,9 @@ use crate::damage::Damage;
 use crate::effects::{After, Downstream, Effects, Outgoing, Reply, Send, Write};
 use crate::fences::Fences;
 use crate::force_limit::ForceLimit;
-use crate::id::{AttemptId, DaemonId, RequestId, SessionId, TaskId, TenantId, TokenId};
+use crate::id::{AttemptId, RequestId, SessionId, TaskId, TenantId, TokenId};
 use crate::input::Input;
+use crate::known_daemons::KnownDaemons;
 use crate::live::{Live, Scene};
 use crate::open::Open;
 use crate::parked::{ParkedTasks, Wanted};
@@ -63,7 +64,7 @@ pub struct Core {
     pub(crate) affinity: Affinity,
     pub(crate) parked: ParkedTasks,
     pub(crate) deadlines: Deadlines<TaskId>,
-    pub(crate) daemons: BTreeMap<DaemonId, Arc<DaemonRecord>>,
+    pub(crate) daemons: KnownDaemons,
     pub(crate) scheduler: SchedulerRecord,
     pub(crate) pauses: PausesRecord,
     pub(crate) forgotten: ForgottenRecord,
@@ -327,6 +328,12 @@ impl Core {
                 self.list_parked(request, &tenant, wanted, (after, limit), turn);
             }
             Input::ListDaemons { request, scope } => self.list_daemons(request, &scope, turn),
+            Input::FindDaemon {
+                request,
+                scope,
+                named,
+                shown,
+            } => self.find_daemon(request, &scope, &named, shown, turn),
             Input::RemoveFinished {
                 request,
                 tasks: _,

@@ -210,6 +210,7 @@ pub enum Reply {
     Parked(Vec<(Arc<TaskRecord>, Arc<TaskSpec>)>),
     Daemons(Vec<DaemonView>),
     Daemon(Box<DaemonView>),
+    FoundDaemon(DaemonId),
     /// How many open tasks were held until now.
     Released {
         tasks: u64,

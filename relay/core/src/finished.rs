@@ -15,6 +15,23 @@ pub struct Unreadable;
 /// What the store has of something, if it has it.
 pub type Stored<T> = Result<Option<T>, Unreadable>;
 
+/// What is known of a task that a daemon lists, when the core hears of it.
+#[derive(Clone, Debug, Default)]
+pub enum Looked {
+    /// Nobody could look yet, or it was open then and may have ended since.
+    #[default]
+    Open,
+    /// It is not there, and what is not there does not come back: nobody has to look again.
+    Missing,
+    Finished(Finished),
+}
+
+impl Looked {
+    pub fn ended(found: Option<Finished>) -> Self {
+        found.map_or(Looked::Missing, Looked::Finished)
+    }
+}
+
 /// What is stored of tasks that the core does not hold.
 pub trait Shelf {
     /// `None` also where the task is not finished.
@@ -121,9 +138,11 @@ impl Core {
             Input::Frame(frame) => self.load_for_frame(frame, shelf),
             Input::SessionOpened { hello, .. } => {
                 for active in &mut hello.active {
-                    // The session may have looked already; only a task that ended since is read here.
-                    if active.finished.is_none() && !self.is_live(active.re.task) {
-                        active.finished = shelf.finished_within(&hello.scope, active.re.task);
+                    // The session has looked already; only a task that ended since is read here.
+                    let open = matches!(active.looked, Looked::Open);
+                    if open && !self.is_live(active.re.task) {
+                        let found = shelf.finished_within(&hello.scope, active.re.task);
+                        active.looked = Looked::ended(found);
                     }
                 }
             }
@@ -143,6 +162,7 @@ impl Core {
             | Input::Inspect { .. }
             | Input::ListParked { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::ForgetDaemons { .. }
             | Input::SessionClosed { .. }
             | Input::Heartbeat { .. }
@@ -213,6 +233,7 @@ impl Input {
             | Input::Inspect { .. }
             | Input::ListParked { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::RemoveFinished { .. }
             | Input::ForgetDaemons { .. }
             | Input::HoldDispatch { .. }
@@ -256,6 +277,7 @@ impl Input {
             | Input::Inspect { .. }
             | Input::ListParked { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::ForgetDaemons { .. }
             | Input::SessionClosed { .. }
             | Input::Heartbeat { .. }

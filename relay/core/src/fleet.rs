@@ -88,12 +88,12 @@ impl Core {
 
     /// A tenant runs only its own daemons; a shared one belongs to whoever may see all.
     pub(crate) fn may_run(&self, scope: &TenantScope, daemon: DaemonId) -> bool {
-        let record = self.daemons.get(&daemon);
+        let record = self.daemons.get(daemon);
         record.is_some_and(|record| *scope == TenantScope::All || record.scope == *scope)
     }
 
     fn stands(&self, daemon: DaemonId) -> Standing {
-        let record = self.daemons.get(&daemon);
+        let record = self.daemons.get(daemon);
         Standing {
             drained: record.is_some_and(|record| record.drained.is_some()),
             connected: self.roster.session_of(daemon).is_some(),
@@ -103,12 +103,9 @@ impl Core {
     /// The daemon hears of it in any case: it says itself that it rests, until it is told otherwise.
     fn mark_drained(&mut self, daemon: DaemonId, mark: Option<DrainMark>, turn: &mut Turn<'_>) {
         let withdrawn = mark.is_none();
-        if let Some(record) = self.daemons.get_mut(&daemon)
-            && record.drained.is_some() != mark.is_some()
-        {
-            self.roster.set_drained(daemon, mark.is_some(), turn.now.at);
-            Arc::make_mut(record).drained = mark;
-            turn.write(Write::PutDaemon(Arc::clone(record)));
+        if let Some(record) = self.daemons.mark(daemon, mark) {
+            self.roster.set_drained(daemon, !withdrawn, turn.now.at);
+            turn.write(Write::PutDaemon(record));
         }
         if let Some(session) = self.roster.session_of(daemon) {
             let drain = Downstream::Drain { withdrawn };
@@ -117,7 +114,7 @@ impl Core {
     }
 
     fn note_change(&mut self, operate: OperateDaemon, before: Standing, turn: &mut Turn<'_>) {
-        let Some(record) = self.daemons.get(&operate.daemon) else {
+        let Some(record) = self.daemons.get(operate.daemon) else {
             return;
         };
         if mutant!(DrainUnaudited) {

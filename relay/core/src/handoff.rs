@@ -210,15 +210,8 @@ impl Core {
         let Some(mut live) = self.take(tenant, task) else {
             return turn.refuse(request, missing(tenant, finished));
         };
-        let fits = self
-            .open
-            .has_room_to_say(&resume, self.config.max_open_bytes);
+        let room = self.open.room_to_say(tenant, &resume, &self.config);
         let may = self.check_resume(&live, seen);
-        let room = if fits {
-            Ok(())
-        } else {
-            Err(Rejection::QueueFull)
-        };
         if let Err(code) = may.and(room) {
             self.keep(live, turn);
             return turn.refuse(request, code);

@@ -150,3 +150,10 @@ impl TenantScope {
         }
     }
 }
+
+/// What people call a daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DaemonRef {
+    Id(DaemonId),
+    Name(Arc<str>),
+}

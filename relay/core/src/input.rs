@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::finished::Stored;
+use crate::finished::{Looked, Stored};
 use crate::fleet::OperateDaemon;
 use crate::force::Operate;
 use crate::goal::{BlockDraft, Clean, GoalWord, ProgressUpdate};
 use crate::id::{
-    AttemptId, DaemonId, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId, TenantId,
-    TenantScope, TokenId,
+    AttemptId, DaemonId, DaemonRef, Incarnation, InputId, InstanceId, RequestId, SessionId, TaskId,
+    TenantId, TenantScope, TokenId,
 };
 use crate::parked::Place;
 use crate::record::{
@@ -163,6 +163,14 @@ pub enum Input {
     ListDaemons {
         request: RequestId,
         scope: TenantScope,
+    },
+    /// One of them, by its id or by a name that only one has.
+    FindDaemon {
+        request: RequestId,
+        scope: TenantScope,
+        named: DaemonRef,
+        /// With all that is shown of it, not only its id.
+        shown: bool,
     },
     /// Retention wants finished tasks gone. Those of which something may still be said stay.
     RemoveFinished {
@@ -362,8 +370,8 @@ pub struct ActiveAttempt {
     /// Newest number in the daemon's outbox.
     pub control_seq: u64,
     pub output_end: u64,
-    /// Loaded by the shell if the task is finished.
-    pub finished: Option<Finished>,
+    /// What the shell found of its task, before the core's turn or in it.
+    pub looked: Looked,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

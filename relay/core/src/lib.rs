@@ -34,6 +34,7 @@ mod heartbeats;
 pub mod id;
 mod inherited;
 pub mod input;
+mod known_daemons;
 mod late;
 mod live;
 mod open;
@@ -69,6 +70,6 @@ mod samples;
 mod tests;
 
 pub use crate::core::{Core, Recovered};
-pub use crate::finished::{Shelf, Stored, Unreadable};
+pub use crate::finished::{Looked, Shelf, Stored, Unreadable};
 /// What must not be kept of words about work.
 pub use baton_secrets as secrets;

@@ -10,9 +10,9 @@ use crate::effects::{
 };
 use crate::fences::{Fence, Guard};
 use crate::heartbeats::renew_every_ms;
-use crate::id::{AttemptId, DaemonId, RequestId, TaskId, TenantId, TenantScope};
+use crate::id::{AttemptId, DaemonId, DaemonRef, RequestId, TaskId, TenantId, TenantScope};
 use crate::live::{Live, wall_of};
-use crate::record::{FailureCode, Pause, State};
+use crate::record::{DaemonRecord, FailureCode, Pause, State};
 use crate::reject::Rejection;
 use crate::requirements::{Need, Requirements};
 use crate::roster::{Daemon, Presence};
@@ -30,18 +30,39 @@ impl Core {
         scope: &TenantScope,
         turn: &mut Turn<'_>,
     ) {
-        let seen = self.daemons.values().filter(|record| match scope {
-            TenantScope::All => true,
-            TenantScope::One(tenant) => record.scope.covers(tenant),
-        });
+        let seen = self.daemons.values().filter(|record| sees(scope, record));
         let views = seen
             .filter_map(|record| self.daemon_view(record.daemon, turn.now))
             .collect();
         turn.reply(request, After::Everything, Reply::Daemons(views));
     }
 
+    /// Nobody hears of daemons that are not theirs to see, not even that a name is taken twice.
+    pub(crate) fn find_daemon(
+        &self,
+        request: RequestId,
+        scope: &TenantScope,
+        named: &DaemonRef,
+        shown: bool,
+        turn: &mut Turn<'_>,
+    ) {
+        let mut found = self.daemons.named(named).filter(|one| sees(scope, one));
+        let daemon = match (found.next(), found.next()) {
+            (Some(one), None) => one.daemon,
+            (None, _) => return turn.refuse(request, Rejection::UnknownDaemon),
+            (Some(_), Some(_)) => return turn.refuse(request, Rejection::AmbiguousDaemon),
+        };
+        if !shown {
+            return turn.reply(request, After::Nothing, Reply::FoundDaemon(daemon));
+        }
+        match self.daemon_view(daemon, turn.now) {
+            Some(view) => turn.reply(request, After::Everything, Reply::Daemon(Box::new(view))),
+            None => turn.refuse(request, Rejection::UnknownDaemon),
+        }
+    }
+
     pub(crate) fn daemon_view(&self, daemon: DaemonId, now: Now) -> Option<DaemonView> {
-        let record = Arc::clone(self.daemons.get(&daemon)?);
+        let record = Arc::clone(self.daemons.get(daemon)?);
         let live: &Daemon = self.roster.get(daemon)?;
         Some(DaemonView {
             record,
@@ -156,9 +177,9 @@ impl Core {
             return None;
         }
         let requirements = Requirements::of(&live.spec);
-        let known = self.daemons.keys();
+        let known = self.daemons.values();
         let mut left: Vec<&Daemon> = known
-            .filter_map(|daemon| self.roster.get(*daemon))
+            .filter_map(|record| self.roster.get(record.daemon))
             .filter(|daemon| among(daemon))
             .collect();
         for need in requirements.needs() {
@@ -173,14 +194,12 @@ impl Core {
     /// A need with what people know: a daemon's name, and on which of these daemons an agent is not in order.
     fn in_words(&self, need: Need<'_>, tenant: &TenantId, left: &[&Daemon]) -> String {
         match need {
-            Need::Daemon(id) => match self.daemons.get(&id) {
+            Need::Daemon(id) => match self.daemons.get(id) {
                 Some(wanted) if wanted.scope.covers(tenant) => format!("is {}", wanted.name),
                 Some(_) | None => need.to_string(),
             },
             Need::Agent(name) => {
-                let records = left
-                    .iter()
-                    .filter_map(|daemon| self.daemons.get(&daemon.id));
+                let records = left.iter().filter_map(|daemon| self.daemons.get(daemon.id));
                 let broken = records.filter_map(|record| {
                     let agent = record.agents.iter().find(|agent| agent.name == name)?;
                     let problem = match agent.problem.as_deref()? {
@@ -226,6 +245,14 @@ impl Core {
             Ok(()) if live.spec.agent_held => Some((WaitsFor::Agent, None)),
             Ok(()) => Some((WaitsFor::Daemon, None)),
         }
+    }
+}
+
+/// A tenant sees its own daemons and the shared ones.
+fn sees(scope: &TenantScope, record: &DaemonRecord) -> bool {
+    match scope {
+        TenantScope::All => true,
+        TenantScope::One(tenant) => record.scope.covers(tenant),
     }
 }
 

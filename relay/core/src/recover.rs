@@ -14,6 +14,7 @@ use crate::effects::Effects;
 use crate::fences::Fences;
 use crate::force_limit::ForceLimit;
 use crate::id::{TaskId, TenantId};
+use crate::known_daemons::KnownDaemons;
 use crate::live::Live;
 use crate::open::Open;
 use crate::parked::ParkedTasks;
@@ -40,7 +41,7 @@ impl Core {
         };
         for record in recovered.daemons {
             core.roster.know(&record);
-            core.daemons.insert(record.daemon, record);
+            core.daemons.insert(record);
         }
         for fence in recovered
             .fences
@@ -85,7 +86,7 @@ impl Core {
             parked: ParkedTasks::default(),
             affinity: Affinity::default(),
             deadlines: Deadlines::default(),
-            daemons: BTreeMap::new(),
+            daemons: KnownDaemons::default(),
             scheduler: recovered.scheduler.clone(),
             pauses: recovered.pauses.clone(),
             forgotten: recovered.forgotten.clone(),

@@ -8,6 +8,7 @@ pub enum Rejection {
     UnknownAttempt,
     UnknownInput,
     UnknownDaemon,
+    AmbiguousDaemon,
     UnknownSession,
     /// The daemon has a stream.
     DaemonConnected,
@@ -17,8 +18,8 @@ pub enum Rejection {
     AlreadyFinished,
     NotFinished,
     BeingCanceled,
-    QueueFull,
-    TenantQueueFull,
+    QueueFull(Full),
+    TenantQueueFull(Full),
     IdempotencyConflict,
     /// fail_fast, and nobody could take it now.
     NoDaemon,
@@ -76,6 +77,13 @@ pub enum Rejection {
     Unreadable,
 }
 
+/// Which bound on open tasks is met: how many they are, or how long what was said of them is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Full {
+    Tasks,
+    Bytes,
+}
+
 impl Rejection {
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,14 +91,15 @@ impl Rejection {
             Rejection::UnknownAttempt => "unknown_attempt",
             Rejection::UnknownInput => "unknown_input",
             Rejection::UnknownDaemon => "unknown_daemon",
+            Rejection::AmbiguousDaemon => "ambiguous_daemon",
             Rejection::UnknownSession => "unknown_session",
             Rejection::DaemonConnected => "daemon_connected",
             Rejection::DaemonHolds => "daemon_holds",
             Rejection::AlreadyFinished => "already_finished",
             Rejection::NotFinished => "not_finished",
             Rejection::BeingCanceled => "being_canceled",
-            Rejection::QueueFull => "queue_full",
-            Rejection::TenantQueueFull => "tenant_queue_full",
+            Rejection::QueueFull(_) => "queue_full",
+            Rejection::TenantQueueFull(_) => "tenant_queue_full",
             Rejection::IdempotencyConflict => "idempotency_conflict",
             Rejection::NoDaemon => "no_daemon",
             Rejection::NotPaused => "not_paused",
@@ -138,6 +147,7 @@ impl Rejection {
             Rejection::UnknownAttempt => "no attempt with this id is held by this daemon",
             Rejection::UnknownInput => "no input with this id; list the open inputs of the task",
             Rejection::UnknownDaemon => "no daemon with this id; list the daemons",
+            Rejection::AmbiguousDaemon => "more than one daemon has this name",
             Rejection::UnknownSession => "this stream is not a session of the relay; connect again",
             Rejection::DaemonConnected => "the daemon is connected; stop it first",
             Rejection::DaemonHolds => {
@@ -148,9 +158,17 @@ impl Rejection {
                 "the task has not ended in a state that can be retried; wait or cancel it first"
             }
             Rejection::BeingCanceled => "the task is being canceled",
-            Rejection::QueueFull => "the relay holds as many open tasks as it may; try again later",
-            Rejection::TenantQueueFull => {
+            Rejection::QueueFull(Full::Tasks) => {
+                "the relay holds as many open tasks as it may; try again later"
+            }
+            Rejection::TenantQueueFull(Full::Tasks) => {
                 "this tenant has as many open tasks as it may; try again later"
+            }
+            Rejection::QueueFull(Full::Bytes) => {
+                "the prompts, arguments and words of the relay's open tasks take as many bytes as they may; try again later"
+            }
+            Rejection::TenantQueueFull(Full::Bytes) => {
+                "the prompts, arguments and words of this tenant's open tasks take as many bytes as they may; try again later"
             }
             Rejection::IdempotencyConflict => {
                 "this idempotency key or request id was used for something else; use a new one"

@@ -63,7 +63,7 @@ impl Core {
         let stale = here.filter(|record| unseen_for(record, turn.now.wall) >= SEEN_WITHIN_MS);
         for daemon in ids(stale) {
             self.was_seen(daemon, turn.now);
-            let record = self.daemons.get(&daemon).cloned();
+            let record = self.daemons.get(daemon).cloned();
             turn.fx.writes.extend(record.map(Write::PutDaemon));
         }
         let gone = self
@@ -84,7 +84,7 @@ impl Core {
         token: TokenId,
         turn: &mut Turn<'_>,
     ) -> bool {
-        if self.daemons.contains_key(&daemon) {
+        if self.daemons.get(daemon).is_some() {
             return true;
         }
         let of_token = || self.daemons.values().filter(|record| record.token == token);
@@ -141,9 +141,7 @@ impl Core {
 
     /// It is here, or was until now. Not written each time: a stream that breaks changes nothing that is stored.
     pub(crate) fn was_seen(&mut self, daemon: DaemonId, now: Now) {
-        if let Some(record) = self.daemons.get_mut(&daemon) {
-            Arc::make_mut(record).last_seen = now.wall;
-        }
+        self.daemons.was_seen(daemon, now.wall);
     }
 
     fn may_forget(&self, record: &DaemonRecord, unseen_ms: u64, now: Wall) -> bool {
@@ -167,7 +165,7 @@ impl Core {
     }
 
     fn forget_daemon(&mut self, daemon: DaemonId, turn: &mut Turn<'_>) {
-        if let Some(record) = self.daemons.remove(&daemon) {
+        if let Some(record) = self.daemons.remove(daemon) {
             self.roster.forget_daemon(daemon);
             turn.write(Write::DropDaemon(record));
         }

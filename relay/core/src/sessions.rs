@@ -10,6 +10,7 @@ use crate::attempt::Event;
 use crate::core::{Core, Turn};
 use crate::effects::{After, CloseReason, Count, Downstream, Send, Settlement, Verdict, Write};
 use crate::fences::Guard;
+use crate::finished::Looked;
 use crate::frame::{From, check_owner};
 use crate::id::{AttemptId, DaemonId, SessionId, TaskId};
 use crate::input::{ActiveAttempt, ActiveState, Finished, Hello};
@@ -115,7 +116,7 @@ impl Core {
 
     /// What an operator said while it was away, and what it still believes though it was taken back.
     fn tell_mark(&self, hello: &Hello, session: SessionId, turn: &mut Turn<'_>) {
-        let record = self.daemons.get(&hello.daemon);
+        let record = self.daemons.get(hello.daemon);
         let drained = record.is_some_and(|record| record.drained.is_some());
         if drained || hello.draining {
             let withdrawn = !drained;
@@ -171,7 +172,7 @@ impl Core {
     }
 
     fn remember_daemon(&mut self, hello: &Hello, turn: &mut Turn<'_>) {
-        let known = self.daemons.get(&hello.daemon);
+        let known = self.daemons.get(hello.daemon);
         let record = Arc::new(DaemonRecord {
             daemon: hello.daemon,
             scope: hello.scope.clone(),
@@ -189,7 +190,7 @@ impl Core {
             first_seen: known.map_or(turn.now.wall, |known| known.first_seen),
             last_seen: turn.now.wall,
         });
-        self.daemons.insert(hello.daemon, Arc::clone(&record));
+        self.daemons.insert(Arc::clone(&record));
         turn.write(Write::PutDaemon(record));
     }
 
@@ -239,15 +240,15 @@ impl Core {
             self.keep(live, turn);
             return verdict;
         }
-        match active.finished.clone() {
-            Some(Finished { record, spec }) => {
+        match active.looked.clone() {
+            Looked::Finished(Finished { record, spec }) => {
                 let live = Live::new(spec, record, TimerSet::default());
                 match check_owner(&live, from, active.proof.as_ref(), turn) {
                     Ok(()) => settle_ended(&live, &active),
                     Err(code) => kill_unknown(code),
                 }
             }
-            None => kill_unknown(Rejection::UnknownAttempt),
+            Looked::Open | Looked::Missing => kill_unknown(Rejection::UnknownAttempt),
         }
     }
 

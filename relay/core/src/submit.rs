@@ -12,7 +12,7 @@ use crate::record::{
     AttemptRecord, Counters, EndState, EventKind, IdempotencyRecord, TaskRecord, TaskState,
     Timeline, TraceIds,
 };
-use crate::reject::Rejection;
+use crate::reject::{Full, Rejection};
 use crate::spec::{DispatchPolicy, TaskSpec};
 use crate::time::{Mint, Wall};
 use crate::timers::{Fact, TimerSet};
@@ -120,13 +120,11 @@ impl Core {
     /// The bounds on open tasks, for whatever opens one.
     pub(crate) fn has_room_for(&self, spec: &TaskSpec) -> Result<(), Rejection> {
         if self.tasks.len() >= self.config.max_open && !mutant!(BoundIgnored) {
-            return Err(Rejection::QueueFull);
+            return Err(Rejection::QueueFull(Full::Tasks));
         }
-        if !self.open.has_room_for(spec, self.config.max_open_bytes) {
-            return Err(Rejection::QueueFull);
-        }
+        self.open.room_for(spec, &self.config)?;
         if self.open.tasks_of(&spec.tenant) >= self.config.max_open_per_tenant {
-            return Err(Rejection::TenantQueueFull);
+            return Err(Rejection::TenantQueueFull(Full::Tasks));
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 use super::convert::{self, View};
 use super::fault::Fault;
 use super::held::mark;
+use super::taking::Taken;
 use super::tasks::{digest, unexpected};
 use super::validate::{self, Checked, Why, invalid};
 use super::{Api, caller_trace, limits, optional_reason, unary};
@@ -126,8 +127,13 @@ impl Api {
         let mark = call?.map(Box::new);
         fill_in(&mut request, &agent)?;
         let digest = digest(&request);
-        let spec = Arc::new(self.spec(&who, request).await?);
-        self.admit()?;
+        let spec = match self.taken(&who, request, digest).await? {
+            Taken::Anew(spec) => spec,
+            Taken::Before(task) => {
+                let grant = self.claimed(&who, agent, mark, Some(task)).await?;
+                return Ok(v1::StartResponse { grant });
+            }
+        };
         let start = move |submit| Input::Start {
             submit,
             agent: agent.clone(),
@@ -157,6 +163,17 @@ impl Api {
             id => Some(validate::id("task_id", id)?),
         };
         let mark = mark(&request.request_id, &request)?.map(Box::new);
+        let grant = self.claimed(&who, agent, mark, task).await?;
+        Ok(v1::ClaimResponse { grant })
+    }
+
+    async fn claimed(
+        &self,
+        who: &Principal,
+        agent: Agent,
+        mark: Option<Box<CallMark>>,
+        task: Option<TaskId>,
+    ) -> Result<Option<v1::AgentGrant>, Fault> {
         let claim = move |request| Input::Claim {
             request,
             agent,
@@ -165,11 +182,9 @@ impl Api {
             finished: None,
         };
         match self.dispatcher.request(claim).await {
-            Ok(Reply::Granted(None)) => Ok(v1::ClaimResponse { grant: None }),
-            Ok(Reply::Granted(Some(grant))) => Ok(v1::ClaimResponse {
-                grant: Some(self.grant(&grant).await?),
-            }),
-            Err(Refusal::Rejected(Rejection::AlreadyTaken)) => Err(self.taken_by(&who, task).await),
+            Ok(Reply::Granted(None)) => Ok(None),
+            Ok(Reply::Granted(Some(grant))) => Ok(Some(self.grant(&grant).await?)),
+            Err(Refusal::Rejected(Rejection::AlreadyTaken)) => Err(self.taken_by(who, task).await),
             other => Err(unexpected(other)),
         }
     }
@@ -202,7 +217,7 @@ impl Api {
                 grant: Some(self.grant(&grant).await?),
             }),
             Err(Refusal::Rejected(Rejection::HandedOff)) => {
-                Err(self.who_was_first(&who, task).await)
+                Err(self.who_was_first(&who, task, attempt).await)
             }
             other => Err(unexpected(other)),
         }

@@ -30,8 +30,6 @@ pub(crate) enum Fault {
     Unmet(Vec<Unmet>),
     #[error("no {0} with this id or name")]
     NotFound(Thing),
-    #[error("more than one daemon has this name")]
-    AmbiguousDaemon,
     #[error("this credential does not reach that tenant")]
     ForeignTenant,
     #[error("this concerns all tenants, and the credential belongs to one")]

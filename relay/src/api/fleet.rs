@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use baton_core::effects::{DaemonView, HeldView, Reply};
 use baton_core::fleet::OperateDaemon;
-use baton_core::id::{DaemonId, TenantScope};
+use baton_core::id::{DaemonId, DaemonRef, TenantScope};
 use baton_core::input::{Input, MachineLoad};
 use baton_core::record::{AgentRecord, DaemonChange, DaemonOperation, Forgotten, Standing};
 use baton_core::time::Wall;
@@ -12,11 +12,12 @@ use baton_proto::v1::fleet_server::Fleet;
 use baton_proto::{ShortName, v1};
 use tonic::{Request, Response, Status};
 
-use super::fault::{Fault, Thing};
+use super::fault::Fault;
 use super::tasks::unexpected;
 use super::validate::{self, Checked};
 use super::{Api, actor, limits, optional_reason, paging, required_reason, tokens, unary};
 use crate::auth::Principal;
+use crate::dispatcher::Refusal;
 use crate::wire::{timestamp, words};
 
 #[tonic::async_trait]
@@ -123,30 +124,18 @@ impl Api {
             Ok(Reply::Daemons(views)) => views,
             other => return Err(unexpected(other)),
         };
-        // A shared daemon's attempts may be anybody's.
-        if who.scope != TenantScope::All {
-            let shared = |view: &&mut DaemonView| view.record.scope == TenantScope::All;
-            views
-                .iter_mut()
-                .filter(shared)
-                .for_each(|view| view.held.clear());
-        }
+        views.iter_mut().for_each(|view| hide_foreign(who, view));
         Ok(views)
     }
 
     /// By id, or by a name that only one daemon has.
     async fn daemon_view(&self, who: &Principal, named: &str) -> Result<DaemonView, Fault> {
-        validate::not_blank("daemon", named, limits::NAME)?;
-        let views = self.daemon_views(who).await?;
-        if let Ok(id) = named.parse::<DaemonId>() {
-            let found = views.into_iter().find(|view| view.record.daemon == id);
-            return found.ok_or(Fault::NotFound(Thing::Daemon));
-        }
-        let mut found = views.into_iter().filter(|view| *view.record.name == *named);
-        match (found.next(), found.next()) {
-            (Some(view), None) => Ok(view),
-            (None, _) => Err(Fault::NotFound(Thing::Daemon)),
-            (Some(_), Some(_)) => Err(Fault::AmbiguousDaemon),
+        match self.find_daemon(who, named, true).await? {
+            Ok(Reply::Daemon(mut view)) => {
+                hide_foreign(who, &mut view);
+                Ok(*view)
+            }
+            other => Err(unexpected(other)),
         }
     }
 
@@ -155,7 +144,29 @@ impl Api {
         who: &Principal,
         name: &str,
     ) -> Result<DaemonId, Fault> {
-        Ok(self.daemon_view(who, name).await?.record.daemon)
+        match self.find_daemon(who, name, false).await? {
+            Ok(Reply::FoundDaemon(daemon)) => Ok(daemon),
+            other => Err(unexpected(other)),
+        }
+    }
+
+    async fn find_daemon(
+        &self,
+        who: &Principal,
+        named: &str,
+        shown: bool,
+    ) -> Checked<Result<Reply, Refusal>> {
+        validate::not_blank("daemon", named, limits::NAME)?;
+        let id = named.parse::<DaemonId>();
+        let named = id.map_or_else(|_| DaemonRef::Name(named.into()), DaemonRef::Id);
+        let scope = who.scope.clone();
+        let ask = move |request| Input::FindDaemon {
+            request,
+            scope,
+            named,
+            shown,
+        };
+        Ok(self.dispatcher.request(ask).await)
     }
 
     async fn drain(
@@ -169,8 +180,8 @@ impl Api {
                 what: "DrainDaemon.deadline_ms",
             });
         }
-        let view = self.daemon_view(&who, &request.daemon).await?;
-        let drained = self.daemon_operated(&who, &view, DaemonOperation::Drain, reason);
+        let daemon = self.daemon_named(&who, &request.daemon).await?;
+        let drained = self.daemon_operated(&who, daemon, DaemonOperation::Drain, reason);
         Ok(v1::DrainDaemonResponse {
             daemon: Some(drained.await?),
         })
@@ -182,8 +193,8 @@ impl Api {
         request: v1::UndrainDaemonRequest,
     ) -> Result<v1::UndrainDaemonResponse, Fault> {
         let reason = optional_reason(request.reason)?.unwrap_or_default();
-        let view = self.daemon_view(&who, &request.daemon).await?;
-        let undrained = self.daemon_operated(&who, &view, DaemonOperation::Undrain, reason);
+        let daemon = self.daemon_named(&who, &request.daemon).await?;
+        let undrained = self.daemon_operated(&who, daemon, DaemonOperation::Undrain, reason);
         Ok(v1::UndrainDaemonResponse {
             daemon: Some(undrained.await?),
         })
@@ -196,7 +207,8 @@ impl Api {
     ) -> Result<v1::DisconnectDaemonResponse, Fault> {
         let reason = required_reason(&request.reason)?;
         let view = self.daemon_view(&who, &request.daemon).await?;
-        let disconnected = self.daemon_operated(&who, &view, DaemonOperation::Disconnect, reason);
+        let daemon = view.record.daemon;
+        let disconnected = self.daemon_operated(&who, daemon, DaemonOperation::Disconnect, reason);
         Ok(v1::DisconnectDaemonResponse {
             daemon: Some(disconnected.await?),
             was_connected: view.connected.is_some(),
@@ -206,11 +218,11 @@ impl Api {
     async fn daemon_operated(
         &self,
         who: &Principal,
-        view: &DaemonView,
+        daemon: DaemonId,
         operation: DaemonOperation,
         reason: Arc<str>,
     ) -> Result<v1::Daemon, Fault> {
-        let (daemon, scope, by) = (view.record.daemon, drains(who), actor(who));
+        let (scope, by) = (drains(who), actor(who));
         tracing::info!(daemon_id = %daemon, by = %by.name, %reason, ?operation, "an operator's word on a daemon");
         let ask = move |request| {
             Input::OperateDaemon(Box::new(OperateDaemon {
@@ -231,7 +243,7 @@ impl Api {
         request: v1::ForgetDaemonRequest,
     ) -> Result<v1::ForgetDaemonResponse, Fault> {
         let reason = required_reason(&request.reason)?;
-        let daemon = self.daemon_view(&who, &request.daemon).await?.record.daemon;
+        let daemon = self.daemon_named(&who, &request.daemon).await?;
         let (scope, by) = (drains(&who), actor(&who));
         tracing::info!(daemon_id = %daemon, by = %by.name, %reason, "a daemon is to be forgotten");
         let ask = move |request| Input::ForgetDaemon {
@@ -282,6 +294,13 @@ fn is_theirs(who: &Principal, scope: &TenantScope) -> bool {
     match &who.scope {
         TenantScope::All => true,
         TenantScope::One(tenant) => scope.covers(tenant),
+    }
+}
+
+/// A shared daemon's attempts may be anybody's.
+fn hide_foreign(who: &Principal, view: &mut DaemonView) {
+    if who.scope != TenantScope::All && view.record.scope == TenantScope::All {
+        view.held.clear();
     }
 }
 

@@ -11,7 +11,7 @@ use baton_core::goal::{BlockDraft, Clean};
 use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::Input;
 use baton_core::parked::Place;
-use baton_core::record::{AttentionCause, ProgressRecord, Resume, TaskRecord};
+use baton_core::record::{AttemptRecord, AttentionCause, ProgressRecord, Resume, TaskRecord};
 use baton_core::reject::Rejection;
 use baton_core::spec::TaskSpec;
 use baton_core::time::Wall;
@@ -124,7 +124,7 @@ impl Api {
         let record = match self.dispatcher.request(resume).await {
             Ok(Reply::Task(record)) => record,
             Err(Refusal::Rejected(Rejection::HandedOff)) => {
-                return Err(self.who_was_first(&who, task).await);
+                return Err(self.who_was_first(&who, task, attempt).await);
             }
             other => return Err(unexpected(other)),
         };
@@ -138,12 +138,18 @@ impl Api {
         })
     }
 
-    /// Somebody else sent it on: says who.
-    pub(super) async fn who_was_first(&self, who: &Principal, task: TaskId) -> Fault {
+    /// Somebody else sent it on: says who. Of a task that was sent on more than once, who did so from what the caller saw.
+    pub(super) async fn who_was_first(
+        &self,
+        who: &Principal,
+        task: TaskId,
+        seen: Option<AttemptId>,
+    ) -> Fault {
         let Ok((_, record)) = self.stored_task(who, task).await else {
             return Fault::Refused(Rejection::HandedOff);
         };
-        let handed = record.attempts.iter().rev();
+        let meant = |attempt: &&AttemptRecord| seen.is_none_or(|seen| attempt.id == seen);
+        let handed = record.attempts.iter().rev().filter(meant);
         let to = handed.filter_map(|attempt| attempt.handed_to.as_deref());
         match to.map(str::to_owned).next() {
             Some(by) => Fault::SentOnBy { by },

@@ -16,7 +16,6 @@ pub(super) fn hint(fault: &Fault) -> &'static str {
         Fault::NotFound(thing) => missing(*thing),
         Fault::Link(fault) => link(fault),
         Fault::Frame(fault) => frame(fault),
-        Fault::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Fault::ForeignTenant => "use a credential of that tenant",
         Fault::OneTenantOnly => {
             "use a token of all tenants: the relay's own admin.token, or one of `baton token create --role admin --tenant '*'`"
@@ -141,6 +140,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::UnknownAttempt => missing(Thing::Attempt),
         Rejection::UnknownInput => missing(Thing::Input),
         Rejection::UnknownDaemon => missing(Thing::Daemon),
+        Rejection::AmbiguousDaemon => "give the daemon's id; `baton daemons` shows it",
         Rejection::UnknownSession => "connect again",
         Rejection::AlreadyFinished | Rejection::NotFinished | Rejection::NotPaused => {
             "look at the task; `baton show TASK`"
@@ -150,7 +150,7 @@ fn refusal(rejection: Rejection) -> &'static str {
         Rejection::DaemonConnected => "stop the daemon, then forget it",
         Rejection::DaemonHolds => "wait for its leases to end; `baton daemons` shows what it holds",
         Rejection::BeingCanceled => "wait until it has ended",
-        Rejection::QueueFull | Rejection::TenantQueueFull => "wait until tasks have ended",
+        Rejection::QueueFull(_) | Rejection::TenantQueueFull(_) => "wait until tasks have ended",
         Rejection::IdempotencyConflict => "use a new key for a new task",
         Rejection::NoDaemon => "start a daemon, or queue the task",
         Rejection::DispatchLimit => "submit it again as a new task",

@@ -32,6 +32,7 @@ pub(crate) mod profiles;
 pub(crate) mod status;
 pub(crate) mod streams;
 mod submission;
+mod taking;
 mod tasks;
 pub(crate) mod tokens;
 pub(crate) mod transfer;

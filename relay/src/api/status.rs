@@ -117,7 +117,6 @@ fn row(fault: &Fault) -> Row {
         Fault::NotFound(thing) => (Code::NotFound, unknown_code(*thing), Never),
         Fault::Link(fault) => link_row(fault),
         Fault::Frame(fault) => (frame_code(fault), fault.code(), Never),
-        Fault::AmbiguousDaemon => (FailedPrecondition, "ambiguous_daemon", Never),
         Fault::ForeignTenant | Fault::OneTenantOnly => (PermissionDenied, "foreign_tenant", Never),
         Fault::TooManyProfiles { .. } => (ResourceExhausted, "too_many_profiles", Never),
         Fault::AnsweredOtherwise { .. } => rejection_row(Rejection::AnswerConflict),
@@ -226,7 +225,7 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::UnknownInput
         | Rejection::UnknownDaemon
         | Rejection::UnknownTool => (NotFound, Never),
-        Rejection::QueueFull | Rejection::TenantQueueFull => (ResourceExhausted, Later),
+        Rejection::QueueFull(_) | Rejection::TenantQueueFull(_) => (ResourceExhausted, Later),
         Rejection::TooManyTools | Rejection::TooManyInputs | Rejection::TooManyPauses => {
             (ResourceExhausted, Never)
         }
@@ -251,6 +250,7 @@ fn rejection_row(rejection: Rejection) -> Row {
         | Rejection::BeingCanceled
         | Rejection::NotPaused
         | Rejection::NotClaimable
+        | Rejection::AmbiguousDaemon
         | Rejection::DaemonConnected
         | Rejection::DaemonHolds
         | Rejection::DispatchLimit

@@ -6,10 +6,11 @@ use super::super::limits::Size;
 use super::super::validate::invalid;
 use super::*;
 use crate::auth::Role;
+use baton_core::reject::Full;
 
 const REGISTRY: &str = include_str!("../../../proto/PROTOCOL.md");
 
-const EVERY_REJECTION: [Rejection; 48] = [
+const EVERY_REJECTION: [Rejection; 49] = [
     Rejection::ReasonMissing,
     Rejection::RateLimited,
     Rejection::NotHeld,
@@ -23,12 +24,13 @@ const EVERY_REJECTION: [Rejection; 48] = [
     Rejection::UnknownAttempt,
     Rejection::UnknownInput,
     Rejection::UnknownDaemon,
+    Rejection::AmbiguousDaemon,
     Rejection::UnknownSession,
     Rejection::AlreadyFinished,
     Rejection::NotFinished,
     Rejection::BeingCanceled,
-    Rejection::QueueFull,
-    Rejection::TenantQueueFull,
+    Rejection::QueueFull(Full::Tasks),
+    Rejection::TenantQueueFull(Full::Bytes),
     Rejection::IdempotencyConflict,
     Rejection::NoDaemon,
     Rejection::NotPaused,
@@ -114,7 +116,6 @@ fn every_other_fault() -> Vec<Fault> {
         Fault::NotFound(Thing::Daemon),
         Fault::NotFound(Thing::Profile),
         Fault::NotFound(Thing::Token),
-        Fault::AmbiguousDaemon,
         Fault::ForeignTenant,
         Fault::TooManyProfiles { limit: 1 },
         Fault::StaleAnswer,

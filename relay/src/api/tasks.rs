@@ -8,7 +8,7 @@ use baton_core::id::{AttemptId, TaskId};
 use baton_core::input::{Input, Submit};
 use baton_core::record::TaskRecord;
 use baton_core::reject::Rejection;
-use baton_core::spec::{RequestedProfile, TaskSpec};
+use baton_core::spec::TaskSpec;
 use baton_proto::v1;
 use baton_proto::v1::submit_many_result::Result as RowResult;
 use baton_proto::v1::tasks_server::Tasks;
@@ -20,14 +20,12 @@ use super::convert::{self, View};
 use super::fault::{Fault, Thing};
 use super::paging::{self, Paging};
 use super::streams::Answers;
+use super::taking::Taken;
 use super::validate::{self, Why, invalid};
-use super::{
-    Api, actor, batch, caller_trace, limits, listing, optional_reason, status, submission, unary,
-};
+use super::{Api, actor, batch, caller_trace, limits, listing, optional_reason, status, unary};
 use crate::auth::Principal;
 use crate::dispatcher::Refusal;
 use crate::reader::{Reader, StoredTask};
-use crate::records;
 
 /// A submission that meets full queues waits this long and tries again, a few times.
 const ADMISSION_WAIT: Duration = Duration::from_millis(50);
@@ -136,8 +134,10 @@ impl Api {
         request: v1::SubmitRequest,
     ) -> Result<v1::SubmitResponse, Fault> {
         let digest = digest(&request);
-        let spec = Arc::new(self.spec(&who, request).await?);
-        self.admit()?;
+        let spec = match self.taken(&who, request, digest).await? {
+            Taken::Anew(spec) => spec,
+            Taken::Before(task) => return self.existing(&who, task).await,
+        };
         let reply = self.hand_over(&spec, digest, Input::Submit).await;
         let (record, created) = match reply {
             Ok(Reply::Submitted { record, created }) => (record, created),
@@ -148,11 +148,24 @@ impl Api {
         } else {
             self.stored_spec(&spec, &record).await?
         };
-        let task = convert::task(&spec, &record, &self.config, View::Newest);
-        Ok(v1::SubmitResponse {
+        Ok(self.submitted(&spec, &record, created))
+    }
+
+    fn submitted(&self, spec: &TaskSpec, record: &TaskRecord, created: bool) -> v1::SubmitResponse {
+        let task = convert::task(spec, record, &self.config, View::Newest);
+        v1::SubmitResponse {
             task: Some(task),
             existed: !created,
-        })
+        }
+    }
+
+    async fn existing(&self, who: &Principal, task: TaskId) -> Result<v1::SubmitResponse, Fault> {
+        let tenant = who.tenant.clone();
+        let stored = self
+            .read(move |reader| reader.newest_task(&tenant, task))
+            .await?;
+        let (spec, record) = stored.ok_or(Fault::NotFound(Thing::Task))?;
+        Ok(self.submitted(&spec, &record, false))
     }
 
     async fn accept_many(
@@ -164,7 +177,14 @@ impl Api {
         if request.tasks.is_empty() {
             return Err(invalid("tasks", Why::Missing).into());
         }
-        self.admit()?;
+        // Rows with a key may be known; each is asked on its own.
+        if request
+            .tasks
+            .iter()
+            .all(|row| row.idempotency_key.is_empty())
+        {
+            self.admit()?;
+        }
         let rows = request
             .tasks
             .into_iter()
@@ -177,32 +197,6 @@ impl Api {
         };
         let results = batch::all(rows).await.into_iter().map(row).collect();
         Ok(v1::SubmitManyResponse { results })
-    }
-
-    /// What is submitted, with the two names that it may hold looked up in the caller's tenant.
-    pub(super) async fn spec(
-        &self,
-        who: &Principal,
-        request: v1::SubmitRequest,
-    ) -> Result<TaskSpec, Fault> {
-        let large = request.encoded_len() > records::SPEC_BYTES_MAX;
-        let submission::Draft {
-            mut spec,
-            daemon_name,
-        } = submission::draft(who, request, &self.config)?;
-        if large && records::spec_bytes(&spec) > records::SPEC_BYTES_MAX {
-            let limit = limits::Size::Bytes(records::SPEC_BYTES_MAX);
-            return Err(invalid("spec", Why::TooLong { limit }).into());
-        }
-        if let Some(name) = daemon_name {
-            spec.target.daemon = Some(self.daemon_named(who, &name).await?);
-        }
-        let stored = match &spec.requested_profile {
-            RequestedProfile::Named(name) => self.stored_profile(&who.tenant, name).await?,
-            RequestedProfile::Absent | RequestedProfile::Inline(_) => None,
-        };
-        submission::resolve_profile(&mut spec, stored.map(|record| record.profile))?;
-        Ok(spec)
     }
 
     /// Waits briefly where the queues are full, then lets the refusal stand.
@@ -227,7 +221,7 @@ impl Api {
                 })
             };
             match self.dispatcher.request_keeping(submit, kept.clone()).await {
-                Err(Refusal::Rejected(Rejection::QueueFull)) if tries < ADMISSION_TRIES => {
+                Err(Refusal::Rejected(Rejection::QueueFull(_))) if tries < ADMISSION_TRIES => {
                     tries += 1;
                     tokio::time::sleep(ADMISSION_WAIT).await;
                 }

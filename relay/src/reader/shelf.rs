@@ -5,10 +5,33 @@ use std::sync::Arc;
 use baton_core::id::{TaskId, TenantId, TenantScope};
 use baton_core::input::{Finished, Removable};
 use baton_core::record::{IdempotencyRecord, ProgressRecord};
-use baton_core::{Shelf, Stored, Unreadable};
+use baton_core::{Looked, Shelf, Stored, Unreadable};
 
 use super::Reader;
 use crate::records;
+
+impl Reader {
+    /// For an attempt that a daemon lists, whoever's its task is.
+    pub(crate) fn looked_within(&self, scope: &TenantScope, task: TaskId) -> Looked {
+        let found = match scope {
+            TenantScope::One(tenant) => self.newest_task(tenant, task),
+            TenantScope::All => {
+                let tenants = self.tenants();
+                // A list that could not be read is empty as well, and proves nothing.
+                if tenants.is_empty() {
+                    return Looked::Open;
+                }
+                tenants
+                    .iter()
+                    .find_map(|tenant| self.newest_task(tenant, task))
+            }
+        };
+        match found {
+            Some((_, record)) if !record.state.is_terminal() => Looked::Open,
+            over => Looked::ended(over.map(|(spec, record)| Finished { record, spec })),
+        }
+    }
+}
 
 impl Shelf for Reader {
     /// A task as an input that names a finished one carries it.

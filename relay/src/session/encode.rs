@@ -426,13 +426,14 @@ fn fence(code: Rejection) -> v1::FenceCode {
         | Rejection::UnknownAttempt
         | Rejection::UnknownInput
         | Rejection::UnknownDaemon
+        | Rejection::AmbiguousDaemon
         | Rejection::UnknownSession
         | Rejection::DaemonConnected
         | Rejection::DaemonHolds
         | Rejection::NotFinished
         | Rejection::BeingCanceled
-        | Rejection::QueueFull
-        | Rejection::TenantQueueFull
+        | Rejection::QueueFull(_)
+        | Rejection::TenantQueueFull(_)
         | Rejection::IdempotencyConflict
         | Rejection::NoDaemon
         | Rejection::NotPaused

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use baton_core::Shelf;
 use baton_core::id::{DaemonId, SessionId};
 use baton_core::input::FrameRef;
 use baton_core::record::DaemonRecord;
@@ -61,7 +60,7 @@ pub(super) async fn greet(
     // Thousands of finished attempts may be listed: the disk is read here and not by the dispatcher.
     let hello = tokio::task::spawn_blocking(move || {
         for active in &mut hello.active {
-            active.finished = reader.finished_within(&hello.scope, active.re.task);
+            active.looked = reader.looked_within(&hello.scope, active.re.task);
         }
         hello
     })

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use baton_core::Looked;
 use baton_core::id::{DaemonId, InstanceId};
 use baton_core::input::{ActiveAttempt, ActiveState, Hello};
 use baton_core::record::{AgentRecord, Platform};
@@ -142,7 +143,7 @@ fn active(sent: &v1::ActiveAttempt) -> Result<ActiveAttempt, LinkFault> {
         state,
         control_seq: sent.last_control_seq,
         output_end: sent.output_end,
-        finished: None,
+        looked: Looked::default(),
     })
 }
 

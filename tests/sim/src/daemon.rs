@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use baton_core::Looked;
 use baton_core::id::{AttemptId, DaemonId, InputId, InstanceId, TenantId, TenantScope, TokenId};
 use baton_core::input::{ActiveAttempt, ActiveState, Heartbeat, Hello, Input};
 use baton_core::record::Decision;
@@ -167,7 +168,7 @@ impl World {
                 state,
                 control_seq: held.outbox.last_control_seq(),
                 output_end: held.outbox.end_offset(),
-                finished: None,
+                looked: Looked::default(),
             }
         });
         Hello {

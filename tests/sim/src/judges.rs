@@ -109,6 +109,7 @@ impl World {
             | Input::ReleaseInherited { .. }
             | Input::Inspect { .. }
             | Input::ListDaemons { .. }
+            | Input::FindDaemon { .. }
             | Input::RemoveFinished { .. }
             | Input::HoldDispatch { .. }
             | Input::ForgetDaemon { .. }

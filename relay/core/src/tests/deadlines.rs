@@ -268,7 +268,7 @@ fn ends_for(timer: TimerKind) -> FrameBody {
 #[test]
 fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline() {
     let mut world = World::new();
-    let mut machine = world.machine(1);
+    let machine = world.machine(1);
     let task = world.submit(timed(profile()));
     let mut work = world.started();
     world.frame(&mut work, ends_for(TimerKind::StreamIdle));
@@ -289,7 +289,7 @@ fn cleanup_that_the_daemon_began_for_a_deadline_and_never_ended_is_that_deadline
     let task = world.submit(timed(profile()));
     let mut work = world.started();
     world.frame(&mut work, ends_for(TimerKind::ProcessStart));
-    world.disconnect(&mut machine);
+    world.disconnect(&machine);
     world.pass(700 + SLACK);
     assert_eq!(world.attempt_state(task), AttemptState::CleaningUp);
     world.pass(TTL + GRACE);

@@ -2,7 +2,8 @@
 
 use super::world::{Machine, World, actor, on_daemon};
 use crate::effects::Reply;
-use crate::id::{DaemonId, TenantScope};
+use crate::id::{DaemonId, DaemonRef, TenantScope};
+use crate::input::Input;
 use crate::record::{DaemonChange, DaemonOperation, Standing};
 use crate::reject::Rejection;
 use crate::samples::tenant;
@@ -24,6 +25,34 @@ impl World {
             Reply::Daemon(view) if view.record.daemon == machine.daemon => Ok(()),
             other => panic!("not the daemon: {other:?}"),
         }
+    }
+
+    fn find(&mut self, named: &str, scope: &TenantScope) -> Result<DaemonId, Rejection> {
+        let named = match named.parse() {
+            Ok(id) => DaemonRef::Id(id),
+            Err(_) => DaemonRef::Name(named.into()),
+        };
+        let look = |shown| {
+            let (scope, named) = (scope.clone(), named.clone());
+            move |request| Input::FindDaemon {
+                request,
+                scope,
+                named,
+                shown,
+            }
+        };
+        let shown = match self.ask(look(true)) {
+            Ok(Reply::Daemon(view)) => Ok(view.record.daemon),
+            Ok(other) => panic!("not a daemon: {other:?}"),
+            Err(code) => Err(code),
+        };
+        let found = match self.ask(look(false)) {
+            Ok(Reply::FoundDaemon(daemon)) => Ok(daemon),
+            Ok(other) => panic!("not a daemon's id: {other:?}"),
+            Err(code) => Err(code),
+        };
+        assert_eq!(shown, found);
+        found
     }
 
     fn changes(&self) -> &[DaemonChange] {
@@ -140,4 +169,46 @@ fn the_newest_changes_are_kept() {
     }
     let changes = world.changes();
     assert_eq!((changes.len(), &*changes[0].reason), (128, "2"));
+}
+
+#[test]
+fn a_daemon_is_found_by_its_id_and_by_a_name_that_only_one_has() {
+    let mut world = World::new();
+    let (all, acme) = (TenantScope::All, TenantScope::One(tenant("acme")));
+    let (first, second) = (world.machine(1), world.machine(2));
+    let id = first.daemon.to_string();
+    assert_eq!(world.find(&id, &all), Ok(first.daemon));
+    assert_eq!(world.find("daemon-2", &acme), Ok(second.daemon));
+    let nobody = DaemonId(uuid::Uuid::from_u128(99)).to_string();
+    for missing in ["daemon", &nobody] {
+        assert_eq!(world.find(missing, &all), Err(Rejection::UnknownDaemon));
+    }
+
+    world.disconnect(&second);
+    let foreign = TenantScope::One(tenant("globex"));
+    let second = Machine {
+        session: world.fresh_session(),
+        ..second
+    };
+    let renamed = |hello: &mut crate::input::Hello| {
+        hello.name = "daemon-1".into();
+        hello.scope = foreign.clone();
+    };
+    world.connect_with(&second, Vec::new(), renamed);
+    for _ in 0..2 {
+        let gone = world.find("daemon-2", &all);
+        assert_eq!(gone, Err(Rejection::UnknownDaemon), "its name of before");
+        let twice = world.find("daemon-1", &all);
+        assert_eq!(twice, Err(Rejection::AmbiguousDaemon));
+        assert_eq!(
+            world.find("daemon-1", &acme),
+            Ok(first.daemon),
+            "who cannot see the other one is not told of it"
+        );
+        let hidden = world.find(&second.daemon.to_string(), &acme);
+        assert_eq!(hidden, Err(Rejection::UnknownDaemon));
+        world.restart();
+    }
+    world.forget(&second, TenantScope::All).unwrap();
+    assert_eq!(world.find("daemon-1", &all), Ok(first.daemon));
 }

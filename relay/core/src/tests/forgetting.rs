@@ -8,7 +8,11 @@ use crate::reject::Rejection;
 use crate::samples;
 
 impl World {
-    fn forget(&mut self, machine: &Machine, scope: TenantScope) -> Result<(), Rejection> {
+    pub(super) fn forget(
+        &mut self,
+        machine: &Machine,
+        scope: TenantScope,
+    ) -> Result<(), Rejection> {
         let (daemon, by) = (machine.daemon, actor());
         let reason = "scrapped".into();
         let reply = self.ask(|request| Input::ForgetDaemon {

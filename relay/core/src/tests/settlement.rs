@@ -1,10 +1,17 @@
 //! Hello and Welcome: what each side knows of each attempt, and what becomes of it.
 
+use std::sync::Arc;
+
 use super::world::{GRACE, TTL, Work, World, completed, spec};
 use crate::effects::{CloseReason, Downstream, Send, Verdict};
-use crate::id::{Incarnation, InstanceId};
-use crate::input::{ActiveState, FrameBody, LeaseToken, Termination};
-use crate::record::{AttemptState, FailureCode, Phase, Receipt, TaskState};
+use crate::finished::{Looked, Shelf, Stored};
+use crate::id::{Incarnation, InstanceId, TaskId, TenantId, TenantScope};
+use crate::input::{
+    ActiveAttempt, ActiveState, Finished, FrameBody, LeaseToken, Removable, Termination,
+};
+use crate::record::{
+    AttemptState, FailureCode, IdempotencyRecord, Phase, ProgressRecord, Receipt, TaskState,
+};
 use crate::reject::Rejection;
 use crate::time::Mint;
 
@@ -66,7 +73,7 @@ fn what_the_relay_does_not_know_or_trust_is_killed() {
     let mut stale = world.active(&work, ActiveState::Running);
     stale.re.incarnation = Incarnation(uuid::Uuid::from_u128(5));
     let mut unknown = world.active(&work, ActiveState::Running);
-    unknown.re.task = crate::id::TaskId(uuid::Uuid::from_u128(5));
+    unknown.re.task = TaskId(uuid::Uuid::from_u128(5));
     let foreign = world.active(&work, ActiveState::Running);
     let writes = world.task(work.re.task);
     let verdicts = world.connect(&other, vec![stale, unknown, foreign]);
@@ -350,4 +357,58 @@ fn a_running_attempt_without_its_token_is_kept_and_not_renewed() {
     );
     world.pass_renewing(TTL + GRACE - 4_000, &machine, &[]);
     assert_eq!(world.end_code(task, 1), Some(FailureCode::LeaseExpired));
+}
+
+/// Has nothing, and counts who asks.
+#[derive(Default)]
+struct Empty(std::cell::Cell<u32>);
+
+impl Shelf for Empty {
+    fn finished(&self, _: &TenantId, _: TaskId) -> Option<Finished> {
+        None
+    }
+
+    fn finished_within(&self, _: &TenantScope, _: TaskId) -> Option<Finished> {
+        self.0.set(self.0.get() + 1);
+        None
+    }
+
+    fn removable(&self, _: &TenantId, _: TaskId) -> Option<Removable> {
+        None
+    }
+
+    fn idempotency(&self, _: &TenantId, _: &str) -> Stored<IdempotencyRecord> {
+        Ok(None)
+    }
+
+    fn progress(&self, _: &TenantId, _: TaskId) -> Stored<Arc<ProgressRecord>> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn what_a_session_looked_for_in_vain_is_not_looked_for_again() {
+    let mut world = World::new();
+    let machine = world.machine(1);
+    world.submit(spec());
+    let work = world.started();
+    let listed = |world: &World, task: u128, looked: Looked| {
+        let mut active = world.active(&work, ActiveState::Running);
+        active.re.task = TaskId(uuid::Uuid::from_u128(task));
+        active.looked = looked;
+        active
+    };
+    let live = world.active(&work, ActiveState::Running);
+    let active = vec![
+        listed(&world, 5, Looked::Missing),
+        listed(&world, 6, Looked::Open),
+        ActiveAttempt {
+            looked: Looked::Open,
+            ..live
+        },
+    ];
+    let mut input = world.hello(&machine, active);
+    let shelf = Empty::default();
+    world.core.load_finished(&mut input, &shelf);
+    assert_eq!(shelf.0.get(), 1, "only what may have ended since");
 }

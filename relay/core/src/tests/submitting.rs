@@ -5,7 +5,7 @@ use crate::Unreadable;
 use crate::id::TaskId;
 use crate::input::{Input, Submit};
 use crate::record::TaskState;
-use crate::reject::Rejection;
+use crate::reject::{Full, Rejection};
 use crate::spec::{DispatchPolicy, TaskSpec};
 
 fn keyed(prompt: &str) -> TaskSpec {
@@ -63,7 +63,7 @@ fn bounds_refuse_before_anything_is_written() {
     let writes = world.writes;
     assert_eq!(
         world.try_submit(spec()).unwrap_err(),
-        Rejection::TenantQueueFull
+        Rejection::TenantQueueFull(Full::Tasks)
     );
     let other = TaskSpec {
         tenant: crate::samples::tenant("other"),
@@ -71,7 +71,10 @@ fn bounds_refuse_before_anything_is_written() {
     };
     world.submit(other.clone());
     let after = world.writes;
-    assert_eq!(world.try_submit(other).unwrap_err(), Rejection::QueueFull);
+    assert_eq!(
+        world.try_submit(other).unwrap_err(),
+        Rejection::QueueFull(Full::Tasks)
+    );
     assert_eq!((after - writes, world.writes), (2, after));
     world.cancel(second).unwrap();
     world.submit(spec());

@@ -1,10 +1,14 @@
 //! The server as clients meet it: real gRPC over loopback, a real store in a temporary directory.
 
 mod access;
+mod bulk;
+mod hellos;
 mod life;
 mod raw;
 mod refusals;
+mod repeats;
 mod scripted;
+mod sent_on;
 mod shares;
 mod strangers;
 mod tasks;

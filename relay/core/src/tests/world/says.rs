@@ -8,6 +8,7 @@ use uuid::Uuid;
 use super::bodies::{actor, digest};
 use super::{Machine, Work, World};
 use crate::effects::{Downstream, Renewal, Reply, Send, Settlement, TaskView, Verdict};
+use crate::finished::Looked;
 use crate::force::{Operate, Verb};
 use crate::id::{
     AttemptId, DaemonId, InputId, InstanceId, RequestId, SessionId, TaskId, TenantScope, TokenId,
@@ -266,7 +267,16 @@ impl World {
         active: Vec<ActiveAttempt>,
         change: impl FnOnce(&mut Hello),
     ) {
-        let mut hello = Hello {
+        let mut opened = self.hello(machine, active);
+        if let Input::SessionOpened { hello, .. } = &mut opened {
+            change(hello);
+        }
+        self.say(opened);
+    }
+
+    /// What it says first on its stream.
+    pub(in crate::tests) fn hello(&self, machine: &Machine, active: Vec<ActiveAttempt>) -> Input {
+        let hello = Hello {
             daemon: machine.daemon,
             scope: TenantScope::All,
             token: TokenId(Uuid::from_u128(9)),
@@ -283,11 +293,10 @@ impl World {
             draining: false,
             active,
         };
-        change(&mut hello);
-        self.say(Input::SessionOpened {
+        Input::SessionOpened {
             session: machine.session,
             hello: Box::new(hello),
-        });
+        }
     }
 
     /// For a stream that is opened by hand.
@@ -319,7 +328,7 @@ impl World {
             state,
             control_seq: work.seq,
             output_end: 0,
-            finished: self.store.finished(work.re.task),
+            looked: Looked::ended(self.store.finished(work.re.task)),
         }
     }
 

@@ -1,0 +1,39 @@
+//! One verb on many tasks.
+
+use baton_proto::v1;
+use baton_proto::v1::bulk_force_result::Result as RowResult;
+
+use super::{Fixture, get, in_time, spec, submission};
+
+#[tokio::test]
+async fn a_cancel_of_many_is_a_cancel_of_each_however_often_it_comes() {
+    let relay = Fixture::new().await;
+    let (_, operator) = relay.token("acme", v1::Role::Operator).await;
+    let mut tasks = Vec::new();
+    for _ in 0..2 {
+        let task = relay.submit(&operator, submission(spec())).await.task;
+        tasks.push(task.unwrap().task_id);
+    }
+    let cancel = v1::BulkForceRequest {
+        verb: v1::ForceVerb::Cancel.into(),
+        task_ids: tasks.clone(),
+        reason: "the wrong branch".into(),
+        ..Default::default()
+    };
+    for _ in 0..11 {
+        let done = relay.operator(&operator).bulk_force(cancel.clone()).await;
+        for row in done.unwrap().into_inner().results {
+            let Some(RowResult::Task(task)) = row.result else {
+                panic!("{row:?}");
+            };
+            assert_eq!(task.state(), v1::TaskState::Canceled);
+        }
+    }
+    for task in tasks {
+        let shown = relay.tasks(&operator).get(get(&task)).await.unwrap();
+        let cancel = shown.into_inner().task.unwrap().cancel.unwrap();
+        let said = (cancel.by.as_str(), cancel.reason.as_str());
+        assert_eq!(said, ("acme Operator", "the wrong branch"));
+    }
+    in_time("stop", relay.relay.stop()).await.unwrap();
+}

@@ -1,0 +1,68 @@
+//! What a daemon lists in its Hello, and what that costs.
+
+use baton_proto::v1;
+use baton_proto::v1::daemon_link_client::DaemonLinkClient;
+use baton_proto::v1::{daemon_frame, relay_frame};
+use tokio_stream::StreamExt;
+use uuid::Uuid;
+
+use super::{Fixture, in_time};
+
+const LISTED: usize = 200;
+/// A task that is not there is looked for among live and finished ones, and once more among live ones.
+const LOOKS_EACH: u64 = 3;
+
+impl Fixture {
+    fn looked_up(&self) -> u64 {
+        let counted = self.relay.telemetry().look_ups().counted();
+        counted
+            .iter()
+            .find(|(what, _)| *what == "record")
+            .unwrap()
+            .1
+    }
+}
+
+#[tokio::test]
+async fn attempts_that_nobody_knows_are_looked_for_once() {
+    let relay = Fixture::new().await;
+    let (_, token) = relay.token("acme", v1::Role::Daemon).await;
+    let mut operator = relay.operator(&relay.admin);
+    let info = operator.relay_info(v1::RelayInfoRequest {}).await;
+    let incarnation = info.unwrap().into_inner().incarnation;
+    let unknown = || v1::ActiveAttempt {
+        r#ref: Some(v1::AttemptRef {
+            task_id: Uuid::now_v7().to_string(),
+            attempt_id: Uuid::now_v7().to_string(),
+            attempt_number: 1,
+            incarnation: incarnation.clone(),
+            ..Default::default()
+        }),
+        state: v1::ActiveState::Running.into(),
+        ..Default::default()
+    };
+    let hello = v1::Hello {
+        instance_id: Uuid::now_v7().to_string(),
+        boot_id: "boot".into(),
+        name: "away for long".into(),
+        protocol_version: baton_proto::PROTOCOL_VERSION,
+        slots: 1,
+        active: (0..LISTED).map(|_| unknown()).collect(),
+        ..Default::default()
+    };
+    let frame = Some(daemon_frame::Frame::Hello(hello));
+    let before = relay.looked_up();
+    let said = tokio_stream::once(v1::DaemonFrame { frame }).chain(tokio_stream::pending());
+    let mut client = DaemonLinkClient::new(relay.caller(&token));
+    let link = in_time("link", client.link(said)).await.unwrap();
+    let heard = in_time("Welcome", async { link.into_inner().message().await });
+    let heard = heard.await.unwrap().unwrap().frame;
+    let Some(relay_frame::Frame::Welcome(welcome)) = heard else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(welcome.settlements.len(), LISTED);
+    let looks = relay.looked_up() - before;
+    let (once, twice) = (LISTED as u64 * LOOKS_EACH, 2 * LISTED as u64 * LOOKS_EACH);
+    assert!((once..twice).contains(&looks), "{looks} looks");
+    in_time("stop", relay.relay.stop()).await.unwrap();
+}
