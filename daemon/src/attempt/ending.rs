@@ -354,7 +354,12 @@ impl Attempt {
         }
         // Without a report nobody knows what was in the pipes when the shim died.
         let missing = report.map_or(Missing::Unknown, |report| {
-            Missing::Bytes(self.transcript.unread() + report.lost_bytes)
+            let lost = self.transcript.unread() + report.lost_bytes;
+            if report.disk_refused {
+                Missing::Refused(lost)
+            } else {
+                Missing::Bytes(lost)
+            }
         });
         if missing != Missing::default() {
             warn!(attempt_id = %self.id, ?missing, "output is missing");
