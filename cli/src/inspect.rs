@@ -5,7 +5,7 @@ use baton_proto::v1::{
     LifecyclePhase, OutputView, Task, Termination, TimerKind, Usage, WorkspaceMode,
     WorkspaceReport,
 };
-use baton_proto::{ShortName, short_name_of};
+use baton_proto::{ShortName, UNKNOWN_DIGEST, short_name_of};
 
 use crate::duration;
 use crate::required;
@@ -306,7 +306,9 @@ fn workspace_lines(page: &mut Page, workspace: &WorkspaceReport) {
         (base, head) => format!("{base} to {head}"),
     };
     page.sub("commits", &commits);
-    if workspace.changed_files > 0 {
+    if workspace.dirty_digest == UNKNOWN_DIGEST {
+        page.sub("uncommitted", "unknown: what it left could not be seen");
+    } else if workspace.changed_files > 0 {
         let files = workspace.changed_files;
         let digest = match &*workspace.dirty_digest {
             "" => String::new(),

@@ -94,6 +94,8 @@ pub(crate) struct Stop {
     pub(crate) kill_at: Moment,
     /// There is still somebody who wants to hear of it, so an agent may end its turn first.
     pub(crate) may_ask: bool,
+    /// Nobody wants its result any more: what that would need beside itself is not waited for.
+    pub(crate) calls_off: bool,
 }
 
 #[derive(Debug)]

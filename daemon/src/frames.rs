@@ -199,10 +199,10 @@ pub(crate) fn record(frame: AttemptFrame) -> Option<Record> {
                 CutReason::WorkerCrash if cut.length_unknown => CutWhy::RecorderLost,
                 CutReason::WorkerCrash => CutWhy::WorkerCrash,
                 CutReason::LineTooLong => CutWhy::LineTooLong,
+                CutReason::DiskFull => CutWhy::DiskFull,
                 // Beside the first, reasons of relays, and of versions that are not known here.
                 CutReason::DaemonOverflow
                 | CutReason::Unspecified
-                | CutReason::DiskFull
                 | CutReason::AttemptLimit
                 | CutReason::Retention
                 | CutReason::Corrupt
@@ -228,6 +228,7 @@ fn wire_reason(why: CutWhy) -> CutReason {
         CutWhy::Overflow => CutReason::DaemonOverflow,
         CutWhy::WorkerCrash | CutWhy::RecorderLost => CutReason::WorkerCrash,
         CutWhy::LineTooLong => CutReason::LineTooLong,
+        CutWhy::DiskFull => CutReason::DiskFull,
     }
 }
 

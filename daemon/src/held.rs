@@ -385,7 +385,12 @@ impl Held {
         self.raise_stop(why);
         if let Stage::Running(reins) = &self.stage {
             let may_ask = why.leaves_time_to_ask();
-            reins.order_stop(Stop { kill_at, may_ask });
+            let calls_off = matches!(why, StopWhy::Canceled(_));
+            reins.order_stop(Stop {
+                kill_at,
+                may_ask,
+                calls_off,
+            });
         }
     }
 

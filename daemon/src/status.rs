@@ -18,7 +18,8 @@ pub struct DaemonStatus {
     /// Empty until the first Welcome.
     pub daemon_id: String,
     pub slots: u32,
-    /// Attempts that hold a slot, accepted ones included.
+    /// Attempts that are not over for the relay, and so hold a slot there: accepted ones, and those whose process is gone while
+    /// their files are looked at or their output goes out.
     pub running: u32,
     pub draining: bool,
     /// Frames, arms and numbers of a newer relay that this daemon did not know and ignored.

@@ -382,7 +382,12 @@ impl Supervisor {
         let stake = Stake::of(self.held.values().map(Held::at_stake));
         self.stake
             .send_if_modified(|old| std::mem::replace(old, stake) != stake);
-        let running = self.held.values().filter(|held| held.holds_slot()).count();
+        // As the relay counts: whoever's last word is still to come, also where no process is left.
+        let running = self
+            .held
+            .values()
+            .filter(|held| !held.is_finished())
+            .count();
         let status = DaemonStatus {
             connected: self.live.is_some(),
             heard: self.live.as_ref().map(|live| Heard {

@@ -26,6 +26,9 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// largest body. With a smaller limit on one side, the same frame would break every stream it is sent on.
 pub const WIRE_BYTES: usize = 2 * 1024 * 1024 + 64 * 1024;
 
+/// In place of a digest of what an attempt left uncommitted, where nobody could see it.
+pub const UNKNOWN_DIGEST: &str = "unknown";
+
 /// Every file of the protocol with its imports and comments, for gRPC reflection.
 pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("baton_descriptor");
 

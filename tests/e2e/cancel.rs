@@ -1,7 +1,10 @@
 //! Cancel: idempotent, confirmed, and never a second end.
 
 use baton_proto::v1::attempt_command::Body;
-use baton_proto::v1::{AttemptState, CancelReason, Role, TaskEventKind, TaskState, Termination};
+use baton_proto::v1::{
+    AttemptState, CancelReason, CompletionContract, RequiredArtifact, Role, TaskEventKind,
+    TaskSpec, TaskState, Termination,
+};
 use baton_tests::{Relay, command, for_agent, marked, marked_gone};
 
 use crate::STANDIN;
@@ -42,6 +45,46 @@ async fn a_running_child_is_canceled_and_confirmed_dead_and_a_second_cancel_chan
     assert!(second.already_finished);
     assert_eq!(second.task.as_ref(), Some(&canceled));
     assert_eq!(client.commit_seq().await, before);
+}
+
+/// What the daemon looks at has no end in sight, and its process is long gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_ends_the_look_at_required_files_and_is_confirmed() {
+    let relay = Relay::start().await;
+    let mut daemon = relay.real_daemon().await;
+    let client = relay.admin();
+    let endless = RequiredArtifact {
+        path: "endless".to_owned(),
+        sha256: "0".repeat(64),
+        ..RequiredArtifact::default()
+    };
+    let spec = TaskSpec {
+        contract: Some(CompletionContract {
+            required_artifacts: vec![endless],
+            ..CompletionContract::default()
+        }),
+        ..command("sh", &["-c", "truncate -s 1T endless; echo made"], "look")
+    };
+    let task = client.submit(spec).await;
+    let mut watch = client.watch(&task.task_id).await;
+    watch
+        .until("output", |event| event.state() == AttemptState::Streaming)
+        .await;
+    marked_gone("look").await;
+    daemon
+        .until("the slot to be said to be taken", |status| {
+            status.running == 1
+        })
+        .await;
+
+    client.cancel(&task.task_id).await;
+    watch.to_end().await;
+    let canceled = client.get(&task.task_id).await;
+    assert_eq!(canceled.state(), TaskState::Canceled);
+    let attempt = &canceled.attempts[0];
+    assert_eq!(attempt.state(), AttemptState::Canceled);
+    assert_eq!(attempt.termination(), Termination::Confirmed);
+    assert!(attempt.artifacts.is_empty(), "{attempt:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -105,6 +105,10 @@ async fn a_finished_child_whose_grandchild_holds_stdout_completes_and_takes_it_a
         .await;
     marked_gone("left").await;
     assert_eq!(client.output(&task.task_id).await, b"line 1\nline 2\n");
+    let done = client.get(&task.task_id).await;
+    let receipt = done.attempts[0].receipt.clone().expect("it is confirmed");
+    let swept = "swept 1 beyond the group";
+    assert!(receipt.cleanup.contains(swept), "{receipt:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

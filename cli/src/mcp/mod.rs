@@ -12,6 +12,7 @@ mod inside;
 mod lease;
 mod leaving;
 mod line;
+mod lines;
 mod requests;
 mod server;
 mod session;
@@ -23,6 +24,7 @@ use rmcp::ServiceExt;
 use tokio::sync::mpsc;
 
 use alone::Alone;
+use lines::Lines;
 use server::{Asked, Server, Standing};
 use session::Session;
 
@@ -73,7 +75,8 @@ async fn run<F: Future<Output = ()>>(
 async fn talk(server: Server) -> Result<(), CliError> {
     let failed =
         |error: &dyn std::fmt::Display| CliError::local("speak the Model Context Protocol", error);
-    let running = server.serve(rmcp::transport::stdio()).await;
+    let (stdin, stdout) = rmcp::transport::stdio();
+    let running = server.serve(Lines::new(stdin, stdout)).await;
     let running = running.map_err(|error| failed(&error))?;
     running.waiting().await.map_err(|error| failed(&error))?;
     Ok(())

@@ -6,8 +6,9 @@ use rmcp::ErrorData;
 use rmcp::RoleServer;
 use rmcp::ServerHandler;
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, Implementation, ListToolsResult,
-    PaginatedRequestParams, ServerCapabilities, ServerConfig, Tool, ToolAnnotations,
+    CallToolRequestParams, CallToolResponse, CustomRequest, CustomResult, ErrorCode,
+    Implementation, ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig,
+    Tool, ToolAnnotations,
 };
 use rmcp::service::RequestContext;
 use tokio::sync::{mpsc, oneshot};
@@ -18,6 +19,9 @@ use super::inputs::{self, fields_of};
 
 /// Calls that wait for their turn. Full: the next waits.
 pub(super) const CALLS: usize = 16;
+
+/// What is offered, beside the greeting.
+const METHODS: [&str; 2] = ["tools/list", "tools/call"];
 
 /// A call that met its schema, and who waits for the answer.
 #[derive(Debug)]
@@ -95,6 +99,22 @@ impl ServerHandler for Server {
         };
         let args = Args(request.arguments.unwrap_or_default());
         Ok(result(self.answer(tool.call, args).await).into())
+    }
+
+    /// Also whatever the library cannot read as the method that it names: that one is there, and its parameters are wrong.
+    async fn on_custom_request(
+        &self,
+        request: CustomRequest,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let method = request.method;
+        if !METHODS.contains(&method.as_str()) {
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, method, None));
+        }
+        let problem = format!(
+            "the parameters of {method} cannot be read, and nothing was done; \"arguments\" of a tool are an object"
+        );
+        Err(ErrorData::invalid_params(problem, None))
     }
 }
 

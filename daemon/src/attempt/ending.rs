@@ -6,9 +6,10 @@ use std::time::{Duration, SystemTime};
 
 use baton_proto::v1::{ArtifactReceipt, WorkspaceReport};
 use baton_proto::worker::{EndedBy, NotStarted, Report, report};
-use tracing::{error, warn};
+use tokio::sync::watch;
+use tracing::{error, info, warn};
 
-use super::{Attempt, AttemptEvent, Missing, Parting, Spoken};
+use super::{Attempt, AttemptEvent, Missing, Parting, Spoken, Stop};
 use crate::agents::{Verdict, judge};
 use crate::clock::Moment;
 use crate::phases::OncePhase;
@@ -199,6 +200,19 @@ fn ended_at(report: &Report) -> Option<EndedAt> {
     })
 }
 
+/// Resolves when nobody wants a result any more.
+async fn called_off(orders: &mut watch::Receiver<Option<Stop>>) -> Stop {
+    loop {
+        let ordered = *orders.borrow_and_update();
+        if let Some(stop) = ordered.filter(|stop| stop.calls_off) {
+            return stop;
+        }
+        if orders.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
 /// What a shim has left.
 enum Findings {
     Report(Box<Report>),
@@ -242,7 +256,7 @@ impl Attempt {
         ending.stderr_tail = self.fold.stderr_tail();
         ending.spoken = self.fold.spoken();
         // Before the cleanup's phases: from those on the relay waits for the last word only a little.
-        ending.artifacts = self.look_for_files(&ending).await;
+        self.look_for_files(&mut ending).await;
         if ending.process_started {
             self.enter(OncePhase::CleanupStarted, None);
             self.enter(OncePhase::CleanupFinished, None);
@@ -252,17 +266,28 @@ impl Attempt {
     }
 
     /// What a result needs beside itself. Nobody is left who could still write it. A process that failed may have told its
-    /// result through its tools before.
-    async fn look_for_files(&self, ending: &Ending) -> Vec<ArtifactReceipt> {
+    /// result through its tools before. Whoever is canceled meanwhile has no result: it would lack what was not looked at.
+    async fn look_for_files(&mut self, ending: &mut Ending) {
         let wanted = self.files.as_ref();
         let Some(files) = wanted.filter(|_| judge(ending) != Verdict::Stopped) else {
-            return Vec::new();
+            return;
         };
         let limit = match self.kill_at {
             None => receipts::LOOK,
             Some(_) => LOOK_ORDERED,
         };
-        files.look(limit).await
+        info!(attempt_id = %self.id, "looking at the files that it has to leave");
+        let mut orders = self.lines.stop.clone();
+        let stop = tokio::select! {
+            biased;
+            stop = called_off(&mut orders) => stop,
+            found = files.look(limit) => {
+                ending.artifacts = found;
+                return;
+            }
+        };
+        self.kill_by(stop.kill_at);
+        ending.cause = Cause::Stopped;
     }
 
     async fn findings(&mut self, parting: Parting) -> Findings {
@@ -329,7 +354,12 @@ impl Attempt {
         }
         // Without a report nobody knows what was in the pipes when the shim died.
         let missing = report.map_or(Missing::Unknown, |report| {
-            Missing::Bytes(self.transcript.unread() + report.lost_bytes)
+            let lost = self.transcript.unread() + report.lost_bytes;
+            if report.disk_refused {
+                Missing::Refused(lost)
+            } else {
+                Missing::Bytes(lost)
+            }
         });
         if missing != Missing::default() {
             warn!(attempt_id = %self.id, ?missing, "output is missing");

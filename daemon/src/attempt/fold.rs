@@ -44,6 +44,8 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     Bytes(u64),
+    /// The worker's disk did not take them.
+    Refused(u64),
     /// Perhaps nothing: whoever could say is dead.
     Unknown,
 }
@@ -217,12 +219,13 @@ impl Fold {
     fn missed(&mut self) -> Option<AttemptEvent> {
         let (length, why) = match std::mem::take(&mut self.missing) {
             Missing::Bytes(0) => return None,
-            Missing::Bytes(length) => {
-                self.told += length;
-                (length, CutWhy::WorkerCrash)
-            }
+            Missing::Bytes(length) => (length, CutWhy::WorkerCrash),
+            Missing::Refused(length) => (length, CutWhy::DiskFull),
             Missing::Unknown => (1, CutWhy::RecorderLost),
         };
+        if why != CutWhy::RecorderLost {
+            self.told += length;
+        }
         Some(AttemptEvent::Missed {
             length,
             why,

@@ -184,3 +184,22 @@ fn output_alone_needs_no_snapshot_and_lets_the_shim_forget_at_once() {
     assert_eq!(keep(fold.next(at(50))), (before + 5_000, before));
     assert_eq!(keep(fold.next(at(50))), (before + 70_536, before));
 }
+
+#[test]
+fn what_never_came_is_said_with_its_reason_and_moves_what_follows() {
+    for (missing, cut) in [
+        (Missing::Bytes(0), None),
+        (Missing::Bytes(7), Some((7, CutWhy::WorkerCrash))),
+        (Missing::Refused(7), Some((7, CutWhy::DiskFull))),
+        (Missing::Unknown, Some((1, CutWhy::RecorderLost))),
+    ] {
+        let mut fold = Fold::new(Deadlines::default());
+        fold.close(missing);
+        let said = fold.next(at(1)).map(|event| match event {
+            AttemptEvent::Missed { length, why, .. } => (length, why),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(said, cut, "{missing:?}");
+        assert!(fold.next(at(1)).is_none());
+    }
+}

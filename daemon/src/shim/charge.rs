@@ -190,7 +190,7 @@ impl Charge {
     /// The report, once it is over.
     pub(super) fn report(&mut self, now: Moment) -> Option<Report> {
         let (ended_by, cleared) = self.course.over()?;
-        let lost_bytes = self.recorder.finish(now);
+        let lost = self.recorder.finish(now);
         let how = match self.exit {
             Some(Exit::Code(code)) => report::How::ExitCode(code),
             Some(Exit::Signal(signal)) => report::How::Signal(signal),
@@ -210,7 +210,8 @@ impl Charge {
             lease: Some(lease::to_message(self.course.lease())),
             transcript_end: self.recorder.end(),
             stdin_done: self.stdin.done().id,
-            lost_bytes,
+            lost_bytes: lost.bytes,
+            disk_refused: lost.disk_refused,
         })
     }
 }

@@ -51,6 +51,14 @@ pub(super) struct Recorder {
     consumed: u64,
 }
 
+/// What nobody will ever read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lost {
+    pub(super) bytes: u64,
+    /// The disk did not take the first of them, and so the rest was not even read.
+    pub(super) disk_refused: bool,
+}
+
 /// A chunk at the front of the buffer that the disk has not taken.
 #[derive(Clone, Copy, Debug)]
 struct Held {
@@ -150,14 +158,17 @@ impl Recorder {
         self.writer.discard(self.consumed);
     }
 
-    /// The last try. Returns how many bytes are lost for good: what the disk refused, and what is still in pipes that
-    /// nobody reads any more.
-    pub(super) fn finish(&mut self, now: Moment) -> u64 {
+    /// The last try. Returns what is lost for good: what the disk refused, and what is still in pipes that nobody reads
+    /// any more.
+    pub(super) fn finish(&mut self, now: Moment) -> Lost {
         self.store(now);
         let held = self.held.map_or(0, |held| held.length as u64);
         let left = [&self.stdout, &self.stderr].into_iter().flatten();
         let in_pipes: u64 = left.map(|pipe| ioctl_fionread(pipe).unwrap_or(0)).sum();
-        held + in_pipes
+        Lost {
+            bytes: held + in_pipes,
+            disk_refused: self.held.is_some(),
+        }
     }
 
     /// Brings the transcript to the disk: worth a try, no more.
@@ -202,6 +213,30 @@ mod tests {
         rustix::io::write(&err, b"67").unwrap();
         let now = Moment::from_millis(1);
         recorder.read(OutputKind::Stderr, 0, now);
-        assert_eq!((recorder.finish(now), recorder.end()), (5, 2));
+        let lost = Lost {
+            bytes: 5,
+            disk_refused: false,
+        };
+        assert_eq!((recorder.finish(now), recorder.end()), (lost, 2));
+    }
+
+    #[test]
+    fn what_the_disk_refused_is_lost_with_all_behind_it_and_said_to_be_refused() {
+        let (stdout, out) = pipe().unwrap();
+        let (stderr, _err) = pipe().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let spool = dir.path().join("spool");
+        let writer = Writer::create(&spool).unwrap();
+        std::fs::rename(&spool, dir.path().join("away")).unwrap();
+        let mut recorder = Recorder::new(writer, stdout, stderr);
+        rustix::io::write(&out, b"12345").unwrap();
+        let now = Moment::from_millis(1);
+        recorder.read(OutputKind::Stdout, 0, now);
+        rustix::io::write(&out, b"67").unwrap();
+        let lost = Lost {
+            bytes: 7,
+            disk_refused: true,
+        };
+        assert_eq!(recorder.finish(now), lost);
     }
 }

@@ -28,6 +28,13 @@ pub struct Place {
     capability: String,
 }
 
+#[cfg(test)]
+impl Place {
+    pub(super) fn new(socket: PathBuf, capability: String) -> Self {
+        Self { socket, capability }
+    }
+}
+
 impl std::fmt::Debug for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Place")

@@ -1,6 +1,8 @@
 //! The socket itself: accepts, reads one call, has it answered, closes. What a call means is the supervisor's to decide;
 //! what can be refused without anybody's state is refused here, before a capability is even looked at.
 
+use std::collections::VecDeque;
+use std::convert::Infallible as Never;
 use std::io;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::Path;
@@ -19,12 +21,14 @@ use tokio::task::JoinSet;
 use tracing::debug;
 
 use super::SOCKET_FILE;
+use super::shares::Shares;
 use crate::private_socket;
 use crate::receipts::{LOOK, WantedFiles};
 use crate::shim::framing::{Decoder, encode};
 
-/// Connections at one time. Full: the next waits in the listener's backlog.
-const AT_ONCE: usize = 64;
+/// Connections at one time. Full: whoever has been silent for longest goes, so that nobody can keep the others out by
+/// saying nothing.
+const AT_ONCE: usize = 256;
 /// Calls on their way to the supervisor. Full: their connections wait.
 pub(crate) const CALLS: usize = 16;
 /// For a whole call to come in.
@@ -66,15 +70,23 @@ impl Desk {
     pub(crate) async fn answer(self, calls: mpsc::Sender<Asked>) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener)?;
         let mut open = JoinSet::new();
+        let shares = Shares::default();
+        let mut silent: VecDeque<oneshot::Sender<Never>> = VecDeque::new();
         loop {
+            silent.retain(|silent| !silent.is_closed());
             let room = open.len() < AT_ONCE;
+            if !room {
+                drop(silent.pop_front());
+            }
             let accepted = tokio::select! {
                 Some(_) = open.join_next() => continue,
                 accepted = listener.accept(), if room => accepted,
             };
             match accepted {
                 Ok((peer, _)) => {
-                    open.spawn(converse(peer, calls.clone()));
+                    let (staying, sent_away) = oneshot::channel();
+                    silent.push_back(staying);
+                    open.spawn(converse(peer, sent_away, calls.clone(), shares.clone()));
                 }
                 Err(error) => {
                     debug!(%error, "a tool's call was not accepted");
@@ -86,14 +98,27 @@ impl Desk {
     }
 }
 
-async fn converse(mut peer: UnixStream, calls: mpsc::Sender<Asked>) {
-    let heard = tokio::time::timeout(QUESTION, hear(&mut peer)).await;
+/// Who has said what it wants is not sent away any more.
+async fn converse(
+    mut peer: UnixStream,
+    sent_away: oneshot::Receiver<Never>,
+    calls: mpsc::Sender<Asked>,
+    shares: Shares,
+) {
+    let heard = tokio::select! {
+        biased;
+        heard = tokio::time::timeout(QUESTION, hear(&mut peer)) => heard,
+        _ = sent_away => return debug!("a silent connection made room for others"),
+    };
     let call = match heard {
         Ok(Ok(call)) => call,
         Ok(Err(error)) => return debug!(%error, "a tool's call broke off"),
         Err(_) => return debug!("a tool's call took too long"),
     };
-    let answer = serve(call, &calls).await;
+    let answer = match shares.take(&call) {
+        Some(_share) => serve(call, &calls).await,
+        None => too_many_calls(),
+    };
     let mut out = BytesMut::new();
     if encode(&answer, &mut out).is_ok() {
         // A caller that went away wants no answer.
@@ -241,6 +266,17 @@ fn unknown_verb() -> ErrorDetail {
     )
 }
 
+/// More than its share would keep other attempts from theirs.
+fn too_many_calls() -> ToolAnswer {
+    let message = "too many calls of this attempt are being answered";
+    let hint = "wait for their answers, then call again";
+    let error = ErrorDetail {
+        retryable: true,
+        ..detail("too_many_calls", message, hint, "")
+    };
+    refused("resource_exhausted", error)
+}
+
 /// It ended while its agent was heard, or the daemon stops.
 fn over() -> ToolAnswer {
     let hint = "stop: nobody listens to this attempt any more";
@@ -267,10 +303,79 @@ pub(crate) fn noted(delivered: bool) -> ToolAnswer {
 
 #[cfg(test)]
 mod tests {
-    use baton_proto::v1::{BlockDraft, CheckpointDraft};
+    use baton_proto::v1::{BlockDraft, CheckpointDraft, ProgressUpdate};
     use baton_proto::worker::Finish;
 
+    use super::super::client::{Place, ask};
     use super::*;
+
+    /// A desk that has its calls answered, but for those of the capability `greedy.`, which wait for ever.
+    fn desk(dir: &Path) -> impl Fn(&str) -> Place {
+        let (calls, mut asked) = mpsc::channel(CALLS);
+        let desk = Desk::bind(dir).unwrap();
+        tokio::spawn(desk.answer(calls));
+        tokio::spawn(async move {
+            let mut waiting = Vec::new();
+            while let Some(Asked { secret, step }) = asked.recv().await {
+                match step {
+                    Step::Say { reply, .. } if secret == GREEDY => waiting.push(reply),
+                    Step::Say { reply, .. } => reply.send(noted(true)).unwrap(),
+                    Step::Files(reply) => reply.send(None).unwrap(),
+                }
+            }
+        });
+        let socket = dir.join(SOCKET_FILE);
+        move |capability| Place::new(socket.clone(), capability.to_owned())
+    }
+
+    const GREEDY: &str = "greedy.";
+
+    fn progress() -> tool_call::Verb {
+        tool_call::Verb::Progress(ProgressUpdate::default())
+    }
+
+    async fn is_noted(place: &Place) {
+        // Less than a silent one may take.
+        let answer = tokio::time::timeout(QUESTION / 2, ask(place, progress())).await;
+        let answer = answer.expect("an answer in time").unwrap().answer;
+        assert!(matches!(answer, Some(tool_answer::Answer::Noted(_))));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn who_says_nothing_keeps_nobody_from_the_tools() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = desk(dir.path())("other.");
+        let socket = dir.path().join(SOCKET_FILE);
+        let idle = tokio::task::spawn_blocking(move || {
+            let connect = |_| std::os::unix::net::UnixStream::connect(&socket).unwrap();
+            (0..2 * AT_ONCE).map(connect).collect::<Vec<_>>()
+        });
+        let idle = idle.await.unwrap();
+        for _ in 0..8 {
+            is_noted(&place).await;
+        }
+        drop(idle);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_attempt_has_its_share_of_calls_and_the_others_have_theirs() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = desk(dir.path());
+        let greedy = place(GREEDY);
+        let mut asking = JoinSet::new();
+        for _ in 0..=Shares::EACH {
+            let greedy = greedy.clone();
+            asking.spawn(async move { ask(&greedy, progress()).await });
+        }
+        // All but one wait for an answer that does not come.
+        let first = asking.join_next().await.unwrap().unwrap().unwrap();
+        let Some(tool_answer::Answer::Refused(refused)) = first.answer else {
+            panic!("{first:?}");
+        };
+        let error = refused.error.unwrap();
+        assert!(error.code == "too_many_calls" && error.retryable);
+        is_noted(&place("other.")).await;
+    }
 
     /// Nobody is asked: the other end of the channel is gone, and a capability is not even there.
     #[tokio::test]

@@ -6,6 +6,7 @@ mod capability;
 mod client;
 mod desk;
 mod granted;
+mod shares;
 
 pub(crate) use capability::{Capability, CapabilityHash};
 pub use client::{Place, ask, find};

@@ -4,15 +4,20 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::whole_file;
 
 /// Its name in the attempt's directory.
 pub(crate) const RECORD: &str = "workspace";
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
 /// What a workspace was when the attempt came.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,11 +48,16 @@ impl Made {
 
 impl Number {
     pub(super) fn of(path: &Path) -> io::Result<Self> {
-        let found = fs::symlink_metadata(path)?;
-        Ok(Self {
+        fs::symlink_metadata(path).map(|found| Self::from(&found))
+    }
+}
+
+impl From<&fs::Metadata> for Number {
+    fn from(found: &fs::Metadata) -> Self {
+        Self {
             device: found.dev(),
             inode: found.ino(),
-        })
+        }
     }
 }
 
@@ -63,11 +73,33 @@ pub(super) fn make(path: &Path) -> io::Result<Number> {
     Number::of(path)
 }
 
+/// The directory, whatever comes to stand under its name meanwhile; where it was made, only if it is still that one. A link
+/// in its place leads elsewhere.
+pub(super) fn open(path: &Path, made: Option<Number>) -> io::Result<OwnedFd> {
+    let Some(made) = made else {
+        return Ok(rustix::fs::open(path, DIRECTORY, Mode::empty())?);
+    };
+    let opened = rustix::fs::open(path, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
+    let opened = fs::File::from(opened.map_err(|error| match error {
+        Errno::NOTDIR | Errno::LOOP => replaced(),
+        error => error.into(),
+    })?);
+    if Number::from(&opened.metadata()?) == made {
+        Ok(opened.into())
+    } else {
+        Err(replaced())
+    }
+}
+
+fn replaced() -> io::Error {
+    io::Error::other("another directory stands there now")
+}
+
 /// Removes the directory with all that is in it, if it is still the one that was made.
 pub(super) fn remove(path: &Path, made: Number) -> io::Result<()> {
     match Number::of(path) {
         Ok(found) if found == made => fs::remove_dir_all(path),
-        Ok(_) => Err(io::Error::other("another directory stands there now")),
+        Ok(_) => Err(replaced()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }

@@ -195,6 +195,64 @@ async fn a_repository_that_names_programs_runs_none_of_them() {
     assert!(!trap.exists(), "a program of the repository was run");
 }
 
+#[tokio::test]
+async fn what_cannot_be_seen_is_unknown_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = repository(dir.path());
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let root = dir.path().canonicalize().unwrap();
+    for mode in [Mode::Worktree, Mode::Scratch] {
+        for pointer in [Some("gitdir: /nowhere"), None] {
+            let id = format!("{mode:?}-{}", pointer.is_some()).to_lowercase();
+            let plan = roots(&root, &repo, mode)
+                .plan(&id, Some(&named), "")
+                .unwrap();
+            let guest = guest(&root.join(&id), &id);
+            enter(&plan, &guest).await.unwrap();
+            let pointed = plan.path.join(".git");
+            let _ = std::fs::remove_file(&pointed);
+            std::fs::write(plan.path.join("work"), "1").unwrap();
+            if let Some(pointer) = pointer {
+                std::fs::write(&pointed, pointer).unwrap();
+            }
+            let report = leave(&plan, &guest, OVER).await.unwrap();
+            assert!(report.kept && plan.path.join("work").exists(), "{report:?}");
+            // A directory without git is seen as it is.
+            let is_seen = mode == Mode::Scratch && pointer.is_none();
+            let seen = (report.dirty_digest.as_str(), report.changed_files);
+            assert_eq!(seen, if is_seen { ("", 1) } else { ("unknown", 0) }, "{id}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_link_in_the_place_of_what_was_made_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let repo = repository(dir.path());
+    let named = asked("repo", WorkspaceMode::Unspecified, None);
+    let root = dir.path().canonicalize().unwrap();
+    // With files, and a repository with changes.
+    let victim = root.join("victim");
+    std::fs::create_dir(&victim).unwrap();
+    git(&victim, &["init", "--quiet"]);
+    std::fs::write(victim.join("theirs"), "1").unwrap();
+    for mode in [Mode::Worktree, Mode::Scratch] {
+        let id = format!("{mode:?}").to_lowercase();
+        let plan = roots(&root, &repo, mode)
+            .plan(&id, Some(&named), "")
+            .unwrap();
+        let guest = guest(&root.join(&id), &id);
+        enter(&plan, &guest).await.unwrap();
+        std::fs::remove_dir_all(&plan.path).unwrap();
+        std::os::unix::fs::symlink(&victim, &plan.path).unwrap();
+        let report = leave(&plan, &guest, OVER).await.unwrap();
+        let seen = (report.dirty_digest.as_str(), report.changed_files);
+        assert_eq!(seen, ("unknown", 0), "{report:?}");
+        assert!(report.kept && report.head_commit.is_empty(), "{report:?}");
+        assert!(victim.join("theirs").exists());
+    }
+}
+
 /// It lies in the root, where every process of the user can keep it to itself.
 #[tokio::test]
 async fn a_lock_file_that_a_stranger_keeps_holds_nobody_up() {

@@ -3,11 +3,12 @@
 //! killed daemon: the attempt's own directory says what was planned and what was made, and the next daemon leaves for it.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use baton_proto::codes;
 use baton_proto::v1::WorkspaceReport;
+use baton_proto::{UNKNOWN_DIGEST, codes};
 use tracing::warn;
 
 use super::evidence::{self, Evidence};
@@ -139,6 +140,9 @@ pub(crate) async fn leave(
     let wound_up = wind_up(plan, guest, is_proved, &mut report);
     if tokio::time::timeout(limit, wound_up).await.is_err() {
         warn!(path = %plan.path.display(), "no time to see what is left; it stays as it is");
+        if report.head_commit.is_empty() && report.changed_files == 0 {
+            report.dirty_digest = UNKNOWN_DIGEST.to_owned();
+        }
     }
     if is_proved {
         release(plan, guest).await;
@@ -191,14 +195,21 @@ async fn look(plan: &Plan, guest: &Guest, made: &Made, report: &mut WorkspaceRep
         directory: &plan.path,
         attempt_id: &guest.holder.attempt_id,
     };
-    let path = plan.path.clone();
+    let (path, number) = (plan.path.clone(), made.directory);
     // A mount that hangs shows nothing, and git would hang there too.
-    let Ok((is_git, entries)) = off_the_loop(move || Ok(within(&path))).await else {
-        return;
+    let (is_git, entries) = match off_the_loop(move || within(&path, number)).await {
+        Ok(seen) => seen,
+        // Then nothing is in it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => return unseen(plan, report, &error),
     };
     if plan.mode == Mode::Scratch && !is_git {
         report.changed_files = entries;
         return;
+    }
+    // Git would look for a repository above it, and tell of that one.
+    if plan.mode == Mode::Worktree && !is_git {
+        return unseen(plan, report, &"it is no worktree any more");
     }
     if made.base_commit.is_empty() && plan.mode == Mode::Shared && !is_git {
         return;
@@ -213,14 +224,23 @@ async fn look(plan: &Plan, guest: &Guest, made: &Made, report: &mut WorkspaceRep
             report.dirty_digest = dirty_digest;
             report.changed_files = changed_files;
         }
-        Err(error) => warn!(path = %plan.path.display(), %error, "cannot see what was left"),
+        Err(error) => unseen(plan, report, &error),
     }
 }
 
-/// Whether git knows the directory, and how much is in it.
-fn within(directory: &Path) -> (bool, u64) {
-    let entries = std::fs::read_dir(directory).map_or(0, |entries| entries.count() as u64);
-    (directory.join(".git").exists(), entries)
+/// Nothing is known to be left, which is not the same as that nothing is.
+fn unseen(plan: &Plan, report: &mut WorkspaceReport, why: &dyn std::fmt::Display) {
+    warn!(path = %plan.path.display(), %why, "cannot see what was left");
+    report.dirty_digest = UNKNOWN_DIGEST.to_owned();
+}
+
+/// Whether git knows the directory, and how much is in it. One that was made is looked into only if it still stands there.
+fn within(directory: &Path, made: Option<made::Number>) -> io::Result<(bool, u64)> {
+    let opened = made::open(directory, made)?;
+    let inside = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
+    let entries = std::fs::read_dir(&inside)?.count() as u64;
+    let is_git = std::fs::symlink_metadata(inside.join(".git")).is_ok();
+    Ok((is_git, entries))
 }
 
 /// Removes what was made, where the policy and what is left allow it.
@@ -256,7 +276,10 @@ async fn tidy_up(plan: &Plan, guest: &Guest, made: &Made, report: &mut Workspace
 async fn is_spent(plan: &Plan, guest: &Guest, report: &WorkspaceReport) -> bool {
     match plan.mode {
         Mode::Open | Mode::Shared => false,
-        Mode::Scratch => report.changed_files == 0 && report.head_commit.is_empty(),
+        Mode::Scratch => {
+            let is_empty = report.changed_files == 0 && report.head_commit.is_empty();
+            is_empty && report.dirty_digest.is_empty()
+        }
         Mode::Worktree => {
             let git = Git {
                 directory: &plan.root,

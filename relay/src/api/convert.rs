@@ -275,6 +275,7 @@ fn receipt(attempt: &AttemptRecord, end: &End) -> Option<v1::TerminationReceipt>
         group_empty: true,
         prompt_written: attempt.prompt_written,
         process_started: attempt.times.agent_started.is_some(),
+        cleanup: end.cleanup.as_deref().unwrap_or_default().to_owned(),
         ..v1::TerminationReceipt::default()
     })
 }

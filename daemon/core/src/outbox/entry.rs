@@ -16,6 +16,8 @@ pub enum CutWhy {
     LineTooLong,
     /// The process that read it was killed: nobody knows how much was still to be read, and one byte stands for it.
     RecorderLost,
+    /// The worker's disk did not take it.
+    DiskFull,
 }
 
 /// What a control frame says.
