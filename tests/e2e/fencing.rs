@@ -119,13 +119,17 @@ async fn margins(client: &Client, firsts: Vec<Watched>, since: Duration) -> (Dur
 type Standing = (i32, Vec<u8>, Vec<(String, i32)>);
 
 async fn standing(client: &Client, tasks: &[String]) -> Vec<Standing> {
-    let tasks = together(tasks.iter().map(|task| client.get(task))).await;
+    let mut found = Vec::new();
+    // One after the other: fifty at once are more than one token may ask for.
+    for task in tasks {
+        found.push(client.get(task).await);
+    }
     let standing = |task: Task| {
         let attempts = task.attempts.into_iter();
         let attempts = attempts.map(|one| (one.attempt_id, one.state)).collect();
         (task.state, task.result.to_vec(), attempts)
     };
-    tasks.into_iter().map(standing).collect()
+    found.into_iter().map(standing).collect()
 }
 
 /// Whatever the first attempt's daemon said after its end is at most evidence.
