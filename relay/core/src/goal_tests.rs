@@ -71,6 +71,15 @@ fn an_item_is_told_once_and_the_last_reason_of_a_failure_stands() {
 }
 
 #[test]
+fn what_says_nothing_is_no_item() {
+    let mut update = done([" ".to_owned(), "a".to_owned(), String::new()]);
+    update.failed = vec![failed("\t", "no"), failed("x", "")];
+    update.clean();
+    assert_eq!(update.completed, [Arc::from("a")]);
+    assert_eq!(update.failed, [failed("x", "")]);
+}
+
+#[test]
 fn what_is_absent_stays_and_what_is_empty_empties() {
     let mut progress = empty();
     let words = |summary: Option<&str>, cursor: Option<&str>| ProgressUpdate {

@@ -2,6 +2,7 @@
 
 use baton_proto::v1;
 use bytes::Bytes;
+use tonic::Code;
 
 use super::raw::raw;
 use super::{Fixture, NOWHERE, get, in_time, refused, spec, submission};
@@ -128,4 +129,29 @@ async fn a_request_that_names_nothing_or_is_no_message_commits_nothing() {
     assert_eq!(refused(nothing).1, "unknown_rpc");
     assert_eq!(relay.commit_seq().await, before);
     in_time("stop", relay.relay.stop()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_item_without_words_is_refused_and_counts_for_nothing() {
+    let relay = Fixture::new().await;
+    let admin = relay.admin.clone();
+    let task = relay.submit(&admin, submission(spec())).await.task.unwrap();
+    let before = relay.commit_seq().await;
+    let done = v1::ProgressUpdate {
+        completed_items: vec!["real".into(), " ".into()],
+        ..Default::default()
+    };
+    let failed = v1::ProgressUpdate {
+        failed_items: vec![v1::FailedItem::default()],
+        ..Default::default()
+    };
+    for update in [done, failed] {
+        let request = v1::UpdateProgressRequest {
+            task_id: task.task_id.clone(),
+            update: Some(update),
+        };
+        let refusal = refused(relay.tasks(&admin).update_progress(request).await);
+        assert_eq!(refusal, (Code::InvalidArgument, "blank".to_owned()));
+    }
+    assert_eq!(relay.commit_seq().await, before);
 }
