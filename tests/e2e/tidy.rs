@@ -31,12 +31,10 @@ fn collect(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
 }
 
 fn everything() -> Vec<(PathBuf, String)> {
-    [
-        "contract", "secrets", "proto", "relay", "daemon", "cli", "tests",
-    ]
-    .into_iter()
-    .flat_map(sources)
-    .collect()
+    ["contract", "proto", "relay", "daemon", "cli", "tests"]
+        .into_iter()
+        .flat_map(sources)
+        .collect()
 }
 
 /// Lines outside comments that hold any of the words.
