@@ -42,7 +42,10 @@ ARGUMENTS = {
 ARGUMENTS["save_task_progress"] = ARGUMENTS["task_progress"]
 ARGUMENTS["task_needs_help"] = ARGUMENTS["task_block"]
 # Refusals of shape; every other refusal is about the task.
-SHAPE = {"missing", "blank", "too_large", "too_many", "out_of_range", "unknown_enum_value", "wrong_type", "unknown_argument"}
+SHAPE = {
+    "missing", "blank", "too_large", "too_many", "out_of_range", "unknown_enum_value", "wrong_type", "unknown_argument",
+    "malformed_id", "malformed_name", "bad_path", "bad_digest", "bad_label",
+}
 
 
 async def call(session, name, arguments):
