@@ -142,7 +142,10 @@ async fn an_item_without_words_is_refused_and_counts_for_nothing() {
         ..Default::default()
     };
     let failed = v1::ProgressUpdate {
-        failed_items: vec![v1::FailedItem::default()],
+        failed_items: vec![v1::FailedItem {
+            item: "\t".into(),
+            ..Default::default()
+        }],
         ..Default::default()
     };
     for update in [done, failed] {
