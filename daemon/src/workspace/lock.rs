@@ -215,6 +215,30 @@ mod tests {
         child.wait().unwrap();
     }
 
+    /// Other tests start processes, which have the file open, and so its lock, between fork and exec.
+    fn patient<T>(work: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        loop {
+            match work() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::yield_now();
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn take(root: &Path, wanted: &Holder) -> io::Result<Taken> {
+        patient(|| super::take(root, wanted))
+    }
+
+    fn hand_over(root: &Path, attempt_id: &str, to: ProcessId) -> io::Result<()> {
+        patient(|| super::hand_over(root, attempt_id, to))
+    }
+
+    fn release(root: &Path, attempt_id: &str) -> io::Result<()> {
+        patient(|| super::release(root, attempt_id))
+    }
+
     #[test]
     fn one_at_a_time_and_the_other_is_told_who() {
         let root = tempfile::tempdir().unwrap();
@@ -290,13 +314,13 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (child, id) = sleeper();
         let (first, path) = (holder(id, "a"), root.path().to_owned());
-        let take = move || take(&path, &first);
-        take().unwrap();
-        let kept = open(root.path()).unwrap();
+        let take = move || super::take(&path, &first);
+        patient(&take).unwrap();
+        let kept = patient(|| open(root.path())).unwrap();
         let busy = patiently(take.clone()).await.unwrap_err();
         assert!(busy.to_string().contains(IN_ROOT), "{busy}");
-        assert!(hand_over(root.path(), "a", id).is_err());
-        assert!(release(root.path(), "a").is_err());
+        assert!(super::hand_over(root.path(), "a", id).is_err());
+        assert!(super::release(root.path(), "a").is_err());
         let coming = tokio::spawn(patiently(take));
         drop(kept);
         assert_eq!(coming.await.unwrap().unwrap(), Taken::Yes);
