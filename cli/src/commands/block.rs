@@ -12,6 +12,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct BlockArgs {
@@ -67,8 +68,9 @@ async fn block(relay: &Relay, task_id: String, args: BlockArgs) -> Result<Option
         let blocked = blocked.map_err(|status| lease::holders_way(status.into(), "block"));
         return Ok(blocked?.into_inner().task);
     };
+    let attempt = ids::attempt_because(relay, &task_id, &attempt, &args.why.reason).await?;
     let request = AgentBlockRequest {
-        lease: Some(lease::held(relay, task_id, &attempt).await?),
+        lease: Some(lease::held(task_id, attempt)?),
         block: Some(BlockDraft {
             reason: args.why.reason,
             resume_hint: args.hint,

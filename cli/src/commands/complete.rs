@@ -11,6 +11,7 @@ use crate::discovery::RelayArgs;
 use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct CompleteArgs {
@@ -69,8 +70,9 @@ async fn complete(
         let completed = completed.map_err(|status| lease::holders_way(status.into(), "complete"));
         return Ok(completed?.into_inner().task);
     };
+    let attempt = ids::attempt_because(relay, &task_id, &attempt, &args.why.reason).await?;
     let request = AgentCompleteRequest {
-        lease: Some(lease::held(relay, task_id, &attempt).await?),
+        lease: Some(lease::held(task_id, attempt)?),
         result: args.result.into(),
         summary: args.why.reason,
         ..AgentCompleteRequest::default()

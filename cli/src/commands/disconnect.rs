@@ -32,7 +32,7 @@ pub(crate) struct DisconnectArgs {
 pub(crate) async fn run(args: DisconnectArgs, console: &Console) -> Result<Exit, CliError> {
     let relay = Relay::discover(&args.relay).await?;
     let request = DisconnectDaemonRequest {
-        daemon: ids::daemon(&relay, &args.daemon).await?,
+        daemon: ids::daemon_because(&relay, &args.daemon, &args.reason).await?,
         reason: args.reason,
     };
     let answer = relay.fleet().disconnect_daemon(request).await?.into_inner();

@@ -68,9 +68,10 @@ pub(crate) async fn run(args: DrainArgs, console: &Console) -> Result<Exit, CliE
 }
 
 async fn drain(relay: &Relay, args: DrainArgs) -> Result<Option<Daemon>, CliError> {
+    let reason = args.reason.unwrap_or_default();
     let request = DrainDaemonRequest {
-        daemon: ids::daemon(relay, &args.daemon).await?,
-        reason: args.reason.unwrap_or_default(),
+        daemon: ids::daemon_because(relay, &args.daemon, &reason).await?,
+        reason,
         deadline_ms: None,
     };
     Ok(relay

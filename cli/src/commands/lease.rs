@@ -124,17 +124,14 @@ impl fmt::Debug for Secret {
 impl LeaseArgs {
     async fn named(self, relay: &Relay) -> Result<AgentLease, CliError> {
         let task_id = self.task.find(relay).await?;
-        proved(relay, task_id, &self.attempt_id, &self.token).await
+        let attempt_id = ids::attempt(relay, &task_id, &self.attempt_id).await?;
+        proved(task_id, attempt_id, &self.token)
     }
 }
 
 /// The lease of an attempt that the caller of another verb says to hold.
-pub(crate) async fn held(
-    relay: &Relay,
-    task_id: String,
-    attempt: &str,
-) -> Result<AgentLease, CliError> {
-    proved(relay, task_id, attempt, &Secret::from_environment()).await
+pub(crate) fn held(task_id: String, attempt_id: String) -> Result<AgentLease, CliError> {
+    proved(task_id, attempt_id, &Secret::from_environment())
 }
 
 /// Whoever holds the task speaks under its lease, which those verbs that others have too do not ask for.
@@ -151,12 +148,7 @@ pub(crate) fn holders_way(error: CliError, verb: &str) -> CliError {
     }
 }
 
-async fn proved(
-    relay: &Relay,
-    task_id: String,
-    attempt: &str,
-    token: &Secret,
-) -> Result<AgentLease, CliError> {
+fn proved(task_id: String, attempt_id: String, token: &Secret) -> Result<AgentLease, CliError> {
     let token = token.bytes().ok_or_else(|| {
         CliError::usage(
             format!("{TOKEN} holds no lease token"),
@@ -164,8 +156,8 @@ async fn proved(
         )
     })?;
     Ok(AgentLease {
-        attempt_id: ids::attempt(relay, &task_id, attempt).await?,
         task_id,
+        attempt_id,
         token: Some(LeaseToken {
             value: token.into(),
         }),

@@ -15,6 +15,7 @@ use crate::errors::CliError;
 use crate::exit::Exit;
 use crate::follow::no_task;
 use crate::goal_view;
+use crate::ids;
 
 #[derive(Args, Debug)]
 pub(crate) struct ProgressArgs {
@@ -54,8 +55,9 @@ pub(crate) async fn run(args: ProgressArgs, console: &Console) -> Result<Exit, C
     let attempt = args.holder.attempt.clone();
     let task = match (update(args), attempt) {
         (Some(update), Some(attempt)) => {
+            let attempt = ids::attempt(&relay, &task_id, &attempt).await?;
             let request = AgentProgressRequest {
-                lease: Some(lease::held(&relay, task_id.clone(), &attempt).await?),
+                lease: Some(lease::held(task_id.clone(), attempt)?),
                 update: Some(update),
                 ..AgentProgressRequest::default()
             };
